@@ -61,7 +61,7 @@ def read_redis(problems: Problems, given: object) -> RedisServer | None:
     return _alias(problems, place, given)
 
 
-def _cluster(problems: Problems, place: str, given: Mapping[str, Any]) -> RedisServer | None:
+def _cluster(problems: Problems, place: str, given: Mapping[str, object]) -> RedisServer | None:
     named = given.get("CLUSTER")
     urls = [named] if isinstance(named, str) else named
     if (
@@ -146,7 +146,7 @@ def _not_of_django(problems: Problems, place: str, alias: str) -> None:
         )
 
 
-def _options(problems: Problems, place: str, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _options(problems: Problems, place: str, given: Mapping[str, object], key: str) -> Mapping[str, Any]:
     """Return a dict of options, or report a value that is not one."""
     found = given.get(key) or {}
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):

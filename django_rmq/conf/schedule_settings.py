@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
 
 from django_rmq.conf.problems import Problems, printable
 from django_rmq.conf.topic_settings import read_defaults, read_topic
@@ -60,7 +59,7 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and TOPIC_NAME.fullmatch(name) is not None
 
 
-def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -> Mapping[str, Schedule]:
+def read_schedules(problems: Problems, root: Mapping[str, object], timezone: str) -> Mapping[str, Schedule]:
     """Return the declared schedules that have no problem. ``timezone``: that of schedules that name none."""
     declared = root.get("SCHEDULES", {})
     if not isinstance(declared, Mapping):
@@ -80,7 +79,7 @@ def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -
 
 
 def with_schedule_topics(
-    problems: Problems, root: Mapping[str, Any], declared: Mapping[str, Topic], names: Iterable[str]
+    problems: Problems, root: Mapping[str, object], declared: Mapping[str, Topic], names: Iterable[str]
 ) -> Mapping[str, Topic]:
     """Return all topics: the ``declared`` ones, and one for each schedule that has one in its own name."""
     missing = sorted(set(names) - declared.keys())

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from django_rmq.conf.problems import Problems, printable
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
@@ -130,7 +129,7 @@ def read_tasks(problems: Problems, root: Mapping[str, object], declared: object)
 
 class _Reader:
     def __init__(
-        self, problems: Problems, alias: str, given: Mapping[str, Any], defaults: Mapping[str, Any]
+        self, problems: Problems, alias: str, given: Mapping[str, object], defaults: Mapping[str, object]
     ) -> None:
         self._problems = problems
         self._alias = alias
@@ -168,7 +167,7 @@ class _Reader:
         if len(self._problems) > before or later is None:
             return None
         known = {name: queue for name, queue in queues.items() if queue is not None}
-        package = PATHS[self._given["BACKEND"]]
+        package = PATHS[str(self._given["BACKEND"])]
         return TaskBackend(self._alias, package, settings, MappingProxyType(known), shared, later)
 
     def _names(self) -> list[str]:
@@ -196,7 +195,7 @@ class _Reader:
         loop = threads and self._topic(f"{prefix}-async{end}", {**options, **_RUNNING})
         return Queue(threads, loop) if threads and loop else None
 
-    def _topic(self, name: str, options: Mapping[str, Any]) -> Topic | None:
+    def _topic(self, name: str, options: Mapping[str, object]) -> Topic | None:
         try:
             check_topic_name(name)
         except ConfigurationError as error:

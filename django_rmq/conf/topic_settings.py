@@ -85,7 +85,7 @@ def merging(problems: Problems, place: str, values: dict[str, object], own: Mapp
     _accumulate(problems, place, values, own)
 
 
-def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, object]) -> None:
     range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
     if values.get("debounce") and wait_ms is None:
         problems.report(
@@ -147,7 +147,7 @@ def body(value: object) -> str:
         ) from None
 
 
-def typed(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, Any]) -> None:
+def typed(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, object]) -> None:
     """Turn the path of a type, and that of its UPCAST, into a ``DeclaredBody``."""
     upcast, path = values.pop("upcast", None), values.get("body", "json")
     if "." in path:
@@ -308,7 +308,7 @@ def read_defaults(problems: Problems, root: Mapping[str, object]) -> dict[str, o
 
 
 def read_topic(
-    problems: Problems, place: str, name: str, options: object, defaults: Mapping[str, Any]
+    problems: Problems, place: str, name: str, options: object, defaults: Mapping[str, object]
 ) -> Topic | None:
     """Return the topic that ``options`` declare at ``place`` of the settings, or None if it has a problem."""
     before = len(problems)
@@ -345,7 +345,7 @@ def read_topic(
 
 
 def _check_type(
-    problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any], has_type: bool
+    problems: Problems, place: str, own: Mapping[str, object], values: dict[str, Any], has_type: bool
 ) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]

@@ -67,7 +67,7 @@ class ZooKeeper:
     """What workers do with their slots while ZooKeeper is unavailable: ``continue``, or ``stop``."""
 
 
-def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | None:
+def read_zookeeper(problems: Problems, root: Mapping[str, object]) -> ZooKeeper | None:
     """Return the settings of ZooKeeper, or None if it is not used, or they have a problem."""
     if root.get("ZOOKEEPER") is None:
         return None

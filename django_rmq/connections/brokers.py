@@ -34,7 +34,7 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.model import redis_url
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.core.model.topic import Definition, Topic, slot_counts
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
@@ -131,7 +131,7 @@ class ProcessState:
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
-    registered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    registered: dict[str, Definition] = field(default_factory=dict)
     """The definitions of the topics of the settings that Redis had at a check."""
     next_look: float = 0.0
     """When to check for re-slotted topics again (monotonic)."""
@@ -142,7 +142,7 @@ class ProcessState:
     settings say."""
     shared: dict[asyncio.AbstractEventLoop, SharedConnection | None] = field(default_factory=dict)
     """The connection of each event loop that sends; None after the first send of a loop."""
-    followed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    followed: dict[str, Definition] = field(default_factory=dict)
     """The fields of topics that Redis has with other values than the settings of this process. Only consumers need these
     fields."""
     events: EventStream | None = None
@@ -392,7 +392,7 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
     return replace(topic, slots=slots, **(followed or {})) if followed or slots != topic.slots else topic
 
 
-def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:
+def _register_again(registered: Mapping[str, Definition]) -> Definitions:
     """Register the definitions that Redis had before it lost all of them, and return those that it has then.
 
     Without them, processes that start would place messages of a re-slotted topic by the SLOTS of their settings,
@@ -409,7 +409,7 @@ def _register_again(registered: Mapping[str, dict[str, Any]]) -> Definitions:
     return broker.definitions()
 
 
-def _or_else(definition: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _or_else(definition: Definition, found: Definition) -> dict[str, Any]:
     # Another process may have registered a definition meanwhile. That one stays.
     return found or definition
 

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.commands import ack, inspect, reshard
@@ -29,7 +28,7 @@ from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import check_slots, slot_of
 from django_rmq.core.model.replies import Death, Entry, Handover, ReshardSurvey
-from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.core.topic_registration import messages_held
 from django_rmq.exceptions import ConfigurationError, LostRace
 
@@ -91,7 +90,7 @@ def under_way(broker: Broker, topic: Topic) -> Reslotting | None:
     return _registered(topic, registered)
 
 
-def _registered(topic: Topic, registered: dict[str, Any]) -> Reslotting:
+def _registered(topic: Topic, registered: Definition) -> Reslotting:
     noted = registered["reslot"]
     return Reslotting(replace(topic, slots=noted["to"]), registered["slots"], noted["number"])
 
@@ -139,7 +138,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
         raise ConfigurationError(f'topic "{topic.name}" cannot be re-slotted: {reason}')
     broker.define(topic)
 
-    def change(known: dict[str, Any]) -> dict[str, object]:
+    def change(known: Definition) -> Definition:
         counts = slot_counts(known)
         # Another process may have begun or finished a re-slotting since the obstacle was looked for.
         if len(counts) > 1 or counts[0] == slots:
@@ -166,7 +165,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
 def finish(broker: Broker, reslotting: Reslotting) -> None:
     """Register that all families have been moved."""
 
-    def change(known: dict[str, Any]) -> dict[str, Any]:
+    def change(known: Definition) -> Definition:
         noted = known.get("reslot", {})
         # Another process has finished the re-slotting, or has even begun the next one.
         if noted.get("number") != reslotting.number or "to" not in noted:

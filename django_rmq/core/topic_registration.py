@@ -7,14 +7,14 @@ Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopic
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
-from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import TopicMismatch
 
 logger = logging.getLogger("django_rmq")
@@ -98,7 +98,7 @@ def register_topics(
     return agreed
 
 
-def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
+def as_registered(topic: Topic, registered: Definition) -> Topic:
     """Return ``topic`` with the options of its consumers, and all slots that may hold its messages, as registered."""
     return (
         replace(topic, slots=max(slot_counts(registered)), **consumer_fields(topic, registered))
@@ -107,7 +107,7 @@ def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
     )
 
 
-def consumer_fields(topic: Topic, registered: Mapping[str, Any]) -> dict[str, Any]:
+def consumer_fields(topic: Topic, registered: Definition) -> Definition:
     """Return the fields of ``topic`` for ``CONSUMER_OPTIONS`` in which its ``registered`` definition differs from it."""
     fields = {}
     for name in (option.lower() for option in CONSUMER_OPTIONS):

@@ -81,7 +81,7 @@ def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]
     return Answers(given, problems)
 
 
-def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Connection]:
+def _begin(question: Callable[[], object], alias: str, end: float) -> tuple[Any, Connection]:
     context = multiprocessing.get_context("fork")
     answers, answer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)
@@ -91,7 +91,7 @@ def _begin(question: Callable[[], Any], alias: str, end: float) -> tuple[Any, Co
     return process, answers
 
 
-def _answer(question: Callable[[], Any], alias: str, answer: Connection, end: float) -> None:
+def _answer(question: Callable[[], object], alias: str, answer: Connection, end: float) -> None:
     """Ask a database in a child process, which then ends. Its parent may be a supervisor, whose signals are not for it."""
     # The fork has inherited the handlers of its parent, and the pipe by which the parent's loop hears of signals.
     signal.set_wakeup_fd(-1)

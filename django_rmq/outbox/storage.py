@@ -20,7 +20,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -35,6 +35,7 @@ from django.db import (
     transaction,
 )
 from django.db import connections as databases
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, IntegerField
 from django.db.models.functions import Coalesce
 
@@ -50,6 +51,9 @@ from django_rmq.exceptions import ConfigurationError
 if TYPE_CHECKING:
     from django_rmq.models import OutboxMessage
 
+T = TypeVar("T")
+RowValues: TypeAlias = dict[str, Any]
+"""The values of a row by its columns."""
 
 LOOK_SECONDS = 60.0
 """Seconds between two checks whether a database without the table has been migrated."""
@@ -179,7 +183,9 @@ def wanted_of(wanted: Durability) -> Durability:
     return wanted._replace(replicas=max(wanted.replicas, get_config().outbox.replicas))
 
 
-def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> list[StoredSend]:
+def write(
+    connection: BaseDatabaseWrapper, messages: Sequence[Outgoing], wanted: Durability
+) -> list[StoredSend]:
     """Write a row for each message in the transaction of ``connection``.
 
     Raises ``ConfigurationError`` if the database has no table for them.
@@ -310,7 +316,7 @@ class Older(NamedTuple):
     due_ms: int | None
 
 
-def insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
+def insert(connection: BaseDatabaseWrapper, made: Sequence[RowValues]) -> list[int]:
     """Insert rows, each of the same fields, and return their ids."""
     # MySQL, and SQLite before 3.35, cannot return the ids of inserted rows; other vendors have SQL of their own.
     if not _is_written_here(connection) or not connection.features.can_return_rows_from_bulk_insert:
@@ -385,7 +391,7 @@ def with_sizes(rows: Any) -> Any:
     return rows.annotate(size=member + Coalesce(envelope, 0))
 
 
-def read_contents(alias: str, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+def read_contents(alias: str, ids: Iterable[int]) -> dict[int, RowValues]:
     """Return the members and envelopes of these rows, by id."""
     rows = model().objects.using(alias).values_list("id", "member", "envelope")
     return {
@@ -433,7 +439,7 @@ def delete_free(alias: str, ids: Iterable[int]) -> int:
     return deleted
 
 
-def _delete(connection: Any, where: str, ids: list[int], before: str = "") -> int:
+def _delete(connection: BaseDatabaseWrapper, where: str, ids: list[int], before: str = "") -> int:
     table, column = _quoted(connection, "id")
     # If a crash of the database undoes a deletion, the relay sends the message again. So the commit of the deletion need
     # not wait for the disk. In a transaction of the caller the setting would also hold for the caller's commit.
@@ -454,9 +460,9 @@ def _delete(connection: Any, where: str, ids: list[int], before: str = "") -> in
         return deleted
 
 
-def _by_size(made: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+def _by_size(made: Sequence[RowValues], size: int) -> Iterator[list[RowValues]]:
     """Yield the rows in lists that one INSERT can hold: up to ``size``, and MOST_BYTES or one row."""
-    some: list[dict[str, Any]] = []
+    some: list[RowValues] = []
     carried = 0
     for row in made:
         more = len(row["member"]) + len(row["envelope"] or b"")
@@ -469,17 +475,17 @@ def _by_size(made: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[st
         yield some
 
 
-def parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
+def parts(values: list[T], size: int = MOST_PARAMETERS) -> Iterator[list[T]]:
     """Yield the values in lists that one query can hold."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 
 
-def _is_written_here(connection: Any) -> bool:
+def _is_written_here(connection: BaseDatabaseWrapper) -> bool:
     return connection.vendor in WRITTEN_HERE
 
 
-def _quoted(connection: Any, *columns: str) -> tuple[str, ...]:
+def _quoted(connection: BaseDatabaseWrapper, *columns: str) -> tuple[str, ...]:
     """Return the quoted name of the table, and those of the columns."""
     return tuple(map(connection.ops.quote_name, (model()._meta.db_table, *columns)))
 
@@ -588,7 +594,7 @@ class DirectSend:
             _complain_of_rows(error)
 
 
-def _apart(alias: str) -> AbstractContextManager[Any]:
+def _apart(alias: str) -> AbstractContextManager[object]:
     """Return a savepoint within a transaction of the caller, which an error of the outbox must not break."""
     is_in_block = databases[alias].in_atomic_block
     return transaction.atomic(using=alias) if is_in_block else nullcontext()

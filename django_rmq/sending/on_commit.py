@@ -59,7 +59,7 @@ class DeferredResult(SendResult):
         # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
         return _status_by_now(self, name, self._call)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A copy in another process does not see the commit, so it holds the status of now.
         told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
         return SendResult, (*told, self.wanted)
@@ -117,7 +117,7 @@ class RemoveResult(str):
     def __getattr__(self, name: str) -> object:
         return _status_by_now(self, name, self._call)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # As in DeferredResult: a copy in another process does not see the commit.
         return RemoveResult, (self.status, self.topic, self.member)
 

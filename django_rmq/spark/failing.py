@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,13 +25,16 @@ from django_rmq.spark.broker_connection import RetryPolicy, reached
 from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import CONNECTION, STREAM, SourceOptions
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 Rows = list[dict[str, Any]]
 
 STEP = 250
 """The number of messages in one script."""
 
 
-def discard(frame: Any, options: Mapping[str, str]) -> Any:
+def discard(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Delete dead messages (``slot, member, died_ms``) that are unchanged.
 
     Outcomes: ``deleted``, ``changed``, ``gone``.
@@ -39,12 +42,12 @@ def discard(frame: Any, options: Mapping[str, str]) -> Any:
     return _outcomes(frame, options, _discard, "slot", "member", "died_ms")
 
 
-def replay(frame: Any, options: Mapping[str, str]) -> Any:
+def replay(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Replay dead messages (``slot, member``). Outcomes: ``replayed``, ``merged``, ``gone``."""
     return _outcomes(frame, options, _replay, "slot", "member")
 
 
-def fail_rows(frame: Any, options: Mapping[str, str], consumer: str) -> Any:
+def fail_rows(frame: DataFrame, options: Mapping[str, str], consumer: str) -> DataFrame:
     """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
 
     Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
@@ -52,7 +55,7 @@ def fail_rows(frame: Any, options: Mapping[str, str], consumer: str) -> Any:
     return _outcomes(frame, options, partial(_fail_rows, consumer), "slot", "member", "kind", "error")
 
 
-def revive(frame: Any, options: Mapping[str, str]) -> Any:
+def revive(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Send archived messages again (``slot, slots, member, envelope, scored``), with their full number of retries.
 
     Outcomes are those of a send, and ``unplaced``: the slot under the present slot count is unknown.
@@ -61,8 +64,11 @@ def revive(frame: Any, options: Mapping[str, str]) -> Any:
 
 
 def _outcomes(
-    frame: Any, options: Mapping[str, str], act: Callable[[Broker, Topic, Rows], list[str]], *columns: str
-) -> Any:
+    frame: DataFrame,
+    options: Mapping[str, str],
+    act: Callable[[Broker, Topic, Rows], list[str]],
+    *columns: str,
+) -> DataFrame:
     """Return ``outcome, messages`` of the answers of ``act`` for each row."""
     from pyspark.sql import functions as sql
 
@@ -179,7 +185,7 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     return found
 
 
-def fail(frame: Any, options: Mapping[str, str], error: Any, *, reject: bool = False) -> int:
+def fail(frame: DataFrame, options: Mapping[str, str], error: Any, *, reject: bool = False) -> int:
     """Fail the rows of ``frame``, which are some of a batch; return how many there are.
 
     When Spark has recorded the batch, each uses a retry and rests as its topic says, or goes to Dead if it has no

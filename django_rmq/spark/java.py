@@ -23,10 +23,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django_rmq.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 OLDEST = 17
 
@@ -174,7 +177,7 @@ def check_installed(remote: str | None = None) -> None:
 
 def open_session(
     name: str, *, master: str | None = None, remote: str | None = None, conf: Mapping[str, str] | None = None
-) -> Any:
+) -> SparkSession:
     """Return a session called ``name``; ``remote`` is the address of a Spark Connect server.
 
     Raises ``ConfigurationError`` if something is missing or Spark does not start.
@@ -201,7 +204,7 @@ def open_session(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     ours = signal.getsignal(signal.SIGINT)
     try:
-        session = builder.getOrCreate()
+        session: SparkSession = builder.getOrCreate()
         if remote is None:
             session.sparkContext.setLogLevel("ERROR")
         # Spark's own look-up, through pyspark_rmq, gives up on a busy machine and then knows no source of Python.
@@ -253,7 +256,7 @@ def _without_token(remote: str) -> str:
     return remote.partition(";")[0]
 
 
-def close_session(session: Any) -> None:
+def close_session(session: SparkSession) -> None:
     """End a session, and the Java that was started for it, which otherwise ends some time after this process."""
     from pyspark import SparkContext
 
@@ -285,12 +288,12 @@ def is_begun() -> bool:
 INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
-def stored_files(session: Any, path: str) -> Any:
+def stored_files(session: SparkSession, path: str) -> DataFrame | None:
     """Return the Parquet files of a folder as a frame, names of folders as text. None: there are none yet."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
-    before = session.conf.get(INFERS_PARTITIONS)
+    before: Any = session.conf.get(INFERS_PARTITIONS)
     # A topic may be called 007, which must not be read as a number.
     session.conf.set(INFERS_PARTITIONS, "false")
     try:

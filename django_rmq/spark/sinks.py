@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_rmq.exceptions import OperationRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 MALFORMED = "malformed"
 """The column of the bodies that do not fit; NULL if the body was read."""
@@ -26,7 +29,7 @@ QUERY, BATCH = BATCH_COLUMNS
 class Sink(Protocol):
     """Writes a batch."""
 
-    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+    def write(self, frame: DataFrame, query: str, number: int, *, may_repeat: bool) -> None:
         """Write a batch. ``may_repeat``: it may have been written before, in part or completely."""
 
 
@@ -34,9 +37,9 @@ class Sink(Protocol):
 class Each:
     """A function of the project, called with the frame, the number of the batch and the query's id."""
 
-    function: Callable[[Any, int, str], object]
+    function: Callable[[DataFrame, int, str], object]
 
-    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+    def write(self, frame: DataFrame, query: str, number: int, *, may_repeat: bool) -> None:
         self.function(frame, number, query)
 
 
@@ -50,7 +53,7 @@ class Files:
 
     path: str
 
-    def check(self, session: Any) -> None:
+    def check(self, session: SparkSession) -> None:
         """Raise ``OperationRefused`` for a folder whose readers would not see new files."""
         if _is_there(session, f"{self.path.rstrip('/')}/_spark_metadata"):
             raise OperationRefused(
@@ -59,7 +62,7 @@ class Files:
                 "folder; keep the checkpoint"
             )
 
-    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+    def write(self, frame: DataFrame, query: str, number: int, *, may_repeat: bool) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as sql
 
@@ -70,7 +73,7 @@ class Files:
         if may_repeat and not seen.get["rows"]:
             self._empty(frame, query, number)
 
-    def _empty(self, frame: Any, query: str, number: int) -> None:
+    def _empty(self, frame: DataFrame, query: str, number: int) -> None:
         """Replace an earlier version of a batch that has lost all its rows by a file without rows."""
         folder = f"{self.path.rstrip('/')}/{QUERY}={query}/{BATCH}={number}"
         if _is_there(frame.sparkSession, folder):
@@ -85,7 +88,7 @@ class Table:
     table: str
     driver: str | None = None
 
-    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+    def write(self, frame: DataFrame, query: str, number: int, *, may_repeat: bool) -> None:
         named = _named(frame, query, number)
         if may_repeat:
             # Without rows: this only creates the table if there is none.
@@ -93,12 +96,12 @@ class Table:
             self._delete(named.sparkSession, query, number)
         self._append(named)
 
-    def _append(self, frame: Any) -> None:
+    def _append(self, frame: DataFrame) -> None:
         writer = self._with_options(frame.write.format("jdbc"))
         # For creating the table, because not every database can compare or index text of any length.
         writer.option("createTableColumnTypes", f"{QUERY} VARCHAR(36)").mode("append").save()
 
-    def _delete(self, session: Any, query: str, number: int) -> None:
+    def _delete(self, session: SparkSession, query: str, number: int) -> None:
         """Delete the rows of a batch from the table, in the first statement of a connection that then counts them."""
         there = self._with_options(session.read.format("jdbc")).load()
         names = {name.lower(): name for name in there.columns}
@@ -130,7 +133,7 @@ class Batches:
     """The number of the batch that cannot have been written before: the one behind a batch that was written. Spark resumes
     with a batch that has no record, also if the query is started again with this object."""
 
-    def __call__(self, frame: Any, number: int) -> None:
+    def __call__(self, frame: DataFrame, number: int) -> None:
         self._query = self._query or query_of(frame.sparkSession, self.checkpoint)
         may_repeat, self._fresh = number != self._fresh, None
         if self.bad is None:
@@ -148,20 +151,20 @@ class Batches:
         self._fresh = number + 1
 
 
-def _named(frame: Any, query: str, number: int) -> Any:
+def _named(frame: DataFrame, query: str, number: int) -> DataFrame:
     """Return a frame with the columns that identify its batch."""
     from pyspark.sql import functions as sql
 
     return frame.withColumns({QUERY: sql.lit(query), BATCH: sql.lit(number).cast("long")})
 
 
-def query_of(session: Any, checkpoint: str) -> str:
+def query_of(session: SparkSession, checkpoint: str) -> str:
     """Return the id of the query to which a checkpoint belongs."""
     (row,) = session.read.text(_literally(f"{checkpoint.rstrip('/')}/metadata")).collect()
     return str(json.loads(row.value)["id"])
 
 
-def _is_there(session: Any, path: str) -> bool:
+def _is_there(session: SparkSession, path: str) -> bool:
     from pyspark.errors import AnalysisException
 
     try:

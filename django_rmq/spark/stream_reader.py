@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
@@ -190,6 +190,9 @@ class ClaimReader(NamedTuple):
         return narrow_batch(self.schema, self.topic.name, slot, members, rows[1::2])
 
 
+Offset: TypeAlias = dict[str, Any]
+"""An offset of the stream: an object of JSON, which Spark keeps in its checkpoint."""
+
 MOST_RANGES = 2_000
 """Maximum number of characters of a list of slots. A longer one is left out; then all slots are asked."""
 
@@ -281,10 +284,10 @@ class Backlog:
     def __init__(self, claims: Claims, slots: int) -> None:
         self._claims = claims
         self._slots = slots
-        self._told: dict[str, Any] | None = None
+        self._told: dict[str, object] | None = None
         self._next_count = float("-inf")
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self) -> dict[str, object] | None:
         """Return the last count. None: there is none, because the topic has too many slots or Redis was unavailable."""
         now = time.monotonic()
         if now >= self._next_count and self._slots <= MOST_SLOTS:
@@ -296,7 +299,7 @@ class Backlog:
                 self._told = None
         return self._told
 
-    def _count(self) -> dict[str, Any]:
+    def _count(self) -> dict[str, object]:
         counts = self._claims.counts(range(self._slots))
         oldest = [found.oldest_due_ms for found in counts if found.oldest_due_ms is not None]
         age = (self._claims.now_ms() - min(oldest)) / 1000 if oldest else 0.0
@@ -360,7 +363,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rest: int | None = None
         """For AvailableNow, from the first poll on: how many messages may still be claimed."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         kept = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
         return {name: self.__dict__[name] for name in kept}
 
@@ -373,7 +376,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- offsets
 
-    def _offset(self, consumer: str, checkpoint: str, claim: int, rows: int) -> dict[str, Any]:
+    def _offset(self, consumer: str, checkpoint: str, claim: int, rows: int) -> Offset:
         # The engine compares offsets by their text, which includes the order of the keys.
         return {
             "version": 1,
@@ -386,13 +389,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "held": ranges(self._claims.lease.slots(claim)),
         }
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         return self._offset(self._consumer, self._checkpoint, 0, 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.most)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
         """Return the backlog, which Spark shows in its progress as ``latestOffset``. A queue has no final offset."""
         return self._backlog.told()
 
@@ -404,7 +407,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._is_available_now = True
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """Acknowledge what is committed, claim more, and return the offset of the new claim or ``start`` itself."""
         self._check(start)
         return self._repeated(lambda: self._next(start, limit))
@@ -421,7 +424,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return self._patience(attempt)
 
-    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def _next(self, start: Offset, limit: ReadLimit) -> Offset:
         consumer, committed = start["consumer"], int(start["claim"])
         # Checkpoints of older versions have no word of their own, but one consumer.
         checkpoint = start.get("checkpoint", f"of {consumer}")
@@ -468,7 +471,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._look_up().slots != self._topic.slots:
             raise self._claims.moved()
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: Offset) -> None:
         """Acknowledge again; the poll has done it before."""
         self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"]), self._named(end)))
 
@@ -477,11 +480,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with suppress(RmqError):
             self._claims.lease.identity.leave()
 
-    def _named(self, offset: dict[str, Any]) -> Collection[int] | None:
+    def _named(self, offset: Offset) -> Collection[int] | None:
         """Return the slots that an offset names. None: it was written by a version that named none."""
         return None if offset.get("held") is None else set(slots_in(offset["held"], self._topic.slots))
 
-    def _check(self, offset: dict[str, Any]) -> None:
+    def _check(self, offset: Offset) -> None:
         # Offsets of older checkpoints do not name their topic.
         if (named := offset.get("topic", self._name)) != self._name:
             raise ConfigurationError(
@@ -510,7 +513,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- batches
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the tasks of the batch that ends with ``end``.
 
         It has no effects, because Spark may call it more than once.

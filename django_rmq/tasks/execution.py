@@ -65,7 +65,7 @@ from django_rmq.tasks.result_records import (
 class _Waiting:
     """A call whose thread sleeps until it has its answer, or until it is its turn to run the next round trip."""
 
-    def __init__(self, call: Call[Any]) -> None:
+    def __init__(self, call: Call[object]) -> None:
         self.call = call
         self.answer: Any = None
         self.leads = False
@@ -82,7 +82,7 @@ class WriteBatching:
         self._waiting: list[_Waiting] = []
         self._is_busy = False
 
-    def run(self, call: Call[Any]) -> Any:
+    def run(self, call: Call[object]) -> Any:
         """Return the answer of ``call``, or raise its error."""
         own = _Waiting(call)
         with self._lock:

@@ -38,7 +38,7 @@ def _read(memory: Memory, call: Call[Any]) -> Any:
             is_new, found[field] = field not in found, value
             return int(is_new)
         if call.script == "HINCRBY":
-            name, more = str(call.own[0]).encode(), int(call.own[1])
+            name, more = str(call.own[0]).encode(), int(str(call.own[1]))
             total = int(found.get(name, b"0")) + more
             found[name] = str(total).encode()
             return total

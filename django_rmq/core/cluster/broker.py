@@ -11,9 +11,10 @@ from redis.exceptions import ClusterDownError, RedisError
 
 from django_rmq.core.cluster.nodes import Node, Topology
 from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
-from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_call import Call, Reply
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection, explain
 from django_rmq.core.redis.clients import translate
+from django_rmq.core.redis.wire import Command
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 class Cluster(Topology):
     """A cluster in the role of a broker's client: it runs plain commands on the node of their keys."""
 
-    def execute_command(self, *command: Any) -> Any:
+    def execute_command(self, *command: Any) -> Reply:
         """Run one command on the node of its key (the second argument), and return the plain answer."""
         routed = RoutedCommand(key_slot(command[1]), command)
         NodeTrip(self, [routed]).send().receive()
@@ -30,7 +31,7 @@ class Cluster(Topology):
             raise routed.reply
         return routed.reply
 
-    def everywhere(self, *command: Any) -> dict[Node, Any]:
+    def everywhere(self, *command: object) -> dict[Node, Reply]:
         """Run one command on each primary; return the answers of those that answered.
 
         Raises ``RedisError`` if none answered.
@@ -87,7 +88,7 @@ class ClusterBroker(RedisBroker):
         times = self._everywhere("TIME").values()
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
 
-    def _on_all(self, commands: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    def _on_all(self, commands: Sequence[Command]) -> dict[str, list[Reply]]:
         # A node that has become a replica answers these commands as before, so the topology is read again first.
         self.client.doubt()
         try:
@@ -96,23 +97,23 @@ class ClusterBroker(RedisBroker):
             raise translate(error) from error
         routed_commands = [RoutedCommand(None, command, node) for node in primaries for command in commands]
         NodeTrip(self.client, routed_commands).send().receive()
-        replies: dict[str, list[Any]] = {}
+        replies: dict[str, list[Reply]] = {}
         for routed in routed_commands:
             replies.setdefault(str(routed.node), []).append(routed.reply)
         return replies
 
-    def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Reply]:
         routed_commands = [RoutedCommand(key_slot(command[1]), command) for command in commands]
         NodeTrip(self.client, routed_commands).send().receive()
         return [routed.reply for routed in routed_commands]
 
-    def _everywhere(self, *command: Any) -> dict[Node, Any]:
+    def _everywhere(self, *command: object) -> dict[Node, Reply]:
         try:
             return self.client.everywhere(*command)
         except RedisError as error:
             raise translate(error) from error
 
-    def _ear(self) -> Any:
+    def _ear(self) -> Reply:
         # A Redis Cluster forwards published messages to all nodes, so a subscription to any of them suffices.
         try:
             return self.client.some_node().client
@@ -139,7 +140,7 @@ class ClusterPipeline(RedisPipeline):
         self._trip.send()
         return self
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> list[Reply]:
         """Return a result or an ``RmqError`` for each call, in order."""
         calls, answers = self._take_calls()
         self._trip.receive()
@@ -148,14 +149,14 @@ class ClusterPipeline(RedisPipeline):
             answers, [self._joined(*both) for both in zip(calls, self._routed_commands, strict=True)]
         )
 
-    def _routed_commands_of(self, call: Call[Any]) -> list[RoutedCommand]:
+    def _routed_commands_of(self, call: Call[object]) -> list[RoutedCommand]:
         follows = self._in_order or call.reads
         return [
             RoutedCommand(key_slot(part.keys(self.prefix)[0]), self._exchange.command(part), follows=follows)
             for part in call.parts()
         ]
 
-    def _joined(self, call: Call[Any], routed_commands: list[RoutedCommand]) -> Any:
+    def _joined(self, call: Call[object], routed_commands: list[RoutedCommand]) -> Reply:
         """Return the answer of a call, combined from those of its parts; if all parts failed, the first error."""
         found = [self._answer(call, routed) for routed in routed_commands]
         if call.join is None:
@@ -168,7 +169,7 @@ class ClusterPipeline(RedisPipeline):
         except RmqError as error:
             return error
 
-    def _answer(self, call: Call[Any], routed: RoutedCommand) -> Any:
+    def _answer(self, call: Call[object], routed: RoutedCommand) -> Reply:
         try:
             if isinstance(routed.reply, RedisError):
                 return explain(call, self.prefix, _trouble(routed))

@@ -17,7 +17,9 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
+from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.redis import wire
+from django_rmq.core.redis.broker import Connection
 from django_rmq.core.redis.clients import Pool
 
 RESTS = (0.1, 2.0)
@@ -61,7 +63,7 @@ class Node:
         """Whether the node failed a moment ago, so that it is not tried now."""
         return time.monotonic() < self._rests_until
 
-    def connect(self) -> Any:
+    def connect(self) -> Reply:
         """Return a connection of the pool; raise ``RedisError`` without an attempt if the last one has just failed."""
         trouble = self._trouble
         if trouble is not None and self.rests:
@@ -102,7 +104,7 @@ class Node:
             connection.disconnect()
         self.client.connection_pool.release(connection)
 
-    def ask(self, *command: Any) -> Any:
+    def ask(self, *command: object) -> Reply:
         """Send one command and return the plain answer."""
         connection, broken = self.connect(), True
         try:
@@ -120,7 +122,7 @@ class Node:
             self.give_back(connection, broken=broken)
         return reply
 
-    def load_scripts(self, connection: Any) -> None:
+    def load_scripts(self, connection: Connection) -> None:
         """Load every script into the node."""
         commands = wire.loading()
         connection.send_packed_command(connection.pack_commands(commands))
@@ -217,7 +219,7 @@ class Topology:
             if not self._primaries:
                 raise trouble
 
-    def _note(self, told_by: Node, rows: list[Any]) -> None:
+    def _note(self, told_by: Node, rows: list[Reply]) -> None:
         serving: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         present = set(self._seeds)
         primaries: dict[Node, None] = {}

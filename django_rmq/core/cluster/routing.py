@@ -25,8 +25,9 @@ from redis.exceptions import (
 )
 
 from django_rmq.core.cluster.nodes import Node, Topology
+from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.redis.broker import durability_commands, read_confirmed
+from django_rmq.core.redis.broker import Connection, durability_commands, read_confirmed
 
 PAUSES = (0.001, 0.05)
 """Seconds before a call is repeated: the first pause, and the longest."""
@@ -43,7 +44,7 @@ class RoutedCommand:
     def __init__(
         self,
         hash_slot: int | None,
-        command: Sequence[Any],
+        command: Sequence[object],
         node: Node | None = None,
         *,
         follows: bool = False,
@@ -57,7 +58,7 @@ class RoutedCommand:
         kept."""
         self.asking = False
         """Whether ASKING precedes the command, because the node is importing the hash slot and has only part of it."""
-        self.reply: Any = None
+        self.reply: Reply = None
         """The answer, or a ``RedisError``."""
         self.repeat = False
         """Whether the command did not run and has to be repeated; ``reply`` gives the reason."""
@@ -169,7 +170,7 @@ class NodeTrip:
             node.give_back(connection, broken=True)
             self._note_unsent(group, error)
             return
-        commands: list[Sequence[Any]] = []
+        commands: list[Sequence[object]] = []
         for routed in group:
             if routed.asking:
                 commands.append(("ASKING",))
@@ -210,7 +211,7 @@ class NodeTrip:
         self._in_haste = all(isinstance(routed.reply, (AskError, NoScriptError)) for routed in waiting)
         return bool(waiting)
 
-    def _read(self, node: Node, connection: Any, group: list[RoutedCommand]) -> None:
+    def _read(self, node: Node, connection: Connection, group: list[RoutedCommand]) -> None:
         for at, routed in enumerate(group):
             try:
                 if routed.asking:

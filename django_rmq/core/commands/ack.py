@@ -7,10 +7,9 @@ also the ``DeliveryControl`` of messages, by which a listener extends its delive
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.script_call import AtSlot, Call, form, word, words
+from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, word, words
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, cut_error
 from django_rmq.core.model.topic import Topic
@@ -40,7 +39,7 @@ def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[st
 
 
 def _written(failures: Sequence[Failure]) -> list[object]:
-    flat: list[Any] = []
+    flat: list[Reply] = []
     for member, kind, delay_ms, error in failures:
         flat += (member, kind, "" if delay_ms is None else delay_ms, cut_error(error))
     return flat

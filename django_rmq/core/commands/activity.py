@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 from django_rmq.core.commands.script_call import (
     AtSlots,
@@ -16,6 +15,7 @@ from django_rmq.core.commands.script_call import (
     OfHistory,
     OfKey,
     RedisCommand,
+    Reply,
     moment,
     same,
     word,
@@ -27,7 +27,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
 
-def _sample(reply: list[Any]) -> Sample:
+def _sample(reply: list[Reply]) -> Sample:
     slots, store, due, prepare, retry, dead, oldest, sums, undrained = reply
     counters = dict(zip(SAMPLED, sums, strict=True))
     return Sample(slots, store, due, prepare, retry, dead, moment(oldest), counters, moment(undrained))
@@ -79,7 +79,7 @@ def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
     return Call("history/keep", OfHistory(topic), (minute, record, keep), word)
 
 
-def _times(key: bytes, values: list[Any]) -> Times:
+def _times(key: bytes, values: list[Reply]) -> Times:
     return Times.of(keys.counters(key, zip(TIMES, values, strict=True)))
 
 

@@ -12,7 +12,7 @@ from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
-from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.topic import Definition, Topic
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")
@@ -95,13 +95,13 @@ class Broker(Protocol):
         Raises ``WrongType`` if the key of the definitions holds another type.
         """
 
-    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+    def define(self, topic: Topic, *, replace: bool = False) -> Definition:
         """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
 
         ``replace`` overwrites the definition but keeps what it records about re-slottings.
         """
 
-    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    def redefine(self, name: str, change: Callable[[Definition], Definition]) -> Definition:
         """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
         The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.

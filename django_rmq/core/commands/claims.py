@@ -6,27 +6,26 @@ A claim grows while it is open, and is read and acknowledged once it is sealed; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, Call, form, words
+from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, words
 from django_rmq.core.model.replies import Claimed, ClaimRead, Failure, cut_error
 from django_rmq.core.model.topic import Topic
 
 
-def _claimed(reply: list[Any]) -> Claimed:
+def _claimed(reply: list[Reply]) -> Claimed:
     word = reply[0].decode()
     return Claimed(word, reply[1], reply[2], reply[3] == b"more") if word == "ok" else Claimed(word)
 
 
-def _left(reply: list[Any]) -> tuple[str, int]:
+def _left(reply: list[Reply]) -> tuple[str, int]:
     return reply[0].decode(), reply[1]
 
 
-def _renewed(reply: list[Any]) -> int | None:
+def _renewed(reply: list[Reply]) -> int | None:
     return reply[1] if reply[0] == b"ok" else None
 
 
-def _claim_read(reply: list[Any]) -> ClaimRead:
+def _claim_read(reply: list[Reply]) -> ClaimRead:
     return ClaimRead(reply[0].decode(), *reply[1:])
 
 

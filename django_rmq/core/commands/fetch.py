@@ -10,7 +10,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, AtSlots, Call, cursor, form, moment
+from django_rmq.core.commands.script_call import AtSlot, AtSlots, Call, Reply, cursor, form, moment
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
@@ -18,11 +18,11 @@ from django_rmq.exceptions import RmqError
 
 # The constructor of a named tuple is Python code; this makes the same object without a frame for each
 # message.
-_new_delivery: Callable[[tuple[Any, ...]], Delivery] = partial(tuple.__new__, Delivery)
+_new_delivery: Callable[[tuple[object, ...]], Delivery] = partial(tuple.__new__, Delivery)
 
 
-def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
-    def parse(reply: list[Any]) -> Prepared:
+def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
+    def parse(reply: list[Reply]) -> Prepared:
         word = reply[0]
         if word == b"ok":
             rows, lefts, envelopes = reply[4], reply[5], reply[6]
@@ -54,7 +54,7 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
     return parse
 
 
-def _held(reply: list[Any]) -> list[HeldReply] | None:
+def _held(reply: list[Reply]) -> list[HeldReply] | None:
     if reply[0] == b"busy":
         return None
     rows, found = reply[1], []
@@ -67,7 +67,7 @@ def _held(reply: list[Any]) -> list[HeldReply] | None:
     return found
 
 
-def _acquired(reply: list[Any]) -> list[Acquired]:
+def _acquired(reply: list[Reply]) -> list[Acquired]:
     epochs, words = reply
     return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django_rmq.core.commands.script_call import AtSlot, Call, KeyPlace, Packed, RedisCommand
+from django_rmq.core.commands.script_call import AtSlot, Call, KeyPlace, Packed, RedisCommand, Reply
 from django_rmq.core.model.topic import Topic, TopicType
 
 RECEIPT = (0, b"")
@@ -31,14 +31,14 @@ class InsertRows(NamedTuple):
     """The messages of a transaction: at least one and at most ``BATCH``, none of them empty."""
 
     number: int
-    pairs: Sequence[Any] | Packed
+    pairs: Sequence[object] | Packed
     """Scores and members, in turn; or these, encoded already."""
     lowest: int
     """The lowest score. On range_merge topics all are the same: the server's time in ms and TIME_RANGE."""
     highest: int
 
 
-def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[Any]]:
+def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[object]]:
     """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
 
     It is the number of messages of each status. If it is None, or an error of the whole transaction, nothing was sent, and
@@ -46,7 +46,7 @@ def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[Any]]:
     """
     met = "merged" if topic.type is TopicType.RANGE_MERGE else "replaced"
 
-    def parse(reply: list[Any]) -> Counter[str] | None:
+    def parse(reply: list[Reply]) -> Counter[str] | None:
         answer = reply[-1]
         # The script declines where each message has to be looked at, and the ZADD fails on a full server.
         if isinstance(answer, Exception) or answer[0] != b"inserted":
@@ -73,7 +73,7 @@ def end_insertion(topic: Topic, slot: int) -> Call[None]:
     return _step(b"end", topic, slot, InsertRows(0, (), 0, 0))
 
 
-def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[Any]]:
+def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[object]]:
     """Return the calls that insert messages. Raises ``ValueError`` if one is empty."""
     if not all(members):
         raise ValueError("an empty message cannot be inserted")
@@ -81,25 +81,25 @@ def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[byt
     return insertion(topic, slot, InsertRows(len(members), pairs, min(scores), max(scores)))
 
 
-def transaction_time() -> list[Call[Any]]:
+def transaction_time() -> list[Call[object]]:
     """Return the calls that read the server's clock in a transaction. The last one has the answer, in ms."""
 
-    def parse(reply: list[Any]) -> int:
+    def parse(reply: list[Reply]) -> int:
         seconds, micros = reply[0]
         return int(seconds) * 1000 + int(micros) // 1000
 
     return [_part("MULTI"), _part("TIME"), RedisCommand("EXEC", _NOWHERE, (), parse)]
 
 
-def _last(pairs: Sequence[Any] | Packed) -> Sequence[Any]:
+def _last(pairs: Sequence[object] | Packed) -> Sequence[object]:
     return (pairs,) if isinstance(pairs, Packed) else pairs
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: object) -> None:
     """Parse the reply of a part, which says only that it is queued."""
 
 
-def _part(command: str, place: KeyPlace = _NOWHERE, own: Sequence[Any] = ()) -> RedisCommand[None]:
+def _part(command: str, place: KeyPlace = _NOWHERE, own: Sequence[object] = ()) -> RedisCommand[None]:
     return RedisCommand(command, place, own, _nothing)
 
 

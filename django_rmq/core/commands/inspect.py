@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django_rmq.core.commands import fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -16,6 +16,7 @@ from django_rmq.core.commands.script_call import (
     MessagesOfSlots,
     OfKey,
     RedisCommand,
+    Reply,
     cursor,
     moment,
     number,
@@ -73,14 +74,14 @@ def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[He
     return held
 
 
-def _entries(rows: list[Any]) -> list[Entry]:
+def _entries(rows: list[Reply]) -> list[Entry]:
     return [
         Entry(member, float(score), envelope, record)
         for member, score, envelope, record in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
     ]
 
 
-def _page(reply: list[Any]) -> Page:
+def _page(reply: list[Reply]) -> Page:
     rows = reply[1]
     if reply[0] == b"end":
         return Page(_entries(rows), None)
@@ -89,11 +90,11 @@ def _page(reply: list[Any]) -> Page:
     return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
 
 
-def _pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
+def _pairs(flat: list[Reply]) -> Iterator[tuple[Reply, Reply]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _groups(reply: list[Any]) -> DeadGroups:
+def _groups(reply: list[Reply]) -> DeadGroups:
     word, rows, *after = reply
     groups = [
         DeadGroup(
@@ -104,7 +105,7 @@ def _groups(reply: list[Any]) -> DeadGroups:
     return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
 
 
-def _counts(reply: list[Any]) -> Counts:
+def _counts(reply: list[Reply]) -> Counts:
     store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
     return Counts(
         *(store, due, prepare, retry, dead, claimed),
@@ -117,7 +118,7 @@ def _counts(reply: list[Any]) -> Counts:
     )
 
 
-def _looked(reply: list[Any]) -> list[DescribeReply]:
+def _looked(reply: list[Reply]) -> list[DescribeReply]:
     found = []
     for row in reply:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
@@ -125,7 +126,7 @@ def _looked(reply: list[Any]) -> list[DescribeReply]:
     return found
 
 
-def _found(reply: list[Any]) -> FoundReply:
+def _found(reply: list[Reply]) -> FoundReply:
     store, prepare, retry, dead, claim = (None if score is None else float(score) for score in reply[:5])
     in_flight, death, failure, owner, outcome = reply[5:]
     return FoundReply(
@@ -133,8 +134,8 @@ def _found(reply: list[Any]) -> FoundReply:
     )
 
 
-def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], LocateReply]:
-    def parse(reply: list[Any]) -> LocateReply:
+def _sought(areas: Sequence[Area]) -> Callable[[list[Reply]], LocateReply]:
+    def parse(reply: list[Reply]) -> LocateReply:
         members, looked = reply
         left = [
             None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
@@ -148,7 +149,7 @@ def _heads(reply: list[bytes]) -> list[int | None]:
     return [moment(raw) for raw in reply]
 
 
-def _ledger(key: bytes, reply: list[Any]) -> Ledger:
+def _ledger(key: bytes, reply: list[Reply]) -> Ledger:
     store, prepare, retry, dead, flat, claimed = reply
     counters = keys.counters(key, zip(flat[::2], flat[1::2], strict=True))
     return Ledger(counters, store, prepare, retry, dead, claimed)
@@ -272,14 +273,14 @@ def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[lis
     return RedisCommand("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), _flat)
 
 
-def _flat(reply: list[Any]) -> list[Any]:
+def _flat(reply: list[Reply]) -> list[Reply]:
     """Return members and scores in one list: on connections with RESP3 the server answers them in pairs."""
     if reply and isinstance(reply[0], list):
         return [part for pair in reply for part in pair]
     return reply
 
 
-def _written(areas: Sequence[Area]) -> list[Any]:
+def _written(areas: Sequence[Area]) -> list[object]:
     told = [
         (area.state, "" if area.score is None else number(area.score), area.rank, area.looked)
         for area in areas

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, Call, form, moved, number, word, words
+from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, moved, number, word, words
 from django_rmq.core.model.replies import RECORDS, OrphansReply, cut_error
 from django_rmq.core.model.topic import Topic
 
 
-def _replayed(count: int) -> Callable[[Any], list[str]]:
+def _replayed(count: int) -> Callable[[Reply], list[str]]:
     def parse(reply: list[bytes]) -> list[str]:
         moved(reply)
         return words(count)(reply)
@@ -22,7 +21,7 @@ def _replayed(count: int) -> Callable[[Any], list[str]]:
     return parse
 
 
-def _loose(reply: list[Any]) -> OrphansReply:
+def _loose(reply: list[Reply]) -> OrphansReply:
     return OrphansReply(reply[0].decode(), reply[1], reply[2])
 
 

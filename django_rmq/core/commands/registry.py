@@ -7,7 +7,7 @@ results of tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_rmq.core.commands.script_call import (
     AtSlot,
@@ -16,6 +16,7 @@ from django_rmq.core.commands.script_call import (
     OfKey,
     OfWorkers,
     RedisCommand,
+    Reply,
     moved,
     number,
     text,
@@ -68,7 +69,7 @@ def redefine(topic: str, before: bytes, after: str) -> Call[bool]:
     return Call("topics/redefine", Named(_key, topic), (topic, before, after), _is_ok)
 
 
-def _allowance(reply: list[Any]) -> Allowance:
+def _allowance(reply: list[Reply]) -> Allowance:
     tokens, wait_us, permits, waiting = reply
     return Allowance(tokens, wait_us, permits, waiting == b"yes")
 
@@ -105,8 +106,8 @@ def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
     return Call("limits/spend", Named(bucket_key, spender), (number(each_us), size, wanted), int)
 
 
-def _beat(known_members: str, known_number: str) -> Callable[[list[Any]], Beat]:
-    def parse(reply: list[Any]) -> Beat:
+def _beat(known_members: str, known_number: str) -> Callable[[list[Reply]], Beat]:
+    def parse(reply: list[Reply]) -> Beat:
         status = reply[0].decode()
         if status != "ok":
             return Beat(status, rival=reply[1] if len(reply) > 1 else b"")
@@ -129,7 +130,7 @@ def _assigned(reply: list[bytes]) -> str | None:
     return reply[1].decode() if reply[0] == b"ok" else None
 
 
-def _roster(reply: list[Any]) -> Roster:
+def _roster(reply: list[Reply]) -> Roster:
     now, members, number, basis, plan, rows, records = reply
     sessions = [
         WorkerSession(text(worker), float(ends), record or b"")
@@ -171,7 +172,7 @@ def roster() -> Call[Roster]:
     return Call("workers/roster", OfWorkers(), (), _roster)
 
 
-def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
+def _pairs(reply: Reply) -> Iterable[tuple[bytes, bytes]]:
     """Return the fields and values of a hash: on connections with RESP3 the reply is a map, otherwise a flat list."""
     return reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
 
@@ -183,7 +184,7 @@ def _reports_key(prefix: str, _: str) -> bytes:
 _REPORTS = Named(_reports_key, "")
 
 
-def _reports(key: bytes, reply: Any) -> dict[str, WorkerReport]:
+def _reports(key: bytes, reply: Reply) -> dict[str, WorkerReport]:
     found = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in _pairs(reply))
     return {worker: report for worker, report in found if report is not None}
 
@@ -210,7 +211,7 @@ def _code_versions_key(prefix: str, _: str) -> bytes:
 _CODE_VERSIONS = Named(_code_versions_key, "")
 
 
-def _code_versions(key: bytes, reply: Any) -> list[CodeVersion]:
+def _code_versions(key: bytes, reply: Reply) -> list[CodeVersion]:
     found = (decode_code_version(name.decode("utf-8", "replace"), kept) for name, kept in _pairs(reply))
     return [version for version in found if version is not None]
 
@@ -251,7 +252,7 @@ def _stacks_field(worker: str) -> str:
     return f"{worker} stacks"
 
 
-def _requests(reply: Sequence[Any]) -> WorkerRequests:
+def _requests(reply: Sequence[Reply]) -> WorkerRequests:
     return WorkerRequests(*(text(found or b"") for found in reply))
 
 
@@ -282,7 +283,7 @@ def ask_for_stacks(worker: str, request: str) -> Call[int]:
     return RedisCommand("HSET", _REQUESTS, (_stacks_field(worker), request), int)
 
 
-def _stack_requests(reply: Sequence[Any]) -> list[list[StackRequest]]:
+def _stack_requests(reply: Sequence[Reply]) -> list[list[StackRequest]]:
     return [decode_stack_requests(found or b"") for found in reply]
 
 
@@ -301,7 +302,7 @@ def end_stacks(after_ms: int) -> Call[int]:
     return RedisCommand("PEXPIRE", _STACKS, (after_ms,), int)
 
 
-def _stacks(reply: Sequence[Any]) -> list[list[Stack]]:
+def _stacks(reply: Sequence[Reply]) -> list[list[Stack]]:
     return [decode_stacks(found or b"") for found in reply]
 
 
@@ -317,7 +318,7 @@ def _run_time_limits_key(prefix: str, _: str) -> bytes:
 _RUN_TIME_LIMITS = Named(_run_time_limits_key, "")
 
 
-def _limits(key: bytes, reply: Any) -> dict[str, RunTimeLimits]:
+def _limits(key: bytes, reply: Reply) -> dict[str, RunTimeLimits]:
     found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in _pairs(reply))
     return {topic: changed for topic, changed in found if changed is not None}
 
@@ -344,7 +345,7 @@ def _actions_key(prefix: str, _: str) -> bytes:
 _ACTIONS = Named(_actions_key, "")
 
 
-def _actions(key: bytes, reply: Any) -> list[ActionProgress]:
+def _actions(key: bytes, reply: Reply) -> list[ActionProgress]:
     return decode_actions(_pairs(reply))
 
 
@@ -363,7 +364,7 @@ def count_action(action: str, outcome: str, messages: int) -> Call[int]:
     return RedisCommand("HINCRBY", _ACTIONS, (f"{action}:did.{outcome}", messages), int)
 
 
-def _stopped_by(reply: Sequence[Any]) -> str:
+def _stopped_by(reply: Sequence[Reply]) -> str:
     return text(reply[0] or b"")
 
 
@@ -382,7 +383,7 @@ def _schedule_key(prefix: str, _: str) -> bytes:
     return schedules_key(prefix)
 
 
-def _all(key: bytes, reply: Any) -> list[ScheduleRecord]:
+def _all(key: bytes, reply: Reply) -> list[ScheduleRecord]:
     return records(dict(_pairs(reply)))
 
 
@@ -461,11 +462,11 @@ def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, m
     return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word)
 
 
-def _taken(reply: list[Any]) -> Driver | None:
+def _taken(reply: list[Reply]) -> Driver | None:
     return None if reply[0] == b"held" else _driver(reply[1:])
 
 
-def _driver(reply: Sequence[Any]) -> Driver | None:
+def _driver(reply: Sequence[Reply]) -> Driver | None:
     name, about, since, until = reply
     return None if name is None else Driver(text(name), text(about or b""), int(since or 0), int(until or 0))
 
@@ -554,7 +555,7 @@ class Kept(NamedTuple):
     record: bytes
 
 
-def _kept(reply: Sequence[Any]) -> Kept | None:
+def _kept(reply: Sequence[Reply]) -> Kept | None:
     stamp, job, record = reply
     return None if stamp is None or job is None or record is None else Kept(int(stamp), job, record)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, Call, moment, word
+from django_rmq.core.commands.script_call import AtSlot, Call, Reply, moment, word
 from django_rmq.core.model.replies import CopyReply, Handover, ReshardSurvey
 from django_rmq.core.model.topic import Topic
 
 
-def _handover(reply: list[Any]) -> Handover:
+def _handover(reply: list[Reply]) -> Handover:
     word = reply[0].decode()
     if len(reply) == 1:
         return Handover(word)
@@ -23,7 +22,7 @@ def _handover(reply: list[Any]) -> Handover:
     return Handover(word, int(reply[1]), int(reply[2]), rows)
 
 
-def _survey(reply: list[Any]) -> ReshardSurvey:
+def _survey(reply: list[Reply]) -> ReshardSurvey:
     slots, reslot, shut, paused, deliveries, in_flight, claims, rescheduled, revived, ticket = reply
     return ReshardSurvey(
         moment(slots),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 
 from django_rmq.core import lua
 from django_rmq.core.lua import SECOND
@@ -30,6 +30,10 @@ _STATES = {
     "claimants": {"set": "claimants"},
 }
 """State -> its set, the hash of records about its members, and the hash of their bodies."""
+
+
+Reply: TypeAlias = Any
+"""What a server answers: data from outside. The header of its script says what it is made of."""
 
 
 class KeyPlace(Protocol):
@@ -173,7 +177,7 @@ def cursor(after: tuple[str, bytes] | None) -> tuple[str, bytes]:
     return ("", b"") if after is None else after
 
 
-def same(reply: Any) -> Any:
+def same(reply: Reply) -> Reply:
     """Return the reply unchanged."""
     return reply
 
@@ -193,7 +197,7 @@ def word(reply: bytes) -> str:
     return reply.decode()
 
 
-def words(count: int) -> Callable[[Any], list[str]]:
+def words(count: int) -> Callable[[Reply], list[str]]:
     """Parse one word per member; a single {'ok'} stands for all of them."""
 
     def parse(reply: list[bytes]) -> list[str]:
@@ -205,7 +209,7 @@ def words(count: int) -> Callable[[Any], list[str]]:
     return parse
 
 
-def moved(reply: list[Any]) -> None:
+def moved(reply: list[Reply]) -> None:
     """Raise ``SlotMoved`` if the slot's topic now has another slot count."""
     if reply and reply[0] == b"moved":
         raise SlotMoved(f"the topic now has {text(reply[1])} slots")
@@ -275,7 +279,7 @@ class OfKey(NamedTuple):
     """A decoder that receives the key and the reply, so that its error can name the key of an unreadable value."""
 
     key: str
-    decode: Callable[[bytes, Any], Any]
+    decode: Callable[[bytes, Reply], Any]
 
 
 class Call(NamedTuple, Generic[T_co]):
@@ -283,9 +287,9 @@ class Call(NamedTuple, Generic[T_co]):
 
     script: str
     place: KeyPlace
-    own: Sequence[Any]
+    own: Sequence[object]
     """The arguments, except those that are facts of the topic."""
-    decode: Callable[[Any], T_co] | OfKey
+    decode: Callable[[Reply], T_co] | OfKey
     join: Callable[[list[Any]], T_co] | None = None
     """Combines the answers of the parts into one. None if the call has one part."""
     varying: int = 0
@@ -300,7 +304,7 @@ class Call(NamedTuple, Generic[T_co]):
         """Return the keys, in the order of the script's header."""
         return self.place.keys(prefix, signature(self.script).keys)
 
-    def arguments(self, prefix: str) -> Sequence[Any]:
+    def arguments(self, prefix: str) -> Sequence[object]:
         """Return the arguments, in the order of the script's header. The facts of the topic are taken from the topic."""
         facts = signature(self.script).facts
         if not facts:
@@ -316,7 +320,7 @@ class Call(NamedTuple, Generic[T_co]):
             return [self]
         return [self._replace(place=place) for place in self.place.parts()]
 
-    def read(self, reply: Any, prefix: str) -> T_co:
+    def read(self, reply: Reply, prefix: str) -> T_co:
         """Return the meaning of a reply. Raises ``Unreadable`` if a foreign value makes it meaningless."""
         try:
             decode = self.decode

@@ -10,20 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, Call, Packed, moved
+from django_rmq.core.commands.script_call import AtSlot, Call, Packed, Reply, moved
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
 
 # Without the constructor of the named tuple, which is Python code.
-_new_sent: Callable[[tuple[Any, ...]], Sent] = partial(tuple.__new__, Sent)
+_new_sent: Callable[[tuple[object, ...]], Sent] = partial(tuple.__new__, Sent)
 
 
-def _tally(count: int) -> Callable[[Any], Counter[str]]:
+def _tally(count: int) -> Callable[[Reply], Counter[str]]:
     """Parse the number of messages of each status."""
 
-    def parse(reply: list[Any]) -> Counter[str]:
+    def parse(reply: list[Reply]) -> Counter[str]:
         if reply[0] == b"stored":
             return Counter(stored=count)
         moved(reply)
@@ -32,8 +31,8 @@ def _tally(count: int) -> Callable[[Any], Counter[str]]:
     return parse
 
 
-def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
-    def parse(reply: list[Any]) -> list[Sent]:
+def _sent(scores: Sequence[float]) -> Callable[[Reply], list[Sent]]:
+    def parse(reply: list[Reply]) -> list[Sent]:
         if reply[0] == b"stored":
             if len(reply) > 1:
                 return [Sent("stored", float(reply[1]))] * len(scores)
@@ -50,7 +49,7 @@ def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
 _one_merged = _sent([math.nan])
 
 
-def _in_line(reply: list[Any]) -> list[Sent]:
+def _in_line(reply: list[Reply]) -> list[Sent]:
     """Parse the places in the line of a fifo topic."""
     if reply[0] == b"stored":
         return list(map(_new_sent, zip(repeat("stored"), [steps / 1024 for steps in reply[1]])))
@@ -59,7 +58,7 @@ def _in_line(reply: list[Any]) -> list[Sent]:
 
 def _pairs(scores: Sequence[int], members: Sequence[bytes]) -> list[object]:
     """Return each score followed by its member."""
-    pairs: list[Any] = [None] * (2 * len(members))
+    pairs: list[object] = [None] * (2 * len(members))
     pairs[::2], pairs[1::2] = scores, members
     return pairs
 
@@ -69,7 +68,7 @@ def _one_message(
     topic: Topic,
     slot: int,
     own: tuple[object, ...],
-    decode: Callable[[Any], list[Sent]],
+    decode: Callable[[Reply], list[Sent]],
     varying: int,
 ) -> Call[list[Sent]]:
     """Return the call that sends one message; its last arguments vary from message to message.
@@ -90,7 +89,7 @@ def send_merge(
     """Send range_merge messages due ``range_ms`` from now. A message that is already waiting keeps its time."""
     count = len(members)
     if count == 1:
-        own: tuple[Any, ...] = (range_ms, 1, *members, *envelopes)
+        own: tuple[object, ...] = (range_ms, 1, *members, *envelopes)
         return _one_message("send_merge", topic, slot, own, _one_merged, 1 + len(envelopes))
     return Call(
         "send_merge",
@@ -110,7 +109,7 @@ def send_replace(
     """Send priority or fixed_time messages. If a member is sent several times, the last score counts."""
     count = len(members)
     if count == 1:
-        own: tuple[Any, ...] = (1, *scores, *members, *envelopes)
+        own: tuple[object, ...] = (1, *scores, *members, *envelopes)
         return _one_message("send_replace", topic, slot, own, _sent(scores), 2 + len(envelopes))
     return Call(
         "send_replace",
@@ -124,7 +123,7 @@ def send_packed(topic: Topic, slot: int, packed: Packed, range_ms: int | None = 
     """Send encoded messages; return the number of messages of each status. ``range_ms``: on range_merge topics."""
     count = len(packed)
     if topic.type is TopicType.RANGE_MERGE:
-        own: tuple[Any, ...] = (range_ms, count, packed)
+        own: tuple[object, ...] = (range_ms, count, packed)
         return Call("send_merge", AtSlot(topic, slot), own, _tally(count))
     own = (count, packed)
     return Call("send_replace", AtSlot(topic, slot), own, _tally(count))

@@ -12,9 +12,10 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from django_rmq.core.model.limits import abbreviated
+from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import ConfigurationError, WrongType
 
 
@@ -244,7 +245,7 @@ LARGEST = (1 << 63) - 1
 """The largest value of a Redis counter."""
 
 
-class Definitions(dict[str, dict[str, Any]]):
+class Definitions(dict[str, Definition]):
     """The registered definitions of all topics that can be read.
 
     ``key`` is the hash in Redis, ``fields`` its content.
@@ -262,7 +263,7 @@ class Definitions(dict[str, dict[str, Any]]):
             except ValueError:
                 self.unreadable.add(name)
 
-    def of(self, name: str) -> dict[str, Any] | None:
+    def of(self, name: str) -> Definition | None:
         """Return the definition of a topic, or None if none is registered. Raises ``WrongType`` if it cannot be read."""
         if name in self.unreadable:
             raise unreadable(self._key, name)
@@ -282,7 +283,7 @@ def unreadable(key: bytes, name: str) -> WrongType:
     )
 
 
-def definition(key: bytes, name: str, text: bytes) -> dict[str, Any]:
+def definition(key: bytes, name: str, text: bytes) -> Definition:
     """Return the definition of one topic, or an empty one if none is registered. Raises ``WrongType``."""
     try:
         return parse(text) if text else {}
@@ -290,7 +291,7 @@ def definition(key: bytes, name: str, text: bytes) -> dict[str, Any]:
         raise unreadable(key, name) from None
 
 
-def parse(text: bytes) -> dict[str, Any]:
+def parse(text: bytes) -> Definition:
     """Return a definition. Raises ``ValueError`` if the parts by which slots are found are not valid."""
     try:
         found = json.loads(text)
@@ -305,7 +306,7 @@ def parse(text: bytes) -> dict[str, Any]:
             check_slots(count)
     except (AttributeError, ConfigurationError, KeyError, RecursionError, TypeError, ValueError):
         raise ValueError("not a definition of a topic") from None
-    return cast("dict[str, Any]", found)
+    return cast("Definition", found)
 
 
 def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[str, int]:

@@ -11,7 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+Definition: TypeAlias = dict[str, Any]
+"""The definition of a topic as it is registered: an object of JSON. Other versions may have written more into it."""
 
 
 class BodyType(Protocol):
@@ -180,7 +183,7 @@ class Topic:
         """The µs between two deliveries of a slot; 0 if there is no limit."""
         return math.ceil(1e6 / self.slot_rate) if self.slot_rate else 0
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> Definition:
         """Return the definition registered in Redis: everything that decides how a message is treated once it is there."""
         return {
             "slots": self.slots,

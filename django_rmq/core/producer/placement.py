@@ -24,7 +24,7 @@ from django_rmq.core.model.envelope import (
     new_origin,
 )
 from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, abbreviated
-from django_rmq.core.model.topic import Topic, TopicType, slot_counts
+from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
 from django_rmq.core.producer.validation import (
     check_fixed_time,
     check_headers,
@@ -197,7 +197,7 @@ class Placement:
     """
 
     def __init__(
-        self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Mapping[str, Any]] | None = None
+        self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Definition] | None = None
     ) -> None:
         self._counts = counts
         self._followed = {} if followed is None else followed
@@ -256,7 +256,7 @@ class Placement:
         ]
 
     def moved(
-        self, messages: Sequence[Outgoing], definitions: Mapping[str, dict[str, Any]]
+        self, messages: Sequence[Outgoing], definitions: Mapping[str, Definition]
     ) -> list[Outgoing] | None:
         """Return messages that a slot refused as ``definitions`` place them.
 

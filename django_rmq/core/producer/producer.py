@@ -23,7 +23,7 @@ from django_rmq.core.model.envelope import basis_bytes
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
-from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.placement import (
     OPTIONS,
     Outgoing,
@@ -66,7 +66,7 @@ class SendPlan(Protocol[Trip]):
     def trips(self) -> Iterator[Trip]:
         """Yield the content of each round trip."""
 
-    def calls(self, trip: Trip) -> Iterable[Call[Any]]:
+    def calls(self, trip: Trip) -> Iterable[Call[object]]:
         """Return the calls of a round trip."""
 
     def land(
@@ -164,7 +164,7 @@ class Mixed:
                     latest[topic.name, slot] = (manner, group)
             yield groups
 
-    def calls(self, trip: list[list[int]]) -> Iterable[Call[Any]]:
+    def calls(self, trip: list[list[int]]) -> Iterable[Call[object]]:
         """Return a call for each group."""
         return (call_of([self._messages[i] for i in indexes]) for indexes in trip)
 
@@ -213,7 +213,7 @@ def spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, min(start - start % ROUND_TRIP + ROUND_TRIP, len(sizes))
 
 
-def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
+def call_of(batch: Sequence[Outgoing]) -> Call[Sequence[str | Sent]]:
     """Return the call that sends or removes ``batch``, whose messages share topic, slot and kind."""
     topic, slot, _, score, _, act, _ = batch[0]
     _, _, members, scores, envelopes, _, _ = zip(*batch, strict=True)
@@ -475,7 +475,7 @@ class Producer:
         self,
         broker: Broker,
         counts: dict[str, tuple[int, ...]] | None = None,
-        followed: Mapping[str, Mapping[str, Any]] | None = None,
+        followed: Mapping[str, Definition] | None = None,
     ) -> None:
         self.broker = broker
         self._places = Placement({} if counts is None else counts, {} if followed is None else followed)

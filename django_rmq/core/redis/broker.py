@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Answer, Call, RedisCommand
+from django_rmq.core.commands.script_call import Answer, Call, RedisCommand, Reply
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
     Definitions,
@@ -31,12 +31,33 @@ from django_rmq.core.model.keys import (
 )
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
-from django_rmq.core.model.topic import Topic, redefined
+from django_rmq.core.model.topic import Definition, Topic, redefined
 from django_rmq.core.redis import clients, wire
 from django_rmq.core.redis.clients import Events, Wakeups, named, translate
 from django_rmq.exceptions import RmqError, WrongType
 
 T = TypeVar("T")
+
+
+class Connection(Protocol):
+    """A connection of redis-py, as far as it is used here."""
+
+    socket_timeout: float | None
+
+    def pack_commands(self, commands: Iterable[wire.Command]) -> list[bytes]:
+        """Return commands encoded for the wire, in pieces."""
+
+    def send_packed_command(self, command: Sequence[bytes | memoryview]) -> None:
+        """Send pieces of commands."""
+
+    def send_command(self, *command: object) -> None:
+        """Send one command."""
+
+    def read_response(self) -> Reply:
+        """Return one reply, or raise the error that the server answered."""
+
+    def disconnect(self) -> None:
+        """Close the connection."""
 
 
 class RedisBroker:
@@ -84,7 +105,7 @@ class RedisBroker:
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
         return Definitions(key, pairs)
 
-    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+    def define(self, topic: Topic, *, replace: bool = False) -> Definition:
         """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
 
         ``replace`` overwrites the definition but keeps what it records about re-slottings.
@@ -94,7 +115,7 @@ class RedisBroker:
             lambda known: redefined(topic, known) if replace or not known else known,
         )
 
-    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    def redefine(self, name: str, change: Callable[[Definition], Definition]) -> Definition:
         """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
         The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
@@ -172,23 +193,23 @@ class RedisBroker:
         from django_rmq.core.commands import inspect, registry
 
         chosen = list(topics)
-        attempts: list[Callable[[], Any]] = [partial(self.run, registry.roster())]
+        attempts: list[Callable[[], object]] = [partial(self.run, registry.roster())]
         attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in chosen]
         if chosen:
             attempts.append(lambda: self.wakeups(chosen).close())
         return clients.refused(self.prefix, chosen, self._each, attempts)
 
-    def _ask(self, *command: Any) -> Any:
+    def _ask(self, *command: object) -> Reply:
         try:
             return self.client.execute_command(*command)
         except RedisError as error:
             raise translate(error) from error
 
-    def _on_all(self, commands: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    def _on_all(self, commands: Sequence[wire.Command]) -> dict[str, list[Reply]]:
         """Return the plain answers, or ``RedisError``, of each server, by the addresses of nodes ("": the only server)."""
         return {"": self._each(commands)}
 
-    def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _each(self, commands: Sequence[wire.Command]) -> list[Reply]:
         """Return the plain answer, or the ``RedisError``, of each command."""
         return self.exchange.each(commands)
 
@@ -215,7 +236,7 @@ class RedisBroker:
         return self.client
 
 
-def explain(call: Call[Any], prefix: str, error: RmqError) -> RmqError:
+def explain(call: Call[object], prefix: str, error: RmqError) -> RmqError:
     """Return the error of a call, with the name of its key if a plain command found a foreign value."""
     if not isinstance(call, RedisCommand) or not isinstance(error, WrongType):
         return error
@@ -235,7 +256,7 @@ class ServerConnection:
         self.frames = wire.Frames(prefix)
         self._has_scripts = False
 
-    def command(self, call: Call[Any]) -> tuple[Any, ...]:
+    def command(self, call: Call[object]) -> wire.Command:
         """Return the command that runs a call."""
         return wire.command(call, self.prefix, self.clock)
 
@@ -252,7 +273,7 @@ class ServerConnection:
         """Record that the server lacks some script: the next pipeline loads all of them again."""
         self._has_scripts = False
 
-    def packed(self, call: Call[Any]) -> bytes:
+    def packed(self, call: Call[object]) -> bytes:
         """Return the command that runs a call, encoded for the wire."""
         is_framed = call.varying and self.clock is None
         return self.frames.written(call) if is_framed else wire.packed(self.command(call))
@@ -265,7 +286,7 @@ class ServerConnection:
             raise explain(call, self.prefix, error) from error
         return call.read(reply, self.prefix)
 
-    def _answer(self, script: str, packed: bytes) -> Any:
+    def _answer(self, script: str, packed: bytes) -> Reply:
         try:
             try:
                 return self.ask(packed)
@@ -276,7 +297,7 @@ class ServerConnection:
         except RedisError as error:
             raise translate(error) from error
 
-    def ask(self, packed: bytes) -> Any:
+    def ask(self, packed: bytes) -> Reply:
         """Run one command as the driver does without retries, but without its bookkeeping, which takes half of the time."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
@@ -292,10 +313,10 @@ class ServerConnection:
         finally:
             pool.release(connection)
 
-    def each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def each(self, commands: Sequence[wire.Command]) -> list[Reply]:
         """Return the plain answer, or the ``RedisError``, of each command, in one round trip."""
         pool = self.client.connection_pool
-        replies: list[Any] = []
+        replies: list[Reply] = []
         try:
             connection = pool.get_connection()
             try:
@@ -314,22 +335,23 @@ class ServerConnection:
             raise translate(error) from error
         return replies
 
-    def take_connection(self) -> Any:
+    def take_connection(self) -> Connection:
         """Return a connection of the pool."""
-        return self.client.connection_pool.get_connection()
+        connection: Connection = self.client.connection_pool.get_connection()
+        return connection
 
-    def give_back(self, connection: Any, *, broken: bool = False) -> None:
+    def give_back(self, connection: Connection, *, broken: bool = False) -> None:
         """Return a connection to the pool."""
         if broken:
             connection.disconnect()
         self.client.connection_pool.release(connection)
 
 
-def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
+def durability_commands(wanted: Durability, connection: Connection) -> list[wire.Command]:
     """Return the commands that wait, at the end of a connection's writes, until these are as durable as wanted."""
     # Each wait has to end well within the socket time-out, or the connection would be given up with all its answers.
     ms = int((connection.socket_timeout or 1.0) * 400)
-    commands: list[tuple[Any, ...]] = []
+    commands: list[wire.Command] = []
     if wanted.replicas:
         commands.append(("WAIT", wanted.replicas, ms))
     if wanted.fsync:
@@ -337,7 +359,7 @@ def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, 
     return commands
 
 
-def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
+def read_confirmed(wanted: Durability, connection: Connection) -> Confirmed:
     """Read the answers of ``durability_commands``. A value that the server cannot or may not report is None."""
     replicas: int | None = None
     fsynced: bool | None = None
@@ -356,7 +378,7 @@ def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
     return Confirmed(replicas, fsynced)
 
 
-def _syncs_always(connection: Any) -> bool:
+def _syncs_always(connection: Connection) -> bool:
     """Return whether a server without WAITAOF answers only after its writes are on disk: with appendfsync always."""
     found = []
     for name in ("appendonly", "appendfsync"):
@@ -379,7 +401,7 @@ class RedisPipeline:
     def __init__(self, exchange: ServerConnection) -> None:
         self.prefix = exchange.prefix
         self._exchange = exchange
-        self._calls: list[Call[Any]] = []
+        self._calls: list[Call[object]] = []
         self._answers: list[Answer[Any]] = []
         self._connection: Any = None
         self._wanted: Durability | None = None
@@ -455,20 +477,20 @@ class RedisPipeline:
             self._repeat_behind(calls, replies)
         return self._set_answers(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
-    def _take_calls(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
+    def _take_calls(self) -> tuple[list[Call[object]], list[Answer[Any]]]:
         """Return the collected calls and their answers, and start collecting again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
         return taken
 
     @staticmethod
-    def _reply(connection: Any) -> Any:
+    def _reply(connection: Connection) -> Reply:
         try:
             return connection.read_response()
         except ResponseError as error:
             return error
 
-    def _repeat_behind(self, calls: list[Call[Any]], replies: list[Any]) -> None:
+    def _repeat_behind(self, calls: list[Call[object]], replies: list[Reply]) -> None:
         """Repeat the reads that follow a call that has to be repeated, or everything that follows it if in order."""
         if self.confirmed is not None:
             # The repeated calls run after the confirmation, so it does not cover them.
@@ -478,7 +500,7 @@ class RedisPipeline:
             if self._in_order or calls[i].reads:
                 replies[i] = NoScriptError()
 
-    def _result(self, call: Call[Any], reply: Any) -> Any:
+    def _result(self, call: Call[object], reply: Reply) -> object:
         try:
             if isinstance(reply, NoScriptError):
                 return self._run_again(call)
@@ -488,7 +510,7 @@ class RedisPipeline:
         except RmqError as error:
             return error
 
-    def _run_again(self, call: Call[Any]) -> Any:
+    def _run_again(self, call: Call[object]) -> object:
         # Only a pipeline can write arguments that are encoded already.
         if not wire.has_packed(call):
             return self._exchange.run(call)
@@ -503,6 +525,6 @@ class RedisPipeline:
             answer.become(result)
         return results
 
-    def _give_up(self, connection: Any) -> None:
+    def _give_up(self, connection: Connection | None) -> None:
         if connection is not None:
             self._exchange.give_back(connection, broken=True)

@@ -18,9 +18,11 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.core import lua
+from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
 from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.redis.wire import Command
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
@@ -100,7 +102,7 @@ class Pool(RenewingPool):
         self._resting = []
         super().reset()
 
-    def get_connection(self, *_: Any, **__: Any) -> Any:
+    def get_connection(self, *_: object, **__: object) -> Any:
         """Return a connection that is ready to send. Raises ``redis.ConnectionError`` if none can be made."""
         try:
             connection = self._resting.pop()
@@ -142,7 +144,7 @@ SLOWLOG: tuple[str, ...] = ("SLOWLOG", "GET", "16")
 """The command that reads the newest entries of the slow log of a server."""
 
 
-def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
+def parse_servers(replies: Mapping[str, Sequence[Reply]]) -> list[ServerInfo]:
     """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
 
     ``replies`` are the plain answers of each server to ``COMMANDS``, or a ``RedisError``, by the addresses of
@@ -159,7 +161,7 @@ def parse_servers(replies: Mapping[str, Sequence[Any]]) -> list[ServerInfo]:
     return found
 
 
-def parse_slow_commands(replies: Mapping[str, Sequence[Any]]) -> list[SlowCommand]:
+def parse_slow_commands(replies: Mapping[str, Sequence[Reply]]) -> list[SlowCommand]:
     """Return the entries of slow logs, the slowest first. Raises ``ServerRefused`` if no server permits it.
 
     ``replies`` are the plain answers of each server to ``SLOWLOG``, or a ``RedisError``, by the addresses of nodes.
@@ -185,7 +187,7 @@ def _parse_info(raw: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _parse_settings(replies: Sequence[Any]) -> dict[str, str]:
+def _parse_settings(replies: Sequence[Reply]) -> dict[str, str]:
     """Return the settings, without those that the user may not read or the server does not have."""
     return {
         name: reply[1].decode()
@@ -195,7 +197,7 @@ def _parse_settings(replies: Sequence[Any]) -> dict[str, str]:
 
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
-_HARMLESS: tuple[tuple[Any, ...], ...] = (
+_HARMLESS: tuple[tuple[str | int, ...], ...] = (
     ("HSET", "field", 1),
     ("HSETNX", "field", 1),
     ("HINCRBY", "field", 1),
@@ -227,10 +229,12 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
 """Every command of the scripts on a key, in an order that leaves nothing behind."""
 
 
-def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
+def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[str, bytes, *tuple[object, ...]]]:
     """Return commands that need every permission, and change nothing."""
     scratch, nobody = f"{prefix}rmq:rights".encode(), uuid4().hex.encode()
-    tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+    tries: list[tuple[str, bytes, *tuple[object, ...]]] = [
+        (str(command[0]), scratch, *command[1:]) for command in _HARMLESS
+    ]
     tries += [("ZRANGESTORE", scratch, scratch, 0, 0), ("RENAME", scratch, scratch)]
     for topic in topics:
         for name, key in zip(SlotKeys._fields, slot_keys(prefix, topic.name, 0), strict=True):
@@ -243,8 +247,8 @@ def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
 def refused(
     prefix: str,
     topics: Iterable[Topic],
-    each: Callable[[Sequence[tuple[Any, ...]]], list[Any]],
-    attempts: Iterable[Callable[[], Any]],
+    each: Callable[[Sequence[Command]], list[Reply]],
+    attempts: Iterable[Callable[[], object]],
 ) -> list[str]:
     """Return the commands that the server refuses; a node that does not answer refuses nothing.
 

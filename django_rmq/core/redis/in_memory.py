@@ -14,6 +14,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection
 from django_rmq.core.redis.wire import Clock
 from django_rmq.exceptions import ConfigurationError
@@ -80,7 +81,7 @@ class InMemoryBroker(RedisBroker):
 class _Exchange(ServerConnection):
     """Sends the names of scripts instead of their digests, because the scripts are in this process."""
 
-    def command(self, call: Call[Any]) -> tuple[Any, ...]:
+    def command(self, call: Call[object]) -> wire.Command:
         command = super().command(call)
         if command[0] != "EVALSHA":
             return command

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_call import Call, Reply
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import ServerConnection, explain
 from django_rmq.core.redis.clients import translate
@@ -39,7 +39,7 @@ class _QueuedCall(NamedTuple):
     """A call that waits for its reply."""
 
     packed: bytes
-    reply: asyncio.Future[Any]
+    reply: asyncio.Future[Reply]
     """The reply of Redis, or the error of redis-py, as a value."""
 
 
@@ -85,7 +85,7 @@ class SharedConnection:
             raise explain(call, self._exchange.prefix, translate(reply)) from reply
         return call.read(reply, self._exchange.prefix)
 
-    def _ask(self, packed: bytes) -> asyncio.Future[Any]:
+    def _ask(self, packed: bytes) -> asyncio.Future[Reply]:
         """Return the future reply of a command, which is an error of redis-py if it has failed."""
         loop = asyncio.get_running_loop()
         waiting = _QueuedCall(packed, loop.create_future())

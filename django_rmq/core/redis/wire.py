@@ -6,13 +6,16 @@ redis-py encodes commands, too, but takes up to twice as long. Replies are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import AtSlot, Call, Packed, RedisCommand
 from django_rmq.core.model.topic import Topic
 
-pack_command: Callable[[tuple[Any, ...]], bytes] | None
+Command: TypeAlias = tuple[object, ...]
+"""The words of a command: bytes, text and numbers, and perhaps ``Packed`` ones at its end."""
+
+pack_command: Callable[[Any], bytes] | None
 try:
     from hiredis import pack_command
 except ImportError:
@@ -31,7 +34,7 @@ AT_ONCE = 65_536
 """The number of bytes of a pipeline that are sent with one system call."""
 
 
-def command(call: Call[Any], prefix: str, clock: Clock | None) -> tuple[Any, ...]:
+def command(call: Call[object], prefix: str, clock: Clock | None) -> Command:
     """Return the command that runs a call. Without a clock the script uses that of Redis."""
     keys, arguments = call.keys(prefix), call.arguments(prefix)
     if isinstance(call, RedisCommand):
@@ -71,24 +74,24 @@ def _argument(argument: Any) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(argument), argument)
 
 
-def has_packed(call: Call[Any]) -> bool:
+def has_packed(call: Call[object]) -> bool:
     """Return whether a call has arguments that are encoded already."""
     return bool(call.own) and isinstance(call.own[-1], Packed)
 
 
-def chunks(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+def chunks(commands: Sequence[Command]) -> list[bytes | memoryview]:
     """Return commands encoded for the wire, in pieces that are large enough for a system call each."""
     if any(isinstance(argument, Packed) for command in commands for argument in command[-2:]):
         return [b"".join(piece for command in commands for piece in _pieces(command))]
     return list(_gathered(map(packed, commands)))
 
 
-def _pieces(command: tuple[object, ...]) -> list[Any]:
+def _pieces(command: tuple[object, ...]) -> list[bytes | memoryview]:
     """Return the pieces of a command, whose last argument or the one before it may be packed already."""
     more = [each.count * each.width - 1 for each in command[-2:] if isinstance(each, Packed)]
     if not more:
         return [packed(command)]
-    pieces: list[Any] = []
+    pieces: list[bytes | memoryview] = []
     for each in command:
         pieces += each.data if isinstance(each, Packed) else (_argument(each),)
     return [b"*%d\r\n" % (len(command) + sum(more)), *pieces]
@@ -119,12 +122,12 @@ class Frames:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         # Each entry holds its topic: the id of a topic that was garbage-collected could become that of another one.
-        self._known: dict[tuple[Any, ...], tuple[Topic, bytes]] = {}
+        self._known: dict[tuple[object, ...], tuple[Topic, bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def written(self, call: Call[Any]) -> bytes:
+    def written(self, call: Call[object]) -> bytes:
         """Return the encoded command of a call whose last arguments vary; the script uses the clock of Redis."""
         place = call.place
         assert isinstance(place, AtSlot)
@@ -140,7 +143,7 @@ class Frames:
             known = self._remember(key, topic, call)
         return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))
 
-    def _remember(self, key: tuple[object, ...], topic: Topic, call: Call[Any]) -> tuple[Topic, bytes]:
+    def _remember(self, key: tuple[object, ...], topic: Topic, call: Call[object]) -> tuple[Topic, bytes]:
         # Long-lived processes may send with many topics and options, and the memory must not grow with them.
         if len(self._known) >= FRAMES:
             self._known.clear()

@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.utils.module_loading import module_has_submodule
@@ -47,6 +47,10 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
 from django_rmq.spark.sinks import MALFORMED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
 """The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
@@ -126,31 +130,31 @@ class Context:
     # --- Spark
 
     @cached_property
-    def spark(self) -> Any:
+    def spark(self) -> SparkSession:
         """The session, which starts when it is first used. Raises ``ConfigurationError``."""
         from django_rmq.spark.java import is_begun, open_session
 
         self._borrowed = is_begun()
         return open_session(f"rmq-{self.name}", master=self.master, remote=self.remote, conf=self.conf)
 
-    def read(self, *topics: str, **options: object) -> Any:
+    def read(self, *topics: str, **options: object) -> DataFrame:
         """Return a frame of messages, changing nothing; ``options`` like ``queues="dead"``, ``includeMetadata=True``."""
         reader = self.spark.read.format("rmq").options(**self.options(*topics), **_texts(options))
         return reader.load()
 
-    def stream(self, topic: str, **options: object) -> Any:
+    def stream(self, topic: str, **options: object) -> DataFrame:
         """Return a streaming frame that consumes ``topic``; pass it to ``follow`` with a sink."""
         reader = self.spark.readStream.format("rmq").options(**self.options(topic), **_texts(options))
         return reader.load()
 
-    def write(self, frame: Any, topic: str, **options: object) -> None:
+    def write(self, frame: DataFrame, topic: str, **options: object) -> None:
         """Send the rows of a frame: ``value``, and depending on the topic ``priority``, ``fixed_time``, ``key`` …"""
         with self.watching():
             writer = frame.write.format("rmq").options(**self.sending_options(topic, **options))
             writer.mode("append").save()
 
     @contextmanager
-    def kept(self, frame: Any) -> Iterator[Any]:
+    def kept(self, frame: DataFrame) -> Iterator[DataFrame]:
         """Cache the rows of a frame for the jobs of a block, so that only the first one reads it.
 
         A Spark Connect server caches for all clients: what an earlier run has cached of the same files is
@@ -203,7 +207,7 @@ class Context:
         if self.is_stopping:
             raise Stopped
 
-    def _watch(self, spark: Any, done: threading.Event) -> None:
+    def _watch(self, spark: SparkSession, done: threading.Event) -> None:
         told = time.monotonic()
         while not done.wait(LOOK_SECONDS):
             if self.is_stopping:
@@ -258,7 +262,9 @@ class Context:
             acknowledger.acknowledge(last)
         return seen
 
-    def _tell_batches(self, query: Any, acknowledger: Any, seen: int, told: int) -> tuple[int, int]:
+    def _tell_batches(
+        self, query: StreamingQuery, acknowledger: Any, seen: int, told: int
+    ) -> tuple[int, int]:
         for progress in query.recentProgress:
             # For each source, because a Spark Connect server reports no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])
@@ -277,7 +283,7 @@ class Context:
                     acknowledger.note(progress)
         return seen, told
 
-    def _let_end(self, query: Any) -> None:
+    def _let_end(self, query: StreamingQuery) -> None:
         """Return when the running batch has ended, or its time is up."""
         last, end = query.lastProgress, time.monotonic() + self.grace
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from django_rmq.conf import get_config
@@ -12,6 +12,9 @@ from django_rmq.exceptions import LostRace, OperationRefused
 from django_rmq.operations.authorization import record
 from django_rmq.spark.java import stored_files
 from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 YOUNGEST_MS = 1_000
 """Messages that died within this many ms stay, so that one time of death stands for one death."""
@@ -63,7 +66,7 @@ class Archive(Pipeline):
         with context.kept(found) as kept:
             self._archive(context, kept, options)
 
-    def _archive(self, context: Context, found: Any, options: dict[str, Any]) -> None:
+    def _archive(self, context: Context, found: DataFrame, options: dict[str, Any]) -> None:
         with context.watching():
             rows = found.groupBy("topic", "date").count().collect()
         held: Counter[str] = Counter()
@@ -82,7 +85,7 @@ class Archive(Pipeline):
             for name in sorted(held):
                 self._delete(context, found.where(found.topic == name), name, dates, options["path"])
 
-    def _append(self, context: Context, found: Any, dates: list[str], path: str) -> int:
+    def _append(self, context: Context, found: DataFrame, dates: list[str], path: str) -> int:
         """Write the messages that the archive does not have; return their number."""
         known = archive_of(context, path)
         run = uuid4().hex
@@ -93,21 +96,24 @@ class Archive(Pipeline):
                 fresh = found.join(known.select(*KEY), list(KEY), "left_anti")
             fresh = fresh.selectExpr("*", f"'{run}' as run")
             fresh.write.partitionBy("topic", "date").mode("append").parquet(path)
-            return int(archive_of(context, path).where(f"run = '{run}'").count())
+            known = archive_of(context, path)
+            assert known is not None, "rows were appended to it"
+            return known.where(f"run = '{run}'").count()
 
-    def _delete(self, context: Context, found: Any, topic: str, dates: list[str], path: str) -> None:
+    def _delete(self, context: Context, found: DataFrame, topic: str, dates: list[str], path: str) -> None:
         from django_rmq.spark import failing
 
         # A message that is not in the files is not deleted, whatever happened to them.
-        safe = archive_of(context, path)
-        safe = safe.where((safe.topic == topic) & safe.date.isin(dates)).select(*KEY).distinct()
+        known = archive_of(context, path)
+        assert known is not None, "rows were appended to it"
+        safe = known.where((known.topic == topic) & known.date.isin(dates)).select(*KEY).distinct()
         chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
         outcomes = tally(context, failing.discard(chosen, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {told(outcomes)}")
 
 
-def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
+def archived_columns(dead: DataFrame, slots: dict[str, int]) -> DataFrame:
     """Return dead messages with the columns of the archive."""
     counts = " ".join(f"when '{name}' then {count}" for name, count in slots.items())
     return dead.selectExpr(
@@ -118,7 +124,7 @@ def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
     )
 
 
-def archive_of(context: Context, path: str) -> Any:
+def archive_of(context: Context, path: str) -> DataFrame | None:
     """Return an archive as a frame. None: there is none yet. Raises ``OperationRefused`` for other files."""
     found = stored_files(context.spark, path)
     if found is None:
@@ -131,7 +137,7 @@ def archive_of(context: Context, path: str) -> Any:
     return found
 
 
-def tally(context: Context, outcomes: Any) -> dict[str, int]:
+def tally(context: Context, outcomes: DataFrame) -> dict[str, int]:
     """Run a frame of ``failing``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
@@ -193,7 +199,9 @@ class Replay(Pipeline):
                 "the topic now has more slots: their slots are unknown"
             )
 
-    def _replay(self, context: Context, topic: str, found: Any, *, from_archive: bool) -> dict[str, int]:
+    def _replay(
+        self, context: Context, topic: str, found: DataFrame, *, from_archive: bool
+    ) -> dict[str, int]:
         from django_rmq.spark import failing
 
         options = context.options(topic)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentParser
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
 from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
 from django_rmq.spark.sinks import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 METADATA = (
     *("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"),
@@ -132,7 +135,7 @@ def _sink(options: dict[str, Any]) -> Sink:
     return Each(_function(options["each"]))
 
 
-def _function(path: str) -> Callable[[Any, int, str], object]:
+def _function(path: str) -> Callable[[DataFrame, int, str], object]:
     try:
         found = import_string(path)
     except ImportError as error:
@@ -145,11 +148,11 @@ def _function(path: str) -> Callable[[Any, int, str], object]:
         raise ConfigurationError(
             f"--each {path} must take a frame, the number of the batch and the id of the query: {error}"
         ) from error
-    function: Callable[[Any, int, str], object] = found
+    function: Callable[[DataFrame, int, str], object] = found
     return function
 
 
-def decoded(frame: Any, schema: str) -> Any:
+def decoded(frame: DataFrame, schema: str) -> DataFrame:
     """Return ``value`` of a frame as the columns of ``schema`` (DDL, like ``sku string, n int``), and ``malformed``.
 
     A body fits if it is a JSON object with at least one of the columns, and each of its values can be read as

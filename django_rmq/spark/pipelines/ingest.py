@@ -13,7 +13,7 @@ import re
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import run_all
@@ -23,6 +23,10 @@ from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.java import stored_files
 from django_rmq.spark.pipelines import PROGRESS_SECONDS, Context, Pipeline, register
 from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 PIECE_SECONDS = 2.0
 """The time that a piece takes at the rate for which it was made."""
@@ -71,7 +75,7 @@ class Pieces:
             )
         return {row.piece: row.messages for row in rows}
 
-    def store(self, messages: Any, count: int, *, rate: float | None, max_backlog: int | None) -> None:
+    def store(self, messages: DataFrame, count: int, *, rate: float | None, max_backlog: int | None) -> None:
         """Store ``count`` messages in pieces; what a killed run had stored is replaced."""
         size = _size(rate, max_backlog)
         pieces = min(MOST_PIECES, max(1, math.ceil(count / size)))
@@ -321,13 +325,13 @@ def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None
         )
 
 
-def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> Any:
+def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> DataFrame:
     """Return the messages, equal ones once."""
     messages = encoded(_rows(context, options), given, value=options["value"], select=options["select"])
     return _merged(messages, topic) if options["merge"] else messages
 
 
-def _rows(context: Context, options: dict[str, Any]) -> Any:
+def _rows(context: Context, options: dict[str, Any]) -> DataFrame:
     source = options["source"]
     chosen = options["format"] or next(
         (name for name in FORMATS if source.rstrip("/").lower().removesuffix(".gz").endswith(f".{name}")),
@@ -349,7 +353,7 @@ def _rows(context: Context, options: dict[str, Any]) -> Any:
     return rows.limit(options["limit"]) if options["limit"] else rows
 
 
-def _merged(messages: Any, topic: Topic) -> Any:
+def _merged(messages: DataFrame, topic: Topic) -> DataFrame:
     """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
     if topic.is_fifo:
         return messages
@@ -363,7 +367,9 @@ def _merged(messages: Any, topic: Topic) -> Any:
     return messages.dropDuplicates(["value"])
 
 
-def encoded(rows: Any, options: Mapping[str, str], *, value: str | None, select: Sequence[str]) -> Any:
+def encoded(
+    rows: DataFrame, options: Mapping[str, str], *, value: str | None, select: Sequence[str]
+) -> DataFrame:
     """Return ``value``, a body for each row, and ``options``, all of which are SQL over the rows.
 
     Without ``value`` a body is the JSON object of the columns ``select``, or of all. Decimals are text: a JSON
@@ -375,7 +381,7 @@ def encoded(rows: Any, options: Mapping[str, str], *, value: str | None, select:
     if value is not None:
         return rows.select(sql.expr(value).cast("string").alias("value"), *others)
     body = sql.expr(f"struct({', '.join(select) or '*'})")
-    kind = rows.select(body.alias("body")).schema["body"].dataType
+    kind: Any = rows.select(body.alias("body")).schema["body"].dataType
     if len(set(kind.names)) < len(kind.names):
         raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
     exact = body.cast(_with_text(kind))
@@ -384,7 +390,7 @@ def encoded(rows: Any, options: Mapping[str, str], *, value: str | None, select:
     return rows.select(sql.to_json(sql.struct(*columns), JSON_OPTIONS).alias("value"), *others)
 
 
-def _with_text(kind: Any) -> Any:
+def _with_text(kind: DataType) -> DataType:
     """Return a type of Spark with text in place of decimals."""
     from pyspark.sql import types
 

@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
@@ -16,6 +16,9 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.spark.pipelines import Context, Pipeline, register
 from django_rmq.spark.pipelines.archive import archive_of, archived_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 QUEUES = ("store", "prepare", "claim", "retry", "dead")
 DUE = (
@@ -76,7 +79,7 @@ def _empty(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _count(frame: Any, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
+def _count(frame: DataFrame, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
     """Count in one pass; bodies stay in the tasks."""
     small = frame.selectExpr(
         *("topic", "slot", "queue"),
@@ -195,7 +198,7 @@ class Deaths(Pipeline):
         _show(context, [*by, "messages"], lines, as_json=options["json"])
 
 
-def _dead(context: Context, options: dict[str, Any]) -> Any:
+def _dead(context: Context, options: dict[str, Any]) -> DataFrame:
     names = options["topics"] or list(get_config().topics)
     slots = {name: context.topic(name).slots for name in names}
     if not options["archive"]:
@@ -206,13 +209,13 @@ def _dead(context: Context, options: dict[str, Any]) -> Any:
     return found.where(found.topic.isin(names)) if options["topics"] else found
 
 
-def _counted(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
+def _counted(context: Context, dead: DataFrame, by: list[str]) -> Counter[tuple[object, ...]]:
     grouped = dead.selectExpr(*(f"{DEATH_COLUMNS[name]} as {name}" for name in by)).groupBy(*by).count()
     with context.watching():
         return Counter({tuple(row)[:-1]: row["count"] for row in grouped.collect()})
 
 
-def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any, ...]]:
+def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tuple[object, ...]]:
     """Count messages by what their topics have kept of their ends, which is looked up here."""
     chosen = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
     rows = dead.selectExpr("topic", "slot", "member", *chosen)
@@ -223,7 +226,7 @@ def _by_worker(context: Context, dead: Any, by: list[str]) -> Counter[tuple[Any,
             f"the workers of more than {MOST_LOOKED_UP} messages would be looked up: choose fewer with --where"
         )
     topics = {name: context.topic(name) for name in {row.topic for row in found}}
-    counted: Counter[tuple[Any, ...]] = Counter()
+    counted: Counter[tuple[object, ...]] = Counter()
     for first in range(0, len(found), LOOK_UP_STEP):
         step = found[first : first + LOOK_UP_STEP]
         members = [bytes(row.member) for row in step]
@@ -248,7 +251,7 @@ def _columns_of(text: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def _show(context: Context, names: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
+def _show(context: Context, names: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
     """Show rows under ``names``; numbers are aligned to the right."""
     if as_json:
         context.show(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))

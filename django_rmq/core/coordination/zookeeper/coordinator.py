@@ -33,6 +33,7 @@ from django_rmq.core.coordination.shared_coordinator import (
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.session import Ensemble, ZooKeeperSession
 from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import (
     ConfigurationError,
     RmqError,
@@ -117,9 +118,6 @@ def version_of(workers: Any) -> str:
     return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"
 
 
-Definition = Mapping[str, Any]
-
-
 class PublishedDefinitions:
     """The definitions of topics: ``registered`` reads them from Redis; while it raises, the published ones apply."""
 
@@ -187,7 +185,7 @@ def _publish(
     return wanted
 
 
-def _definition(text: bytes) -> dict[str, Any]:
+def _definition(text: bytes) -> Definition:
     try:
         found = json.loads(text)
     except ValueError:
@@ -228,7 +226,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         own: Callable[[Slots], None],
         disown: Callable[[Slots], None],
         *,
-        registered: Callable[[], Mapping[str, Mapping[str, Any]]],
+        registered: Callable[[], Mapping[str, Definition]],
         token: str,
         is_strict: bool = False,
         audit_seconds: float = AUDIT_SECONDS,

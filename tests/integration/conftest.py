@@ -20,6 +20,13 @@ def clock() -> Clock | None:
     return None
 
 
+@pytest.fixture
+def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]:
     if request.param == "memory":

@@ -38,6 +38,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
 from tests.support.brokers import Broker
+from tests.support.programs import kill_all
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -124,12 +125,8 @@ def send(broker: Broker, name: str, *members: bytes, score: int | None = None) -
 
 
 def kill(broker: Broker, name: str, *members: bytes, error: str = "shop.errors.Boom: bad card 4111") -> None:
-    topic = topic_of(name)
     send(broker, name, *members)
-    for slot in range(topic.slots):
-        while (taken := broker.prepare(topic, slot, "W", None, 1000)).status == "ok":
-            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
-            broker.rollback(topic, slot, taken.receipt, failures)
+    kill_all(broker, name, error)
 
 
 def depth(broker: Broker, name: str, state: str) -> int:

@@ -12,22 +12,29 @@ from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
-from django.test import Client, override_settings
+from django.test import override_settings
 from rest_framework.authtoken.models import Token
 
 from django_rmq import connections
-from django_rmq.api import actions, messages, urls
+from django_rmq.api import actions, messages
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.probes import PublicView
 from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
 from django_rmq.core.commands import registry
 from django_rmq.core.model.message import from_base64url, message_id
-from django_rmq.core.model.replies import Failure
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Permission as Needed
-from tests.support.brokers import Broker, OracleBroker, intercept
+from tests.support.brokers import OracleBroker, intercept
+from tests.support.programs import (
+    ALL,
+    Program,
+    kill_all,
+    on_each_broker,
+    requests_of_routes,
+    user_with,
+    views,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -39,19 +46,7 @@ TOPICS = {
     "raw": {"TYPE": "priority", "SLOTS": 2, "BODY": "bytes"},
     "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 2, "MAX_BODY": 100},
 }
-ALL = tuple(Needed)
 LATER = int(time.time() * 1000) + 86_400_000
-
-
-def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
-    """Yield the broker that every purpose uses, which the fixture's parameter names, while the settings are ``rmq``."""
-    url, found = "redis://127.0.0.1:1/0", OracleBroker("m:")
-    given: Any = found
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        given = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
-    with override_settings(RMQ={"REDIS": url, **rmq}), connections.replaced_broker(given):
-        yield given
 
 
 @pytest.fixture(params=["redis", "memory"])
@@ -61,66 +56,12 @@ def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     yield from on_each_broker(request, TOPICS=TOPICS)
 
 
-class Program:
-    """A client that sends and reads JSON."""
-
-    def __init__(self, user: User | None = None) -> None:
-        # As under a server with threads: only there a request may wait.
-        self.client = Client()
-        self.client.defaults["wsgi.multithread"] = True  # type: ignore[assignment]
-        if user is not None:
-            self.client.force_login(user)
-
-    def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Ask, and return the response; an answer of ours is JSON, and no server error is a 500."""
-        data = "" if body is None else body if isinstance(body, (str, bytes)) else json.dumps(body)
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        response = self.client.generic(
-            method, f"/api/rmq/{path}", data, content_type="application/json", headers=headers
-        )
-        assert response.status_code != 500
-        return response
-
-    def ok(self, method: str, path: str, body: Any = None, status: int = 200, **headers: str) -> Any:
-        response = self(method, path, body, **headers)
-        assert response.status_code == status, response.content
-        return response.json()
-
-    def refused(
-        self, status: int, code: str, method: str, path: str, body: Any = None, **headers: str
-    ) -> Any:
-        response = self(method, path, body, **headers)
-        assert (response.status_code, response.json()["code"]) == (status, code), response.content
-        assert response.json()["detail"]
-        return response
-
-
-def user_with(*needed: Needed) -> User:
-    user = User.objects.create_user(f"u{uuid.uuid4().hex[:8]}")
-    user.user_permissions.set(Permission.objects.filter(codename__in=[one.value for one in needed]))
-    return user
-
-
 @pytest.fixture
 def program(broker: Any) -> Program:
     return Program(user_with(*ALL))
 
 
-def kill(broker: Any, name: str, error: str = "shop.Boom: bad") -> None:
-    """Let everything that can be taken fail for good."""
-    topic = get_config().topic(name)
-    for slot in range(topic.slots):
-        taken = broker.prepare(topic, slot, "W", None, 1000)
-        if taken.status == "ok":
-            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
-            broker.rollback(topic, slot, taken.receipt, failures)
-
-
 # --- who may what
-
-
-def views() -> list[tuple[str, type[RmqView]]]:
-    return list(urls.ROUTES.values())
 
 
 def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
@@ -140,17 +81,7 @@ def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
     assert public == ["health/live/", "health/ready/"]
 
 
-def at(route: str) -> str:
-    return re.sub(r"<str:id>", "0.MQ", route.replace("<str:topic>", "timed"))
-
-
-def asked() -> Iterator[tuple[str, str, Needed]]:
-    for route, view in views():
-        for method, needed in getattr(view, "needs", {}).items():
-            yield method, at(route), needed
-
-
-@pytest.mark.parametrize(("method", "path", "needed"), list(asked()))
+@pytest.mark.parametrize(("method", "path", "needed"), list(requests_of_routes()))
 def test_nobody_does_what_is_not_permitted(broker: Any, method: str, path: str, needed: Needed) -> None:
     anonymous = Program().refused(401, "not_authenticated", method, path)
     assert anonymous["WWW-Authenticate"] == "Token"
@@ -693,7 +624,7 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
 def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker: Any) -> None:
     many = {"messages": [{"body": n, "priority": 50} for n in range(5)]}
     program.ok("POST", "topics/ranked/messages/", many, 202)
-    kill(broker, "ranked")
+    kill_all(broker, "ranked")
     path = "topics/ranked/replay/"
     counted = program.ok("POST", path, {"filter": {"error": "Boom"}, "dry_run": True})
     assert (counted["outcomes"], counted["complete"]) == ({"matching": 5}, True)
@@ -766,7 +697,7 @@ def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(
         for n in range(count):
             topic = get_config().topic(name)
             broker.send_replace(topic, n % topic.slots, [1_000], [json.dumps([error, n]).encode()])
-            kill(broker, name, error.format(n))
+            kill_all(broker, name, error.format(n))
     found = program.ok("GET", "causes/")
     shown = [(one["topic"], one["error_class"], one["error"], one["count"]) for one in found["results"]]
     assert shown == [
@@ -822,7 +753,7 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
         assert {one["topic"] for one in findings} == {None, "timed"}
         told = []
         for name in ("ranked", "nosuch"):
-            for method, path, _ in asked():
+            for method, path, _ in requests_of_routes():
                 if "timed" in path:
                     refused = program.refused(
                         404, "topic_not_found", method, path.replace("timed", name), {"body": 1}

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import override_settings
 
 from django_rmq import connections
@@ -19,11 +18,11 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.operations import Actor, Permission, consumption
+from django_rmq.operations import Actor, consumption
 from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
-from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.support.brokers import ClusterBroker, direct, set_clock
+from tests.support.programs import Consumer, on_each_broker
 from tests.support.servers import RedisCluster
 from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, total
 
@@ -52,26 +51,6 @@ def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     yield from on_each_broker(request, TOPICS=TOPICS, API={"SEND_RATE": None})
-
-
-class Consumer(Program):
-    """A program that consumes a topic."""
-
-    def __init__(self, topic: str, user: User | None = None) -> None:
-        super().__init__(user or user_with(*Permission))
-        self.topic, self.uuid = topic, str(uuid.uuid4())
-
-    def take(self, most: int = 1, **options: Any) -> list[dict[str, Any]]:
-        body = {"consumer": self.uuid, "max": most, **options}
-        return self.ok("POST", f"topics/{self.topic}/prepare/", body)["messages"]
-
-    def settle(self, verb: str, *taken: dict[str, Any], **how: Any) -> dict[str, int]:
-        named = [{"id": one["id"], "receipt": one["receipt"], **how} for one in taken]
-        return self.ok("POST", f"topics/{self.topic}/{verb}/", {"deliveries": named})["outcomes"]
-
-    def send(self, *bodies: Any, **options: Any) -> None:
-        messages = [{"body": body, "priority": 100, **options} for body in bodies]
-        self.ok("POST", f"topics/{self.topic}/messages/", {"messages": messages}, 202)
 
 
 def topic_of(name: str) -> Topic:

@@ -16,7 +16,7 @@ from django_rmq.api import urls
 from django_rmq.api.probes import PublicView
 from django_rmq.operations import Permission
 from django_rmq.testing import memory_broker
-from tests.integration.test_api import ALL, Program, user_with
+from tests.support.programs import ALL, Program, user_with
 
 pytestmark = pytest.mark.django_db
 

@@ -17,7 +17,7 @@ from django_rmq.api import errors
 from django_rmq.api import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
-from tests.integration.test_api import Program, asked, user_with
+from tests.support.programs import Program, requests_of_routes, user_with
 from tests.support.servers import RedisServer, TcpProxy, ask
 from tests.support.workers import client_of, eventually
 
@@ -63,7 +63,7 @@ def with_query(method: str, path: str) -> str:
 def test_every_route_says_that_redis_is_away(server: RedisServer, program: Program) -> None:
     server.stop()
     settling = {"commit", "rollback", "extend", "release"}
-    for method, path, _ in asked():
+    for method, path, _ in requests_of_routes():
         began = time.monotonic()
         if path.rstrip("/").rpartition("/")[2] in settling:
             # A receipt that is none of ours is told without asking Redis; what asks it is the comparison of definitions.

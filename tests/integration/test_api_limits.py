@@ -27,8 +27,8 @@ from django_rmq.operations import Actor, Permission, sends
 from django_rmq.operations.consumption import LongPollLimiter, seats
 from django_rmq.operations.sends import SendCharge
 from django_rmq.testing import Clock
-from tests.integration.test_api import ALL, Program, on_each_broker, user_with
 from tests.support.brokers import OracleBroker
+from tests.support.programs import ALL, Program, on_each_broker, user_with
 from tests.support.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db

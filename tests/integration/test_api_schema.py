@@ -36,9 +36,9 @@ from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import Deliveries
-from tests.integration.test_api import user_with, views
-from tests.integration.test_worker_reports import join, report
 from tests.support.brokers import Broker
+from tests.support.programs import user_with, views
+from tests.support.reports import join, report
 
 ROOT = Path(__file__).parents[2]
 TOPICS: dict[str, Any] = {

@@ -23,7 +23,7 @@ from django_rmq.operations import Actor, Filter, Operations, Permission
 from django_rmq.operations.actions import MOST_NAMED
 from django_rmq.operations.authorization import record
 from django_rmq.testing import memory_broker
-from tests.integration.test_api import Program, user_with
+from tests.support.programs import Program, user_with
 
 pytestmark = pytest.mark.django_db
 

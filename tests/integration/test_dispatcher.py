@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from tests.support.workers import (
     Heard,
     Worker,
     audit,
-    client_of,
     eventually,
     live,
     send,
@@ -45,13 +44,6 @@ MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=1)
 FIXED = Topic("orders", TopicType.FIXED_TIME, slots=4)
 AT_ONCE = BackOff(0, 0)
-
-
-@pytest.fixture
-def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
-    client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
 
 
 def dead(broker: Any, topic: Topic) -> dict[bytes, tuple[str, bytes]]:

@@ -18,7 +18,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
 from tests.support.brokers import Broker
-from tests.support.workers import Heard, Worker, client_of, eventually, send
+from tests.support.workers import Heard, Worker, eventually, send
 
 TOPIC = Topic("attacked", TopicType.RANGE_MERGE, slots=256, time_range_ms=0, timeout=1, backoff=BackOff(0, 0))
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
@@ -74,13 +74,6 @@ def attacks() -> Iterator[Attack]:
 ATTACKS = dict(zip(range(1, 256, 1), attacks(), strict=False))
 """Slot -> what is put there."""
 FREE = sorted(set(range(TOPIC.slots)) - set(ATTACKS))
-
-
-@pytest.fixture
-def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
-    client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
 
 
 def put(broker: Broker, slot: int, body: str) -> None:

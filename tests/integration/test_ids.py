@@ -40,8 +40,8 @@ from django_rmq.operations import (
     Permission,
 )
 from django_rmq.operations.consumption import SettledDelivery
-from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.support.brokers import Broker
+from tests.support.programs import Program, kill_all, on_each_broker, user_with
 
 TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},
@@ -127,12 +127,8 @@ def put(broker: Any, name: str, *members: bytes, score: int | None = None) -> No
 
 
 def kill(broker: Any, name: str, *members: bytes, error: str = "shop.Boom: bad") -> None:
-    topic = topic_of(name)
     put(broker, name, *members)
-    for slot in range(topic.slots):
-        while (taken := broker.prepare(topic, slot, "W", None, 1000)).status == "ok":
-            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
-            broker.rollback(topic, slot, taken.receipt, failures)
+    kill_all(broker, name, error)
 
 
 def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:

@@ -19,8 +19,8 @@ from django_rmq.core.model.message import message_id
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission, SearchResult
 from django_rmq.operations.messages import SCANNED_PER_PAGE
-from tests.integration.test_api import kill
 from tests.support.brokers import Broker
+from tests.support.programs import kill_all
 
 pytestmark = pytest.mark.django_db
 
@@ -72,7 +72,7 @@ def test_an_id_and_a_key_are_found_in_every_topic_without_a_search_of_lists(shop
     store(shop, "orders", "A-17")
     store(shop, "mails", "A-17", "B-1", "A-171")
     store(shop, "plain", '"A-17"')
-    kill(shop, "mails", "shop.Boom: no mail for A-17")
+    kill_all(shop, "mails", "shop.Boom: no mail for A-17")
     named = shell().search_messages("A-17", seconds=0)
     assert places(named) == [("orders", "store", "A-17"), ("mails", "dead", "A-17")]
     assert (named.named, named.looked_at, named.is_complete, named.unread) == (2, 0, False, 3)
@@ -86,7 +86,7 @@ def test_an_id_and_a_key_are_found_in_every_topic_without_a_search_of_lists(shop
 
 def test_a_text_is_found_in_bodies_keys_and_errors_of_all_topics_the_dead_first(shop: Broker) -> None:
     store(shop, "mails", "B-1", body='{"city":"Bergen"}')
-    kill(shop, "mails", "shop.Boom: unknown city")
+    kill_all(shop, "mails", "shop.Boom: unknown city")
     store(shop, "orders", "A-17", "bergen", body='{"city":"Bergen"}')
     store(shop, "plain", '"Bergen"')
     found = shell().search_messages("Bergen")
@@ -113,7 +113,7 @@ def test_a_search_says_where_it_stopped(shop: Broker) -> None:
 def test_who_may_not_see_bodies_finds_sealed_ids_and_classes_of_errors_alone(shop: Broker) -> None:
     for name in ("mails", "cards"):
         store(shop, name, "A-17", body='{"card":"4111"}')
-        kill(shop, name, "shop.Boom: no A-17")
+        kill_all(shop, name, "shop.Boom: no A-17")
         store(shop, name, "waiting")
     viewer, reader = user(Permission.VIEW), user(Permission.VIEW, Permission.VIEW_BODIES)
     for text in ("A-17", "4111", "card", "no A", message_id(slot_of(b"A-17", 2), b"A-17"), "Boo"):
@@ -131,7 +131,7 @@ def test_the_page_shows_what_was_found_and_leads_to_the_list_of_its_topic(
     shop: Broker, staff: Callable[..., Client]
 ) -> None:
     store(shop, "mails", "B-1", "<b>", body='{"city":"<script>Bergen"}')
-    kill(shop, "mails", "shop.Boom: unknown city")
+    kill_all(shop, "mails", "shop.Boom: unknown city")
     client = staff("view_topic", "view_bodies")
     address = reverse("admin:django_rmq_topic_search")
     assert f'action="{address}"' in client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()

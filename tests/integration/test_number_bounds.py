@@ -15,8 +15,8 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections
-from tests.integration.test_api import ALL, Program, user_with
 from tests.support.brokers import OracleBroker
+from tests.support.programs import ALL, Program, user_with
 
 pytestmark = pytest.mark.django_db
 

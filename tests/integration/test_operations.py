@@ -55,8 +55,8 @@ from django_rmq.operations import (
 from django_rmq.operations.health import HealthThresholds as HealthLimits
 from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.sending import Send
-from tests.integration.test_worker_reports import REPORT
 from tests.support.brokers import Broker, OracleBroker
+from tests.support.reports import REPORT
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, broker_on, client_of
 

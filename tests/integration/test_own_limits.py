@@ -28,7 +28,7 @@ from django_rmq import (
 from django_rmq.operations import Actor, Operations
 from django_rmq.testing import Clock, captured_messages, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.integration.test_api_consuming import Consumer
+from tests.support.programs import Consumer
 
 pytestmark = pytest.mark.django_db
 

@@ -38,8 +38,8 @@ from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from django_rmq.testing import memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.integration.test_api import Program, user_with
 from tests.support.brokers import OracleBroker
+from tests.support.programs import Program, user_with
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": "1h", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},

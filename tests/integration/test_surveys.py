@@ -24,8 +24,8 @@ from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import NotPermitted, ServerUnavailable
 from django_rmq.metrics import RmqCollector
 from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
-from tests.integration.test_api import Program, user_with
 from tests.support.brokers import Broker
+from tests.support.programs import Program, user_with
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 

@@ -34,8 +34,8 @@ from django_rmq.models import OutboxMessage
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission, TopicRule, shared_reads
 from django_rmq.operations.health import DEFAULT_THRESHOLDS
-from tests.integration.test_worker_reports import REPORT, join, report
 from tests.support.brokers import Broker
+from tests.support.reports import REPORT, join, report
 
 pytestmark = pytest.mark.django_db
 

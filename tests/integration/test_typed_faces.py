@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from django_rmq import connections
 from django_rmq.api.schema import components
 from django_rmq.conf import get_config
-from tests.integration.test_api import ALL, Program, kill, user_with
 from tests.support.brokers import OracleBroker, direct
+from tests.support.programs import ALL, Program, kill_all, user_with
 
 pytestmark = pytest.mark.django_db
 
@@ -172,7 +172,7 @@ def test_an_edited_body_has_to_fit(
     broker: OracleBroker, program: Program, staff: Callable[..., Client]
 ) -> None:
     program.ok("POST", SEND, {"body": PLAIN, "priority": 50}, 202)
-    kill(direct(broker), "prices")
+    kill_all(direct(broker), "prices")
     (dead,) = program.ok("GET", f"{SEND}?state=dead")["results"]
     replay = f"{SEND}{dead['id']}/replay/"
     answer = program.refused(400, "invalid_body", "POST", replay, {"body": {"shop": 7}}).json()

@@ -29,7 +29,7 @@ from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
-from tests.integration.test_worker_reports import REPORT
+from tests.support.reports import REPORT
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.django_db

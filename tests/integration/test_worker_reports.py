@@ -25,10 +25,7 @@ from django_rmq import connections
 from django_rmq.admin.views.worker_views import SILENT_MS
 from django_rmq.conf import get_config
 from django_rmq.core.commands import activity, registry
-from django_rmq.core.commands.registry import delete_reports, read_reports, write_report
-from django_rmq.core.coordination import Worker as Member
-from django_rmq.core.coordination import topic_slots
-from django_rmq.core.coordination.assignment_storage import write_record
+from django_rmq.core.commands.registry import delete_reports, read_reports
 from django_rmq.core.model.keys import reports_key, stacks_key, times_key, worker_requests_key
 from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import LATENESS_BUCKETS
@@ -39,7 +36,6 @@ from django_rmq.core.model.worker_report import (
     RunningCall,
     Stack,
     StackRequest,
-    WorkerReport,
     decode,
     decode_stacks,
     encode_stack_requests,
@@ -51,27 +47,10 @@ from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
+from tests.support.reports import REPORT, join, report
 from tests.support.workers import LONG, Heard, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
-REPORT = WorkerReport(
-    at_ms=1_000,
-    host="alpha",
-    pid=41,
-    version="0.1.0",
-    python="3.12.1",
-    code="2026.11",
-    load=0.5,
-    memory_mib=80.5,
-    threads=4,
-    taken=1,
-    messages=3,
-    running=1,
-    calls=(
-        RunningCall("timed", "1~sealed", 900, 1, "rmq-executor-0"),
-        RunningCall("timed", "1~other", 950, 1, "rmq-executor-1", 0.25, "page 1"),
-    ),
-)
 
 
 @pytest.fixture
@@ -85,18 +64,6 @@ def shop(broker: Any) -> Iterator[Any]:
 
 def overview() -> Any:
     return Operations(Actor("tester", "test")).worker_overview()
-
-
-def join(broker: Any, worker: str, *names: str, pid: int = 41) -> None:
-    """Let a worker of these topics live for a long time."""
-    topics = topic_slots(get_config().topic(name) for name in names)
-    member = Member(worker, "alpha", pid, 1_700_000_000.0, 4, topics)
-    session_ms = round(5 * LONG * 1000)
-    assert broker.run(registry.beat(worker, "t", session_ms, record=write_record("t", member))).status == "ok"
-
-
-def report(broker: Any, worker: str, **changed: Any) -> None:
-    broker.run(write_report(worker, replace(REPORT, **{"at_ms": broker.now_ms(), **changed})))
 
 
 # --- what a report says

@@ -15,6 +15,7 @@ from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import SendOptions
 from django_rmq.exceptions import RmqError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Created = tuple[str, int, Any]
 class SendObservation:
     """One call that sends, while nothing is observed."""
 
-    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+    def options(self, options: SendOptions) -> SendOptions:
         """Return the options of a message, with the headers that link its processing to this call."""
         return options
 

@@ -72,12 +72,12 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
     _send(signals.remove_failed, topic, results=results, error=error)
 
 
-def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
     """Return a function that a worker calls in place of ``function``; it announces and traces the start of each call."""
     if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around(topic, function)
 
-    def announced(argument: Any) -> Any:
+    def announced(argument: Any) -> object:
         messages = argument if isinstance(argument, list) else [argument]
         _send(signals.message_started, topic.name, messages=messages)
         _note("started", topic.name, messages)
@@ -92,7 +92,7 @@ def around_async(topic: Topic, function: Coroutine) -> Coroutine:
     if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around_async(topic, function)
 
-    async def announced(argument: Any) -> Any:
+    async def announced(argument: Any) -> object:
         messages = argument if isinstance(argument, list) else [argument]
         if signals.message_started.has_listeners(topic.name):
             await _asend_started(topic.name, messages)
@@ -234,7 +234,7 @@ def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
     _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 
 
-def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: Any) -> None:
+def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: object) -> None:
     if (events := stream()) is not None:
         events.note(event, topic, [_place(message) for message in messages], **more)
 

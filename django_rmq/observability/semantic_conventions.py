@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import unquote
 
 from django_rmq.conf import Config, get_config
 from django_rmq.core.model import redis_url
+from django_rmq.core.producer.placement import SendOptions
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
@@ -41,7 +41,7 @@ _server: tuple[Config, dict[str, str | int]] | None = None
 
 def attributes(topic: str | None, operation: str) -> dict[str, str | int]:
     """Return the attributes of all spans and metrics of an operation; ``topic`` is None if it concerns several topics."""
-    named: dict[str, Any] = {} if topic is None else {TOPIC: topic}
+    named: SendOptions = {} if topic is None else {TOPIC: topic}
     kind = TYPES.get(operation, operation)
     return {SYSTEM: "rmq", OPERATION: operation, OPERATION_TYPE: kind, **named, **_server_attributes()}
 

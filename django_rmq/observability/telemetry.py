@@ -36,6 +36,7 @@ from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import SendOptions
 from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
 from django_rmq.observability import (
@@ -330,7 +331,7 @@ class _ObservedSend(SendObservation):
 
             propagate.inject(self._carrier)
 
-    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+    def options(self, options: SendOptions) -> SendOptions:
         given = options.get("headers") or {}
         # The producer reports headers that are not a mapping.
         if not self._carrier or not isinstance(given, Mapping):
@@ -458,7 +459,7 @@ class _ObservedAsync(_ObservedCall):
 
 
 class _Call:
-    returned: Any = None
+    returned: object = None
 
 
 def _note_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:

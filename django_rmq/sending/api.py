@@ -19,6 +19,7 @@ from zlib import crc32
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.timezone import get_default_timezone
 
 from django_rmq import connections, observability, open_transactions, outbox
@@ -27,7 +28,7 @@ from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, in_milliseconds
+from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, SendOptions, in_milliseconds
 from django_rmq.core.producer.producer import ROUND_TRIP, Producer, batched, found_nothing, takes_bodies
 from django_rmq.core.producer.validation import check_durability, option_of
 from django_rmq.durations import Duration
@@ -57,7 +58,7 @@ class Observer(Protocol):
 
     delivers: bool
 
-    def see(self, outgoing: Outgoing, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
+    def see(self, outgoing: Outgoing, body: object, options: SendOptions, result: SendResult) -> None:
         """Record a validated message; ``result`` is completed later if it waits for a commit."""
 
 
@@ -65,7 +66,7 @@ observers: list[Observer] = []
 """For ``testing``: the observers of every send of this process, from any thread."""
 
 
-def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
+def commit_to_wait_for(on_commit: bool | None, using: str | None) -> BaseDatabaseWrapper | None:
     """Return the database connection whose commit a message waits for, or None if it is sent at once.
 
     Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
@@ -74,7 +75,7 @@ def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
         on_commit = get_config().on_commit
     if not on_commit:
         return None
-    connection = transaction.get_connection(using)
+    connection: BaseDatabaseWrapper = transaction.get_connection(using)
     if connection.in_atomic_block:
         return connection
     # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
@@ -90,9 +91,9 @@ def dispatch(
     producer: Producer,
     topic: Topic,
     built: list[Outgoing],
-    seen: list[tuple[Any, dict[str, Any]]],
+    seen: list[tuple[object, SendOptions]],
     wanted: Durability,
-    connection: Any,
+    connection: BaseDatabaseWrapper | None,
     using: str | None = None,
 ) -> list[SendResult]:
     """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
@@ -131,7 +132,12 @@ class ChunkedSend:
     """The messages of one call of ``send_messages``, chunk by chunk."""
 
     def __init__(
-        self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any, using: str | None
+        self,
+        topic: Topic,
+        shared: SendOptions,
+        wanted: Durability,
+        connection: BaseDatabaseWrapper | None,
+        using: str | None,
     ) -> None:
         self.results = SendResults(topic.name)
         self.under_way = 0
@@ -152,7 +158,7 @@ class ChunkedSend:
             and wanted == STORED
         )
 
-    def send(self, chunk: Sequence[Any], call: observability.SendObservation) -> None:
+    def send(self, chunk: Sequence[object], call: observability.SendObservation) -> None:
         """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
         self.under_way = len(chunk)
         self._send(chunk, call)
@@ -168,7 +174,7 @@ class ChunkedSend:
         if not isinstance(error, CallerError):
             error.add_note(f"send_messages had sent {len(self.results)} messages before")
 
-    def _send(self, chunk: Sequence[Any], call: observability.SendObservation) -> None:
+    def _send(self, chunk: Sequence[object], call: observability.SendObservation) -> None:
         # Observers see each message, and a ``Send`` has options of its own, so both need the slower path.
         if self._is_plain and not observers and Send not in set(map(type, chunk)):
             self._send_plain(chunk)
@@ -188,7 +194,7 @@ class ChunkedSend:
             dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
         )
 
-    def _send_plain(self, bodies: Sequence[Any]) -> None:
+    def _send_plain(self, bodies: Sequence[object]) -> None:
         """Send bodies that share all options, at once."""
         connections.agree(self._topic)
         before = len(self.results)
@@ -207,7 +213,7 @@ class ChunkedSend:
         return f"; the {len(self.results)} messages before it were sent" if self.results else ""
 
 
-def options_in_ms(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
+def options_in_ms(topic: Topic, options: SendOptions) -> SendOptions:
     """Return the options of a message as the producer takes them; see ``in_milliseconds``.
 
     Naive datetimes in them are times of ``TIME_ZONE`` if ``USE_TZ`` is False.
@@ -272,7 +278,7 @@ acancel_message = coroutine_of(cancel_message)
 def _take_back(
     act: Literal["remove", "cancel"],
     topic: str,
-    named: dict[str, Any],
+    named: SendOptions,
     on_commit: bool | None,
     using: str | None,
 ) -> RemoveResult:
@@ -483,7 +489,7 @@ def send_messages(
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
     declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
     connection = commit_to_wait_for(on_commit, using)
-    chunks: Iterable[Sequence[Any]]
+    chunks: Iterable[Sequence[object]]
     if isinstance(bodies, (list, tuple)):
         chunks = [bodies]
     elif connection is not None:
@@ -503,7 +509,7 @@ def send_messages(
     return bulk.results
 
 
-def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
+def send_outgoing(outgoing: Outgoing, body: object) -> SendResult:
     """Send at once a message that was already validated and placed; ``body`` is what observers are shown.
 
     For operations, which use a slot and a score that no option can express. Raises the errors of
@@ -521,7 +527,7 @@ _SHAREABLE = OPTIONS.keys() | {"on_commit"}
 
 
 async def _send_shared(
-    act: Literal["send", "ensure"], args: tuple[Any, ...], given: Mapping[str, Any]
+    act: Literal["send", "ensure"], args: tuple[Any, ...], given: SendOptions
 ) -> SendResult | None:
     """Send one message over the connection that the event loop shares, or return None if its thread has to send it.
 
@@ -567,7 +573,7 @@ asend_messages = coroutine_of(send_messages)
 aensure_message = coroutine_of(ensure_message, partial(_send_shared, "ensure"))
 
 
-def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterable[str]) -> TypeError:
+def _unknown_option(function: Callable[..., object], name: object, unknown: Iterable[str]) -> TypeError:
     """Return the error about an option that ``function`` does not have; it says which one the topic takes."""
     option, known = next(iter(unknown)), list(signature(function).parameters)[:-1]
     text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, known)}"
@@ -579,7 +585,7 @@ def _unknown_option(function: Callable[..., Any], name: object, unknown: Iterabl
     )
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _given(**options: object) -> SendOptions:
     """Return those options of a message that the caller has given."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -587,7 +593,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def _send_one(
     name: str,
     body: Any,
-    options: dict[str, Any],
+    options: SendOptions,
     ensure: bool,
     wanted: Durability,
     on_commit: bool | None,
@@ -614,8 +620,8 @@ def _send_one(
 
 
 def _named_by(
-    topic: Topic, body: Any, options: dict[str, Any], name: str
-) -> tuple[MessageIdentity, dict[str, Any]]:
+    topic: Topic, body: object, options: SendOptions, name: str
+) -> tuple[MessageIdentity, SendOptions]:
     """Return the slot and the member of an id, and the options with which its message is sent again."""
     if "key" in options:
         raise InvalidMessage("give key= or id=, not both")

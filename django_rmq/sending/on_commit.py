@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq import connections, observability, outbox
 from django_rmq.conf import get_config
@@ -46,7 +47,7 @@ class DeferredResult(SendResult):
 
     __slots__ = ("_call",)
 
-    def __init__(self, out: Outgoing, wanted: Durability, call: ref[Any]) -> None:
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[DeferredSend]) -> None:
         self.topic = out.topic.name
         self.slot = out.slot
         self.member = out.member
@@ -104,9 +105,9 @@ class RemoveResult(str):
     """The member in Redis: the encoded body, or the key."""
     status: RemoveStatus
     """Where the message was; ``pending`` until the commit."""
-    _call: ref[Any] | None
+    _call: ref[DeferredSend] | None
 
-    def __new__(cls, word: str, topic: str, member: bytes, call: ref[Any] | None = None) -> Self:
+    def __new__(cls, word: str, topic: str, member: bytes, call: ref[DeferredSend] | None = None) -> Self:
         """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
         result = super().__new__(cls, word)
         result.topic, result.member, result._call = topic, member, call
@@ -126,7 +127,7 @@ class RemoveResult(str):
         self.status = cast("RemoveStatus", outcome.status)
 
 
-def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
+def _status_by_now(result: object, name: str, call: ref[DeferredSend] | None) -> str:
     """Return the status of a result that is not final. ``complete`` sets the attribute, and Python then reads that."""
     if name != "status":
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
@@ -247,7 +248,7 @@ class DeferredSend:
     topic: Topic
     messages: Sequence[Outgoing]
     wanted: Durability
-    connection: Any
+    connection: BaseDatabaseWrapper
     number: int
     others: MutableMapping[int, DeferredSend]
     """All waiting calls of the connection, in order, including this one until it is flushed."""
@@ -287,7 +288,7 @@ class DeferredSend:
                 call.messages = call.results = call.rows = ()
 
 
-_waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, DeferredSend]] = WeakKeyDictionary()
+_waiting: WeakKeyDictionary[BaseDatabaseWrapper, WeakValueDictionary[int, DeferredSend]] = WeakKeyDictionary()
 """For each connection the waiting calls, in order. Only Django holds a call, by its callback."""
 
 _numbers = count()
@@ -317,7 +318,7 @@ def defer(
     topic: Topic,
     messages: Sequence[Outgoing],
     wanted: Durability,
-    connection: object,
+    connection: BaseDatabaseWrapper,
 ) -> list[DeferredResult]:
     """Send ``messages`` to Redis when ``connection`` commits; return their results, which are completed then.
 
@@ -331,7 +332,9 @@ def defer(
     return results
 
 
-def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: object) -> RemoveResult:
+def defer_removal(
+    producer: Producer | None, topic: Topic, out: Outgoing, connection: BaseDatabaseWrapper
+) -> RemoveResult:
     """Remove ``out`` when ``connection`` commits, in order with the sends of the transaction; see ``defer``."""
     call = _register(producer, topic, [out], STORED, connection)
     result = RemoveResult("pending", topic.name, out.member, ref(call))
@@ -347,7 +350,11 @@ def rows_waiting(using: str | None) -> set[int]:
 
 
 def _register(
-    producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
+    producer: Producer | None,
+    topic: Topic,
+    messages: Sequence[Outgoing],
+    wanted: Durability,
+    connection: BaseDatabaseWrapper,
 ) -> DeferredSend:
     if producer is not None and not connections.is_agreed(topic):
         try:

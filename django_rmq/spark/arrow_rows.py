@@ -153,7 +153,7 @@ def _pays(column: pa.Array, shape: Shape) -> bool:
 
 def canonical_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Return each row as a JSON object of some columns. Raises ``InvalidMessage`` for what JSON cannot represent."""
-    parts: list[Any] = []
+    parts: list[object] = []
     for name in sorted(set(columns)):
         try:
             written = _number_texts(batch.column(name))
@@ -197,7 +197,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
     return None
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
@@ -235,7 +235,7 @@ def _reshaped(column: pa.Array, shape: Shape) -> pa.Array:
     return _joined([part if isinstance(part, str) else values[part] for part in shape.form])
 
 
-def _joined(parts: Sequence[Any]) -> pa.Array:
+def _joined(parts: Sequence[object]) -> pa.Array:
     """Return rows of parts, each of which is a text or a column of texts; null if one of its parts is null."""
     return pc.binary_join_element_wise(*parts, "")
 
@@ -341,7 +341,7 @@ def _text(raw: bytes) -> pa.Scalar:
     return pa.scalar(raw, pa.large_binary())
 
 
-def _written(texts: pa.Array, *before: Any) -> pa.Array:
+def _written(texts: pa.Array, *before: object) -> pa.Array:
     """Return each text as an argument of a command, behind what is ``before`` it."""
     lengths = pc.binary_length(texts).cast(pa.large_string()).cast(pa.large_binary())
     parts = wire.parts_of_argument(lengths, texts.cast(pa.large_binary()), _text)

@@ -294,7 +294,7 @@ def rows_of(
     columns: Sequence[str],
     batch: pa.RecordBatch,
     bodies: list[bytes],
-    parsed: list[Any] | None,
+    parsed: list[object] | None,
     build: Callable[[list[int]], list[Outgoing]],
     now_ms: int,
 ) -> ArrowRows | None:

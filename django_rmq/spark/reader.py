@@ -338,7 +338,7 @@ class LiveRows:
                 )
             )
         )
-        rows: list[Any] = []
+        rows: list[bytes] = []
         for entry in page.entries:
             rows += (entry.member, f"{entry.score:.17g}".encode())
         found = self._take(rows, is_last=page.cursor is None)
@@ -485,7 +485,7 @@ class PushdownReader(Reader):
     def _between(self, low: float, high: float) -> None:
         self._low, self._high = max(self._low, float(low)), min(self._high, float(high))
 
-    def _among(self, column: str, values: Sequence[Any]) -> None:
+    def _among(self, column: str, values: Sequence[object]) -> None:
         if column == "topic":
             self._topics = [topic for topic in self._topics if topic in values]
         elif column == "queue":

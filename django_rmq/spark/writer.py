@@ -340,7 +340,7 @@ class Target:
             built.append(self.producer.build(raw, exact_json(body.decode()) if decodes else body, **given))
         return built
 
-    def _bodies(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[Any] | None]:
+    def _bodies(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[object] | None]:
         """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
         topic = self.topic
         if self.encoding.body_columns:
@@ -365,7 +365,7 @@ class Target:
             raise InvalidMessage(f"column value: {error}") from None
         return column.cast(pa.binary()).to_pylist(), None
 
-    def _of_texts(self, column: pa.Array) -> tuple[list[bytes], list[Any] | None]:
+    def _of_texts(self, column: pa.Array) -> tuple[list[bytes], list[object] | None]:
         """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
         parsed = list(map(decode_json, column.to_pylist())) if self.topic.slot_basis is not None else None
         known = canonical_texts(column) if self.encoding.canonical else column

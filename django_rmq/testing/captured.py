@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.producer.placement import SendOptions
 from django_rmq.exceptions import InvalidBody
 
 _ANY: Any = object()
@@ -20,7 +21,7 @@ class CapturedMessage:
 
     topic: str
     body: Any
-    options: Mapping[str, Any]
+    options: SendOptions
     """The options given beside the body: key, priority, time_range, fixed_time, delay, slot_basis, headers, expires,
     max_retries, timeout."""
     slot: int
@@ -52,7 +53,7 @@ class _Recorder:
         self.messages = CapturedMessages()
         self._lock = threading.Lock()
 
-    def see(self, outgoing: Any, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
+    def see(self, outgoing: Any, body: Any, options: SendOptions, result: SendResult) -> None:
         message = CapturedMessage(
             outgoing.topic.name,
             body,
@@ -137,7 +138,7 @@ def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages |
         raise AssertionError(f"expected no message{where}, found {len(found)}; {_listed(found)}")
 
 
-def _comparable(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(name: str, options: SendOptions) -> SendOptions:
     """Return the options of a send with times in ms, so that ``60`` is the same as ``"1m"``."""
     from django_rmq.conf import get_config
     from django_rmq.sending import options_in_ms

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.ack import BrokerDeliveryControl
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
@@ -46,7 +47,7 @@ def drain(
             raise ConfigurationError(f"topic {topic!r} has no listener")
         listeners = {topic: listeners[topic]}
     served = [(config.topics[name], listeners[name]) for name in listeners if name in config.topics]
-    broker: Any = connections.get_broker("worker")
+    broker: Broker = connections.get_broker("worker")
     owner = uuid4().hex
     if not live and not broker.in_memory:
         raise ConfigurationError(
@@ -74,7 +75,7 @@ async def adrain(topic: str | None = None, **options: Any) -> int:
     return await sync_to_async(drain)(topic, **options)
 
 
-def _due_slots(broker: Any, topic: Topic) -> list[int]:
+def _due_slots(broker: Broker, topic: Topic) -> list[int]:
     now, due = broker.now_ms(), []
     for first in range(0, topic.slots, HEADS):
         slots = range(first, min(first + HEADS, topic.slots))
@@ -84,7 +85,7 @@ def _due_slots(broker: Any, topic: Topic) -> list[int]:
 
 
 def _drain_slot(
-    broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
+    broker: Broker, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
     """Deliver what is due in one slot; return the number of deliveries."""
     from django_rmq import open_transactions
@@ -121,10 +122,10 @@ def _drain_slot(
         raised.clear()
 
 
-def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
+def _recorded(function: Callable[[Any], object], raised: list[BaseException]) -> Callable[[Any], object]:
     """Return a listener that keeps its errors in ``raised``, except for those by which it decides how it ends."""
 
-    def recorded(argument: Any) -> Any:
+    def recorded(argument: Any) -> object:
         try:
             return function(argument)
         except (Retry, Reject):
@@ -141,14 +142,14 @@ def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Ca
     return recorded
 
 
-def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[Message]:
+def _messages(broker: Broker, topic: Topic, slot: int, prepared: Prepared) -> list[Message]:
     """Return what listeners are given."""
     holder = BrokerDeliveryControl(broker)
     return [Message(topic, slot, prepared.receipt, delivery, holder) for delivery in prepared.deliveries]
 
 
 def _settle(
-    broker: Any,
+    broker: Broker,
     topic: Topic,
     slot: int,
     receipt: int,

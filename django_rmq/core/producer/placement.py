@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from operator import add
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from zlib import crc32
 
 from django_rmq.core.model.body_codec import encode_body
@@ -45,6 +45,10 @@ TIMES = frozenset({"time_range", "delay", "fixed_time", "expires", "timeout"})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_SECONDS, _FIRST_MS, _LAST_MS = 1_000_000_000, 100_000_000_000, 100_000_000_000_000
 """The bounds of numbers that probably mean seconds since the epoch (from 2001 on), and of those that mean milliseconds."""
+
+
+SendOptions: TypeAlias = dict[str, Any]
+"""What a caller says of a send or of a removal: keyword arguments by their names."""
 
 
 def in_milliseconds(
@@ -138,7 +142,7 @@ class Send:
     max_retries: int | None = None
     timeout: Duration | None = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> SendOptions:
         """Return the options given beside the body."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
@@ -277,7 +281,7 @@ class Placement:
         return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
 
 
-def built(places: Placement, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
+def built(places: Placement, topic: Topic, body: object, options: SendOptions) -> Outgoing:
     """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``. Times are in ms, timeout in s."""
     topic = places.present(topic)
     given = options.get

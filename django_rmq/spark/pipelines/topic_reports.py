@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
@@ -67,7 +67,22 @@ class Report(Pipeline):
                 context.show("\n".join(_lines(name, one)))
 
 
-def _empty(topic: Topic) -> dict[str, Any]:
+class Figures(TypedDict):
+    """What is reported about a topic."""
+
+    type: str
+    slots: int
+    backlog: dict[str, int]
+    due: dict[str, int]
+    dead: dict[str, int]
+    depths: list[int]
+    errors: dict[str, int]
+    skew: NotRequired[float | None]
+    sent: NotRequired[int]
+    merge_ratio: NotRequired[float | None]
+
+
+def _empty(topic: Topic) -> Figures:
     return {
         "type": topic.type.value,
         "slots": topic.slots,
@@ -79,7 +94,7 @@ def _empty(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _count(frame: DataFrame, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
+def _count(frame: DataFrame, now_ms: int, found: dict[str, Figures]) -> None:
     """Count in one pass; bodies stay in the tasks."""
     small = frame.selectExpr(
         *("topic", "slot", "queue"),
@@ -106,7 +121,7 @@ def _classes(value: str, bounds: Sequence[tuple[int, str]], beyond: str) -> str:
     return f"case when {value} is null then null {cases} else '{beyond}' end"
 
 
-def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
+def _finish(context: Context, topic: Topic, one: Figures) -> None:
     mean = sum(one["depths"]) / topic.slots
     one["skew"] = round(max(one["depths"]) / mean, 3) if mean else None
     most = sorted(one["errors"].items(), key=lambda pair: (-pair[1], pair[0]))
@@ -123,7 +138,7 @@ def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
     one["merge_ratio"] = round(merged / sent, 4) if sent else None
 
 
-def _lines(name: str, one: dict[str, Any]) -> list[str]:
+def _lines(name: str, one: Figures) -> list[str]:
     """Return the report of one topic in readable form."""
     backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
     found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]

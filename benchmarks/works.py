@@ -66,11 +66,14 @@ class Bench:
         self.raws = [encode_json(body) for body in self.dicts]
         self.singles = singles
 
-    def _empty(self) -> None:
-        """Delete what the work before has left, now: in the background it would slow this one down."""
+    def _timed(
+        self, count: int, work: Callable[[], object], fill: Callable[[], object] | None = None
+    ) -> float:
+        """Return messages per second of ``work`` on a database that was emptied, and then filled."""
+        # Now: in the background it would slow this work down.
         self.client.execute_command("FLUSHDB", "SYNC")
-
-    def _timed(self, count: int, work: Callable[[], object]) -> float:
+        if fill is not None:
+            fill()
         began = time.perf_counter()
         work()
         return count / (time.perf_counter() - began)
@@ -88,30 +91,24 @@ class Bench:
             pipeline.execute()
 
     def bare_send_bytes(self) -> float:
-        self._empty()
         return self._timed(len(self.raws), lambda: self._bare_send(self.raws))
 
     def bare_send_dicts(self) -> float:
-        self._empty()
         return self._timed(
             len(self.dicts), lambda: self._bare_send([encode_json(body) for body in self.dicts])
         )
 
     def send_bytes(self) -> float:
-        self._empty()
         return self._timed(len(self.raws), lambda: self.producer.send_bodies(BYTES_TOPIC, self.raws))
 
     def send_dicts(self) -> float:
-        self._empty()
         return self._timed(len(self.dicts), lambda: self.producer.send_bodies(TOPIC, self.dicts))
 
     def bare_send_twice(self) -> float:
-        self._empty()
         return self._timed(2 * len(self.raws), lambda: self._bare_send(self.raws + self.raws))
 
     def send_debounced(self) -> float:
         """Send each message twice, so that every second send starts a wait again."""
-        self._empty()
         return self._timed(
             2 * len(self.raws),
             lambda: [self.producer.send_bodies(DEBOUNCED, self.raws) for _ in range(2)],
@@ -119,7 +116,6 @@ class Bench:
 
     def send_fifo(self) -> float:
         """Send the dicts into the lines of their entities. Each is a message of its own, with a key and an envelope."""
-        self._empty()
         return self._timed(len(self.dicts), self._send_fifo)
 
     def _send_fifo(self) -> None:
@@ -127,7 +123,6 @@ class Bench:
 
     def raw_send_bytes(self) -> float:
         """The same commands through a socket without a client; Redis works on one trip while the next is packed."""
-        self._empty()
 
         def work() -> None:
             with self._socket() as connection:
@@ -145,8 +140,6 @@ class Bench:
         return self._timed(len(self.raws), work)
 
     def raw_single(self) -> float:
-        self._empty()
-
         def work() -> None:
             with self._socket() as connection:
                 for raw in self.raws[: self.singles]:
@@ -165,8 +158,6 @@ class Bench:
         return connection
 
     def bare_single(self) -> float:
-        self._empty()
-
         def work() -> None:
             for raw in self.raws[: self.singles]:
                 self.client.zadd(f"bare_{slot_of(raw, SLOTS)}", {raw: 1_800_000_000_000})
@@ -174,8 +165,6 @@ class Bench:
         return self._timed(self.singles, work)
 
     def single(self) -> float:
-        self._empty()
-
         def work() -> None:
             for body in self.dicts[: self.singles]:
                 self.producer.send([self.producer.build(TOPIC, body)])
@@ -185,7 +174,7 @@ class Bench:
     # --- consuming
 
     def _consume(self, function: Callable[[Any], Any], batch_size: int | None, topic: Topic = TOPIC) -> float:
-        self._empty()
+        self.client.execute_command("FLUSHDB", "SYNC")
         if topic is FIFO:
             self._send_fifo()
         else:
@@ -219,42 +208,26 @@ class Bench:
         return len(self.dicts) / (ended - begun)
 
     def consume_each(self) -> float:
-        def listen(message: Any) -> None:
-            message.body  # noqa: B018 - decoding belongs to the work
-
-        return self._consume(listen, None)
+        return self._consume(_read_body, None)
 
     def consume_fifo(self) -> float:
-        def listen(message: Any) -> None:
-            message.body  # noqa: B018
-
-        return self._consume(listen, None, FIFO)
+        return self._consume(_read_body, None, FIFO)
 
     def consume_kept(self) -> float:
         """Consume each message, and keep what became of it (OUTCOME_RETENTION)."""
-
-        def listen(message: Any) -> None:
-            message.body  # noqa: B018
-
-        return self._consume(listen, None, KEPT)
+        return self._consume(_read_body, None, KEPT)
 
     def consume_batches(self) -> float:
-        def listen(messages: list[Any]) -> None:
-            for message in messages:
-                message.body  # noqa: B018
-
-        return self._consume(listen, 500)
+        return self._consume(lambda messages: [message.body for message in messages], 500)
 
     # --- the price of safety
 
     def _fill(self) -> None:
-        self._empty()
         self.producer.send_bodies(BYTES_TOPIC, self.raws)
         time.sleep(0.01)
 
     def safe_scripts(self) -> float:
         """Prepare and commit by our scripts, at the worker's batch size, a round trip each."""
-        self._fill()
 
         def work() -> None:
             for slot in range(SLOTS):
@@ -268,11 +241,10 @@ class Bench:
                     members = [delivery.member for delivery in taken.deliveries]
                     self.broker.run(ack.commit(BYTES_TOPIC, slot, taken.receipt, members))
 
-        return self._timed(len(self.raws), work)
+        return self._timed(len(self.raws), work, self._fill)
 
     def bare_scripts(self) -> float:
         """The same by the article's scripts: no receipt, no gate, no ledger, no retries to be kept apart."""
-        self._fill()
         take, forget = self.client.register_script(TAKE), self.client.register_script(FORGET)
 
         def work() -> None:
@@ -287,7 +259,7 @@ class Bench:
                         break
                     forget(keys=[prepare], args=members)
 
-        return self._timed(len(self.raws), work)
+        return self._timed(len(self.raws), work, self._fill)
 
 
 TAKE = """
@@ -303,6 +275,10 @@ redis.call('ZADD', KEYS[2], unpack(prepared))
 return rows
 """
 FORGET = "return redis.call('ZREM', KEYS[1], unpack(ARGV))"
+
+
+def _read_body(message: Any) -> None:
+    message.body  # noqa: B018 - decoding belongs to the work
 
 
 def _read_lines(connection: socket.socket, count: int) -> int:

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from django_rmq.api import errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
 from django_rmq.api.requests import body_for
-from django_rmq.api.responses import ResponseSerializer
+from django_rmq.api.responses import Json, ResponseSerializer
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
@@ -34,27 +34,22 @@ class ProgressAnswer(ResponseSerializer):
     done = serializers.IntegerField()
     total = serializers.IntegerField()
     outcomes = serializers.DictField(child=serializers.IntegerField())
-    complete = serializers.BooleanField()
+    complete = serializers.BooleanField(source="is_complete")
     problems = serializers.ListField(child=serializers.CharField())
     results = OutcomeAnswer(many=True, required=False, help_text="Only if the request has `ids`")
 
 
-def progress(found: BulkProgress) -> dict[str, Any]:
+def progress(found: BulkProgress) -> Json:
     """Return the progress of an action."""
-    return {
-        "done": found.done,
-        "total": found.total,
-        "outcomes": found.outcomes,
-        "complete": found.is_complete,
-        "problems": list(found.problems[:20]),
-    }
+    return ProgressAnswer.of(found, problems=found.problems[:20])
 
 
-def acted(done: ActionResult) -> dict[str, Any]:
+def acted(done: ActionResult) -> Json:
     """Return the outcomes of an action on named messages."""
     found = BulkProgress(len(done.found), len(done.found), done.outcomes, is_complete=True)
-    results = [{"id": name, "outcome": word} for name, word in done.found.items()]
-    return {**progress(found), "results": results}
+    return ProgressAnswer.of(
+        found, results=[{"id": name, "outcome": word} for name, word in done.found.items()]
+    )
 
 
 SLICE_SECONDS = 2.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.responses import ResponseSerializer, maybe
+from django_rmq.api.responses import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.background_action import ActionKind, ActionProgress
@@ -20,23 +20,27 @@ from django_rmq.operations import Permission
 class BackgroundActionAnswer(ResponseSerializer):
     """An action in the background, and how far it is."""
 
-    action_id = serializers.CharField()
-    action = serializers.ChoiceField(get_args(ActionKind))
-    topic = serializers.CharField()
+    action_id = serializers.CharField(source="action.id")
+    action = serializers.ChoiceField(get_args(ActionKind), source="action.kind")
+    topic = serializers.CharField(source="action.topic")
     state = serializers.CharField(help_text="The state of the messages")
-    selection = serializers.CharField(help_text="The messages, as the audit trail names them")
+    selection = serializers.CharField(
+        source="action.described", help_text="The messages, as the audit trail names them"
+    )
     status = serializers.ChoiceField(
         ["waiting", "running", "stopping", "done", "stopped", "failed"],
         help_text="waiting: for a worker. failed: see `problem`",
     )
     done = serializers.IntegerField()
-    total = serializers.IntegerField(help_text="How many match; if `exact` is false, how many are searched")
-    exact = serializers.BooleanField()
+    total = serializers.IntegerField(
+        source="action.total", help_text="How many match; if `exact` is false, how many are searched"
+    )
+    exact = serializers.BooleanField(source="action.is_exact")
     outcomes = serializers.DictField(child=serializers.IntegerField())
     rate = maybe(serializers.FloatField, help_text="Messages per second on average")
     seconds_left = maybe(serializers.FloatField)
-    started_by = serializers.CharField()
-    started_ms = serializers.IntegerField()
+    started_by = serializers.CharField(source="action.by")
+    started_ms = serializers.IntegerField(source="action.started_ms")
     stopped_by = maybe(serializers.CharField)
     ended_ms = maybe()
     problem = serializers.CharField(allow_blank=True)
@@ -48,28 +52,16 @@ class BackgroundActionsAnswer(ResponseSerializer):
     results = BackgroundActionAnswer(many=True, help_text="Those that ended in the last hour, too")
 
 
-def background_action(one: ActionProgress, now_ms: int) -> dict[str, Any]:
+def background_action(one: ActionProgress, now_ms: int) -> Json:
     """Return an action in the background."""
-    action = one.action
-    return {
-        "action_id": action.id,
-        "action": action.kind,
-        "topic": action.topic,
-        "state": STATE_OF.get(action.state, action.state),
-        "selection": action.described,
-        "status": one.state(now_ms),
-        "done": one.done,
-        "total": action.total,
-        "exact": action.is_exact,
-        "outcomes": one.outcomes,
-        "rate": one.rate(now_ms),
-        "seconds_left": one.seconds_left(now_ms),
-        "started_by": action.by,
-        "started_ms": action.started_ms,
-        "stopped_by": one.stopped_by or None,
-        "ended_ms": one.ended_ms,
-        "problem": one.problem,
-    }
+    return BackgroundActionAnswer.of(
+        one,
+        state=STATE_OF.get(one.action.state, one.action.state),
+        status=one.state(now_ms),
+        rate=one.rate(now_ms),
+        seconds_left=one.seconds_left(now_ms),
+        stopped_by=one.stopped_by or None,
+    )
 
 
 class BackgroundView(RmqView):

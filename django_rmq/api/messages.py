@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from rest_framework import serializers
@@ -14,13 +14,13 @@ from django_rmq import Send
 from django_rmq.api import actions, errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
 from django_rmq.api.requests import Anything, body_for
-from django_rmq.api.responses import ResponseSerializer, maybe
+from django_rmq.api.responses import InstantField, Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.send_results import SendResult
-from django_rmq.core.model.status import QUEUES, STATES, MessageStatus
+from django_rmq.core.model.status import QUEUES, STATES
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import Causes, Followed, Listing, MessageCopy, Permission
+from django_rmq.operations import Causes, Followed, MessageCopy, Permission
 from django_rmq.operations.authorization import is_redacted
 from django_rmq.operations.message_status import REASONS
 from django_rmq.operations.message_view import shown_body
@@ -68,45 +68,16 @@ class MessagesAnswer(ResponseSerializer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
-def copy(one: MessageCopy) -> dict[str, Any]:
+def copy(one: MessageCopy) -> Json:
     """Return one copy of a message, as far as it may be seen."""
     body, encoding = shown_body(one)
-    return {
-        "id": one.id,
-        "state": one.state,
-        "slot": one.slot,
-        "at_ms": one.at_ms,
-        "priority": one.priority,
-        "retries_left": one.retries_left,
-        "body": body,
-        "encoding": encoding,
-        "redacted": one.raw is not None and is_redacted(one.topic),
-        "size": one.size,
-        "key": one.key,
-        "headers": one.headers,
-        "slot_basis": one.slot_basis,
-        "expires_ms": one.expires_ms or None,
-        "max_retries": one.max_retries,
-        "timeout": one.timeout,
-        "failed": one.failed,
-        "failures": one.failures,
-        "first_failed_ms": one.first_failed_ms,
-        "last_failed_ms": one.last_failed_ms,
-        "error_class": one.error_class,
-        "error": one.error,
-        "mark": one.mark,
-    }
-
-
-def page(listing: Listing, following: str | None) -> dict[str, Any]:
-    """Return a page of messages. ``following``: the address of the next one."""
-    return {
-        "results": [copy(one) for one in listing.copies],
-        "next": following,
-        "cursor": listing.cursor or None,
-        "scanned": listing.scanned,
-        "problems": listing.problems,
-    }
+    return MessageAnswer.of(
+        one,
+        body=body,
+        encoding=encoding,
+        redacted=one.raw is not None and is_redacted(one.topic),
+        expires_ms=one.expires_ms or None,
+    )
 
 
 class CauseAnswer(ResponseSerializer):
@@ -143,37 +114,19 @@ class CausesAnswer(ResponseSerializer):
         help_text="How many dead messages were looked at, of each topic those that died last"
     )
     total = serializers.IntegerField(help_text="How many dead messages these topics have")
-    complete = serializers.BooleanField(help_text="Whether all were looked at")
+    complete = serializers.BooleanField(source="is_complete", help_text="Whether all were looked at")
     unread = serializers.IntegerField(help_text="How many topics were not read, because the time was over")
     problems = serializers.ListField(child=serializers.CharField())
 
 
-def causes(found: Causes) -> dict[str, Any]:
+def causes(found: Causes) -> Json:
     """Return the causes of deaths."""
+    groups = [(name, group) for name, grouped in found.topics for group in grouped.rows]
     rows = [
-        {
-            "topic": name,
-            "cause": group.cause,
-            "error_class": group.error_class,
-            "error": group.error,
-            "count": group.count,
-            "share": group.share,
-            "first_ms": group.first_ms,
-            "last_ms": group.last_ms,
-            "hours": [list(pair) for pair in group.hours],
-            "samples": [sample.id for sample in group.samples],
-        }
-        for name, grouped in found.topics
-        for group in grouped.rows
+        CauseAnswer.of(group, topic=name, samples=[sample.id for sample in group.samples])
+        for name, group in sorted(groups, key=lambda pair: -pair[1].count)
     ]
-    return {
-        "results": sorted(rows, key=lambda row: -row["count"]),
-        "looked_at": found.looked_at,
-        "total": found.total,
-        "complete": found.is_complete,
-        "unread": found.unread,
-        "problems": found.problems,
-    }
+    return CausesAnswer.of(found, results=rows)
 
 
 class SentAnswer(ResponseSerializer):
@@ -196,20 +149,13 @@ class SendsAnswer(ResponseSerializer):
 
 def sends_response(
     results: Sequence[SendResult], outcomes: Mapping[str, int], id_of: Callable[[SendResult], str]
-) -> dict[str, Any]:
+) -> Json:
     """Return the results of a send. ``id_of``: the ids that the sender may use."""
-    return {
-        "results": [
-            {
-                "id": id_of(one),
-                "slot": one.slot,
-                "status": one.status,
-                "score": int(one.score) if one.score == one.score else None,
-            }
-            for one in results
-        ],
-        "outcomes": dict(outcomes),
-    }
+    rows = [
+        SentAnswer.of(one, id=id_of(one), score=int(one.score) if one.score == one.score else None)
+        for one in results
+    ]
+    return {"results": rows, "outcomes": dict(outcomes)}
 
 
 class StatusAnswer(ResponseSerializer):
@@ -218,7 +164,7 @@ class StatusAnswer(ResponseSerializer):
     state = serializers.ChoiceField(
         STATES, help_text="`done`, `removed` and `cancelled`: only on topics with OUTCOME_RETENTION"
     )
-    due_ms = maybe(help_text="When it can be delivered next")
+    due_ms = maybe(InstantField, source="due", help_text="When it can be delivered next")
     priority = maybe()
     attempts = serializers.IntegerField(
         help_text="Deliveries that failed or succeeded since it last ended, and the one in flight"
@@ -226,19 +172,23 @@ class StatusAnswer(ResponseSerializer):
     worker = serializers.CharField(
         allow_blank=True, help_text="The worker that has it, or had it when it ended"
     )
-    delivered_ms = maybe(help_text="When the delivery began that is in flight, or in which it ended")
-    ended_ms = maybe()
+    delivered_ms = maybe(
+        InstantField,
+        source="delivered",
+        help_text="When the delivery began that is in flight, or in which it ended",
+    )
+    ended_ms = maybe(InstantField, source="ended")
     progress = maybe(
         serializers.FloatField, help_text="From 0 to 1, as the listener reported last; 1 once it is done"
     )
     progress_text = serializers.CharField(
         allow_blank=True, help_text="Empty without the permission view_bodies"
     )
-    progress_ms = maybe(help_text="When the listener reported it")
+    progress_ms = maybe(InstantField, source="progress_at", help_text="When the listener reported it")
     reason = serializers.CharField(allow_blank=True, help_text="Why it is dead")
     error_class = serializers.CharField(allow_blank=True, help_text="Class of the last error")
-    first_failed_ms = maybe()
-    last_failed_ms = maybe()
+    first_failed_ms = maybe(InstantField, source="first_failed")
+    last_failed_ms = maybe(InstantField, source="last_failed")
 
 
 class HoldAnswer(ResponseSerializer):
@@ -269,46 +219,13 @@ class FollowedAnswer(ResponseSerializer):
     )
 
 
-def status(one: MessageStatus) -> dict[str, Any]:
-    """Return the status of a message."""
-    return {
-        "state": one.state,
-        "due_ms": _ms(one.due),
-        "priority": one.priority,
-        "attempts": one.attempts,
-        "worker": one.worker,
-        "delivered_ms": _ms(one.delivered),
-        "ended_ms": _ms(one.ended),
-        "progress": one.progress,
-        "progress_text": one.progress_text,
-        "progress_ms": _ms(one.progress_at),
-        "reason": one.reason,
-        "error_class": one.error_class,
-        "first_failed_ms": _ms(one.first_failed),
-        "last_failed_ms": _ms(one.last_failed),
-    }
-
-
-def followed(found: Followed) -> dict[str, Any]:
+def followed(found: Followed) -> Json:
     """Return a message with its status."""
-    held_by = [
-        {
-            "reason": one.reason,
-            "since_ms": one.since_ms,
-            "count": one.count,
-            "message": one.message_id or None,
-        }
-        for one in found.held_by
-    ]
-    return {
-        "results": [copy(each) for each in found.copies],
-        "status": status(found.status),
-        "held_by": held_by,
-    }
-
-
-def _ms(when: datetime | None) -> int | None:
-    return None if when is None else int(when.timestamp() * 1000)
+    return FollowedAnswer.of(
+        found,
+        results=[copy(each) for each in found.copies],
+        held_by=[HoldAnswer.of(one, message=one.message_id or None) for one in found.held_by],
+    )
 
 
 LONGEST_KEY = 255
@@ -344,7 +261,14 @@ class MessagesView(RmqView):
             query = request.query_params.copy()
             query["cursor"] = listing.cursor
             following = f"{request.build_absolute_uri(request.path)}?{query.urlencode()}"
-        return Response(page(listing, following))
+        return Response(
+            MessagesAnswer.of(
+                listing,
+                results=[copy(one) for one in listing.copies],
+                next=following,
+                cursor=listing.cursor or None,
+            )
+        )
 
     @documented(
         "send",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -12,7 +10,7 @@ from django_rmq.api.responses import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.operations import Permission, ScheduleStats
+from django_rmq.operations import Permission
 
 
 class ScheduleAnswer(ResponseSerializer):
@@ -20,12 +18,12 @@ class ScheduleAnswer(ResponseSerializer):
 
     name = serializers.CharField()
     topic = serializers.CharField()
-    cron = maybe(serializers.CharField)
-    every = maybe(help_text="Seconds")
-    timezone = serializers.CharField()
-    catch_up = serializers.ChoiceField(CATCH_UP)
+    cron = maybe(serializers.CharField, source="schedule.cron")
+    every = maybe(source="schedule.every", help_text="Seconds")
+    timezone = serializers.CharField(source="schedule.timezone")
+    catch_up = serializers.ChoiceField(CATCH_UP, source="schedule.catch_up")
     edited = serializers.ListField(child=serializers.CharField(), help_text="What differs from the settings")
-    paused = serializers.BooleanField()
+    paused = serializers.BooleanField(source="is_paused")
     next_ms = maybe()
     last_ms = maybe()
     late_ms = serializers.IntegerField(
@@ -37,7 +35,9 @@ class ScheduleAnswer(ResponseSerializer):
         "of the last ones has ended and one has failed; null if it is not known",
     )
     outcome_ms = maybe(help_text="When this run was due")
-    missing = serializers.BooleanField(help_text="Whether it is declared and Redis does not know it")
+    missing = serializers.BooleanField(
+        source="is_missing", help_text="Whether it is declared and Redis does not know it"
+    )
 
 
 class SchedulesAnswer(ResponseSerializer):
@@ -60,27 +60,6 @@ class RunAnswer(ResponseSerializer):
     id = serializers.CharField()
 
 
-def schedule(one: ScheduleStats) -> dict[str, Any]:
-    """Return a schedule's figures."""
-    chosen = one.schedule
-    return {
-        "name": one.name,
-        "topic": one.topic,
-        "cron": chosen.cron,
-        "every": chosen.every,
-        "timezone": chosen.timezone,
-        "catch_up": chosen.catch_up,
-        "edited": sorted(one.override),
-        "paused": one.is_paused,
-        "next_ms": one.next_ms,
-        "last_ms": one.last_ms,
-        "late_ms": one.late_ms,
-        "outcome": one.outcome or None,
-        "outcome_ms": one.outcome_ms,
-        "missing": one.is_missing,
-    }
-
-
 class SchedulesView(RmqView):
     """``schedules/``."""
 
@@ -89,7 +68,11 @@ class SchedulesView(RmqView):
     @documented("schedules", answers={200: SchedulesAnswer})
     def get(self, request: Request) -> Response:
         """List the schedules that workers have declared, with their next and last runs."""
-        return Response({"results": [schedule(one) for one in self.operations.schedules(self.known())]})
+        found = self.operations.schedules(self.known())
+        rows = [
+            ScheduleAnswer.of(one, edited=sorted(one.override), outcome=one.outcome or None) for one in found
+        ]
+        return Response({"results": rows})
 
 
 class PauseScheduleView(RmqView):

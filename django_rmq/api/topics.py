@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute
-from django_rmq.api.responses import ResponseSerializer, maybe
+from django_rmq.api.responses import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.run_time_limits import LIMITS
-from django_rmq.core.model.topic import Topic
-from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
+from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import (
     Permission,
     RunningMessages,
-    SlotsStats,
-    TopicCounters,
     TopicLimits,
-    TopicStats,
     WorkerStack,
 )
 from django_rmq.operations.sends import body_schema
@@ -32,20 +26,22 @@ from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
 class TopicAnswer(ResponseSerializer):
     """A topic and its figures. If `partial` is true, the numbers of messages are those of `looked_at` slots only."""
 
-    name = serializers.CharField()
-    type = serializers.ChoiceField(["range_merge", "priority", "fixed_time", "fifo"])
-    slots = serializers.IntegerField()
-    body = serializers.ChoiceField(["json", "text", "bytes"])
-    identity = serializers.ChoiceField(["body", "key"])
-    serial = serializers.BooleanField()
-    timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
-    max_retries = serializers.IntegerField()
-    waiting = serializers.IntegerField()
+    name = serializers.CharField(source="topic.name")
+    type = serializers.ChoiceField(
+        ["range_merge", "priority", "fixed_time", "fifo"], source="topic.type.value"
+    )
+    slots = serializers.IntegerField(source="topic.slots")
+    body = serializers.ChoiceField(["json", "text", "bytes"], source="topic.body")
+    identity = serializers.ChoiceField(["body", "key"], source="topic.identity")
+    serial = serializers.BooleanField(source="topic.serial")
+    timeout = serializers.IntegerField(source="topic.timeout", help_text="Seconds until a delivery times out")
+    max_retries = serializers.IntegerField(source="topic.max_retries")
+    waiting = serializers.IntegerField(source="store")
     due = serializers.IntegerField(
         help_text="Messages that can be taken now: they wait and are due, have rested, or have timed out"
     )
-    running = serializers.IntegerField()
-    resting = serializers.IntegerField()
+    running = serializers.IntegerField(source="prepare")
+    resting = serializers.IntegerField(source="retry")
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
@@ -61,9 +57,9 @@ class TopicAnswer(ResponseSerializer):
     paused_slots = serializers.IntegerField()
     consumers = serializers.IntegerField(help_text="Live workers")
     looked_at = serializers.IntegerField()
-    partial = serializers.BooleanField()  # type: ignore[assignment] # a field, which the class takes out of its body
+    partial = serializers.BooleanField(source="is_partial")  # type: ignore[assignment] # a field, which the class takes out of its body
     now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
-    problems = serializers.ListField(child=serializers.CharField())
+    problems = serializers.ListField(source="troubles", child=serializers.CharField())
 
 
 class OneTopicAnswer(TopicAnswer):
@@ -87,11 +83,15 @@ class OneTopicAnswer(TopicAnswer):
 class LimitsAnswer(ResponseSerializer):
     """The limits of a topic in effect, and those of its settings. null: there is no limit."""
 
-    topic = serializers.CharField()
-    max_rate = maybe(serializers.FloatField, help_text="Deliveries per second of the topic")
-    max_in_flight = maybe(help_text="Messages that run at the same time")
-    declared_max_rate = maybe(serializers.FloatField, help_text="max_rate of the settings")
-    declared_max_in_flight = maybe(help_text="max_in_flight of the settings")
+    topic = serializers.CharField(source="topic.name")
+    max_rate = maybe(
+        serializers.FloatField, help_text="Deliveries per second of the topic", source="topic.max_rate"
+    )
+    max_in_flight = maybe(source="topic.max_in_flight", help_text="Messages that run at the same time")
+    declared_max_rate = maybe(
+        serializers.FloatField, help_text="max_rate of the settings", source="declared.max_rate"
+    )
+    declared_max_in_flight = maybe(source="declared.max_in_flight", help_text="max_in_flight of the settings")
     changed = serializers.ListField(
         child=serializers.CharField(), help_text="The limits that were changed at run time"
     )
@@ -99,75 +99,21 @@ class LimitsAnswer(ResponseSerializer):
     changed_ms = maybe(help_text="When they were changed")
 
 
-def limits(found: TopicLimits) -> dict[str, Any]:
+def limits(found: TopicLimits) -> Json:
     """Return the limits of a topic."""
     changed = found.changed
-    return {
-        "topic": found.topic.name,
-        **{name: getattr(found.topic, name) for name in LIMITS},
-        **{f"declared_{name}": getattr(found.declared, name) for name in LIMITS},
-        "changed": [name for name in LIMITS if changed is not None and name in changed.values],
-        "changed_by": changed.by if changed is not None else None,
-        "changed_ms": changed.at_ms if changed is not None else None,
-    }
+    return LimitsAnswer.of(
+        found,
+        changed=[name for name in LIMITS if changed is not None and name in changed.values],
+        changed_by=changed.by if changed is not None else None,
+        changed_ms=changed.at_ms if changed is not None else None,
+    )
 
 
 class TopicsAnswer(ResponseSerializer):
     """All topics."""
 
     results = TopicAnswer(many=True)
-
-
-def topic(one: TopicStats) -> dict[str, Any]:
-    """Return a topic's figures."""
-    declared = one.topic
-    return {
-        "name": declared.name,
-        "type": declared.type.value,
-        "slots": declared.slots,
-        "body": declared.body,
-        "identity": declared.identity,
-        "serial": declared.serial,
-        "timeout": declared.timeout,
-        "max_retries": declared.max_retries,
-        "waiting": one.store,
-        "running": one.prepare,
-        "resting": one.retry,
-        **{name: getattr(one, name) for name in _FIGURES},
-        "partial": one.is_partial,
-        "problems": one.troubles,
-    }
-
-
-def one_topic(one: TopicStats, declared: Topic, body_schema: dict[str, Any] | None) -> dict[str, object]:
-    """Return a topic's figures, its order and limits, and the JSON schema of its bodies."""
-    return {
-        **topic(one),
-        "order": declared.order if declared.is_fifo else None,
-        "on_duplicate": declared.on_duplicate if declared.is_fifo else None,
-        "max_wait_ms": declared.debounce_ms or None,
-        **{
-            name: getattr(declared, name) for name in ("accumulate", "max_rate", "slot_rate", "max_in_flight")
-        },
-        "body_schema": body_schema,
-    }
-
-
-_FIGURES = (
-    "due",
-    "dead",
-    "claimed",
-    "oldest_due_ms",
-    "age_ms",
-    "undrained_since_ms",
-    "undrained_ms",
-    "running_since_ms",
-    "running_ms",
-    "paused_slots",
-    "consumers",
-    "looked_at",
-    "now_ms",
-)
 
 
 class CountersAnswer(ResponseSerializer):
@@ -187,27 +133,28 @@ class StatsAnswer(ResponseSerializer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
-def stats(flow: TopicCounters) -> dict[str, object]:
-    """Return counters of topics."""
-    results = [{"topic": name, **counted} for name, counted in flow.counted.items()]
-    return {"now_ms": flow.now_ms, "results": results, "problems": list(flow.problems)}
-
-
 class SlotAnswer(ResponseSerializer):
     """The figures of one slot."""
 
     slot = serializers.IntegerField()
-    waiting = serializers.IntegerField()
-    due = serializers.IntegerField()
-    running = serializers.IntegerField()
-    resting = serializers.IntegerField()
-    dead = serializers.IntegerField()
-    claimed = serializers.IntegerField()
-    oldest_due_ms = maybe()
-    undrained_since_ms = maybe(help_text="Priority topics: the time since which the slot has not been empty")
-    running_since_ms = maybe(help_text="When the first delivery began that runs now")
-    paused = serializers.BooleanField()
-    holder = serializers.CharField(allow_blank=True, help_text="The consumer that took from it last")
+    waiting = serializers.IntegerField(source="counts.store")
+    due = serializers.IntegerField(source="counts.due")
+    running = serializers.IntegerField(source="counts.prepare")
+    resting = serializers.IntegerField(source="counts.retry")
+    dead = serializers.IntegerField(source="counts.dead")
+    claimed = serializers.IntegerField(source="counts.claimed")
+    oldest_due_ms = maybe(source="counts.oldest_due_ms")
+    undrained_since_ms = maybe(
+        source="counts.undrained_since_ms",
+        help_text="Priority topics: the time since which the slot has not been empty",
+    )
+    running_since_ms = maybe(
+        source="counts.running_since_ms", help_text="When the first delivery began that runs now"
+    )
+    paused = serializers.BooleanField(source="counts.paused")
+    holder = serializers.CharField(
+        source="counts.owner", allow_blank=True, help_text="The consumer that took from it last"
+    )
     worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
     since_ms = maybe()
     problem = serializers.CharField(allow_blank=True)
@@ -216,43 +163,11 @@ class SlotAnswer(ResponseSerializer):
 class SlotsAnswer(ResponseSerializer):
     """Some slots of a topic."""
 
-    topic = serializers.CharField()
-    slots = serializers.IntegerField(help_text="Number of slots of the topic")
+    topic = serializers.CharField(source="topic.name")
+    slots = serializers.IntegerField(source="topic.slots", help_text="Number of slots of the topic")
     now_ms = serializers.IntegerField()
     next_slot = maybe(help_text="The value of `first` for the next page; null: this is the last page")
-    results = SlotAnswer(many=True)
-
-
-def slots(found: SlotsStats, first: int) -> dict[str, Any]:
-    """Return the figures of slots."""
-    end = first + len(found.rows)
-    rows = [
-        {
-            "slot": row.slot,
-            "waiting": row.counts.store,
-            "due": row.counts.due,
-            "running": row.counts.prepare,
-            "resting": row.counts.retry,
-            "dead": row.counts.dead,
-            "claimed": row.counts.claimed,
-            "oldest_due_ms": row.counts.oldest_due_ms,
-            "undrained_since_ms": row.counts.undrained_since_ms,
-            "running_since_ms": row.counts.running_since_ms,
-            "paused": row.counts.paused,
-            "holder": row.counts.owner,
-            "worker": row.worker,
-            "since_ms": row.since_ms,
-            "problem": row.problem,
-        }
-        for row in found.rows
-    ]
-    return {
-        "topic": found.topic.name,
-        "slots": found.topic.slots,
-        "now_ms": found.now_ms,
-        "next_slot": end if rows and end < found.topic.slots else None,
-        "results": rows,
-    }
+    results = SlotAnswer(many=True, source="rows")
 
 
 class WorkerReportAnswer(ResponseSerializer):
@@ -263,7 +178,9 @@ class WorkerReportAnswer(ResponseSerializer):
     pid = serializers.IntegerField()
     version = serializers.CharField(help_text="The version of django_rmq")
     python = serializers.CharField()
-    code_version = serializers.CharField(help_text="The setting CODE_VERSION; empty if there is none")
+    code_version = serializers.CharField(
+        source="code", help_text="The setting CODE_VERSION; empty if there is none"
+    )
     load = serializers.FloatField(help_text="The load of its host, in the mean of a minute")
     memory_mib = serializers.FloatField(help_text="The resident memory of the process in MiB")
     threads = serializers.IntegerField()
@@ -278,10 +195,10 @@ class WorkerReportAnswer(ResponseSerializer):
 class WorkerAnswer(ResponseSerializer):
     """One live worker."""
 
-    worker = serializers.CharField()
-    host = serializers.CharField()
-    pid = serializers.IntegerField()
-    threads = serializers.IntegerField()
+    worker = serializers.CharField(source="stats.member.worker.id")
+    host = serializers.CharField(source="stats.member.worker.host")
+    pid = serializers.IntegerField(source="stats.member.worker.pid")
+    threads = serializers.IntegerField(source="stats.member.worker.threads")
     started_ms = serializers.IntegerField()
     slots = serializers.DictField(child=serializers.IntegerField(), help_text="Topic → number of its slots")
     shared = serializers.ListField(
@@ -299,7 +216,7 @@ class WorkerAnswer(ResponseSerializer):
 class VanishedWorkerAnswer(ResponseSerializer):
     """A worker that ended without leaving, in the last hour."""
 
-    worker = serializers.CharField()
+    worker = serializers.CharField(source="id")
     report = WorkerReportAnswer(help_text="Its last report")
 
 
@@ -330,12 +247,14 @@ class WorkerStackAnswer(ResponseSerializer):
     """Where the listener of a message is in one worker that runs it, or was asked for it."""
 
     worker = serializers.CharField()
-    host = serializers.CharField()
-    pid = serializers.IntegerField()
+    host = serializers.CharField(source="report.host")
+    pid = serializers.IntegerField(source="report.pid")
     thread = maybe(serializers.CharField, help_text="Null if the worker no longer reports that it runs it")
     asked_ms = maybe(help_text="When the worker was last asked; null: not in the last minutes")
     at_ms = maybe(help_text="When the stack was taken; null: the worker has not answered")
-    awaited = serializers.BooleanField(help_text="Whether the worker has not answered the last request")
+    awaited = serializers.BooleanField(
+        source="is_awaited", help_text="Whether the worker has not answered the last request"
+    )
     stack = serializers.CharField(
         allow_blank=True,
         help_text="File, line, function and source line of each call, the innermost last; empty: it did not run",
@@ -352,27 +271,36 @@ class StacksAnswer(ResponseSerializer):
 class RunningMessageAnswer(ResponseSerializer):
     """A message whose listener runs, as its worker reported it some seconds ago."""
 
-    topic = serializers.CharField()
-    id = serializers.CharField(help_text="A sealed id, which contains nothing of the message")
-    since_ms = serializers.IntegerField(help_text="When this call of the listener began")
+    topic = serializers.CharField(source="call.topic")
+    id = serializers.CharField(
+        source="call.id", help_text="A sealed id, which contains nothing of the message"
+    )
+    since_ms = serializers.IntegerField(
+        source="call.since_ms", help_text="When this call of the listener began"
+    )
     running_ms = serializers.IntegerField(help_text="Milliseconds since then")
     p50_ms = maybe(
         serializers.FloatField,
         help_text="Half of the calls of the topic took no longer; null if none has been counted",
     )
     p99_ms = maybe(serializers.FloatField, help_text="99 of 100 calls of the topic took no longer")
-    attempt = serializers.IntegerField()
+    attempt = serializers.IntegerField(source="call.attempt")
     progress = maybe(
         serializers.FloatField,
         help_text="The part that is done, from 0 to 1; null if the listener has not reported any",
+        source="call.progress",
     )
     progress_text = serializers.CharField(
-        allow_blank=True, help_text="What the listener says about it; empty without `view_bodies`"
+        source="call.progress_text",
+        allow_blank=True,
+        help_text="What the listener says about it; empty without `view_bodies`",
     )
     worker = serializers.CharField()
-    host = serializers.CharField()
-    pid = serializers.IntegerField()
-    thread = serializers.CharField(help_text="The thread, or the event loop, in which it runs")
+    host = serializers.CharField(source="report.host")
+    pid = serializers.IntegerField(source="report.pid")
+    thread = serializers.CharField(
+        source="call.thread", help_text="The thread, or the event loop, in which it runs"
+    )
 
 
 class RunningAnswer(ResponseSerializer):
@@ -383,74 +311,37 @@ class RunningAnswer(ResponseSerializer):
     unlisted = serializers.IntegerField(help_text="The number of other messages that run, of any topic")
 
 
-def running_message(one: RunningMessage, found: RunningMessages) -> dict[str, object]:
+def running_message(one: RunningMessage, found: RunningMessages) -> Json:
     """Return a message that runs, beside how long its topic usually takes."""
-    call, usual = one.call, found.usual.get(one.call.topic)
-    return {
-        "topic": call.topic,
-        "id": call.id,
-        "since_ms": call.since_ms,
-        "running_ms": found.running_ms(one),
-        "p50_ms": usual.p50_ms if usual else None,
-        "p99_ms": usual.p99_ms if usual else None,
-        "attempt": call.attempt,
-        "progress": call.progress,
-        "progress_text": call.progress_text,
-        "worker": one.worker,
-        "host": one.report.host,
-        "pid": one.report.pid,
-        "thread": call.thread,
-    }
+    usual = found.usual.get(one.call.topic)
+    return RunningMessageAnswer.of(
+        one,
+        running_ms=found.running_ms(one),
+        p50_ms=usual.p50_ms if usual else None,
+        p99_ms=usual.p99_ms if usual else None,
+    )
 
 
-def worker_stack(one: WorkerStack) -> dict[str, object]:
+def worker_stack(one: WorkerStack) -> Json:
     """Return the stack of a message in a worker."""
-    return {
-        "worker": one.worker,
-        "host": one.report.host,
-        "pid": one.report.pid,
-        "thread": one.call.thread if one.call else None,
-        "asked_ms": one.asked_ms,
-        "at_ms": one.stack.at_ms if one.stack else None,
-        "awaited": one.is_awaited,
-        "stack": one.stack.text if one.stack else "",
-    }
+    return WorkerStackAnswer.of(
+        one,
+        thread=one.call.thread if one.call else None,
+        at_ms=one.stack.at_ms if one.stack else None,
+        stack=one.stack.text if one.stack else "",
+    )
 
 
-def worker(reported: ReportedWorker, known: set[str]) -> dict[str, Any]:
+def worker(reported: ReportedWorker, known: set[str]) -> Json:
     """Return a worker with its slots of the topics ``known``."""
     one = reported.stats
-    it = one.member.worker
-    return {
-        "worker": it.id,
-        "host": it.host,
-        "pid": it.pid,
-        "threads": it.threads,
-        "started_ms": round(it.started * 1000),
-        "slots": {name: count for name, count in one.slots.items() if name in known},
-        "shared": [name for name in one.shared if name in known],
-        "full": sorted(it.full & known),
-        "report": worker_report(reported.report) if reported.report else None,
-    }
-
-
-def worker_report(report: WorkerReport) -> dict[str, object]:
-    """Return what a worker reported about itself."""
-    return {
-        "at_ms": report.at_ms,
-        "host": report.host,
-        "pid": report.pid,
-        "version": report.version,
-        "python": report.python,
-        "code_version": report.code,
-        "load": report.load,
-        "memory_mib": report.memory_mib,
-        "threads": report.threads,
-        "taken": report.taken,
-        "messages": report.messages,
-        "running": report.running,
-        "state": report.state,
-    }
+    return WorkerAnswer.of(
+        reported,
+        started_ms=round(one.member.worker.started * 1000),
+        slots={name: count for name, count in one.slots.items() if name in known},
+        shared=[name for name in one.shared if name in known],
+        full=sorted(one.member.worker.full & known),
+    )
 
 
 class TopicsView(RmqView):
@@ -462,7 +353,7 @@ class TopicsView(RmqView):
     def get(self, request: Request) -> Response:
         """List all topics with their figures, which are up to three seconds old: all who look share them."""
         found = self.operations.shared_survey(self.known()).topics
-        return Response({"results": [topic(one) for one in found]})
+        return Response({"results": [TopicAnswer.of(one) for one in found]})
 
 
 class TopicView(RmqView):
@@ -476,7 +367,18 @@ class TopicView(RmqView):
         declared = self.topic(topic)
         figures = self.operations.topic(declared.name)
         in_effect = self.operations.topic_limits(declared.name).topic
-        return Response(one_topic(figures, in_effect, body_schema(declared)))
+        answer = OneTopicAnswer.of(
+            figures,
+            order=in_effect.order if in_effect.is_fifo else None,
+            on_duplicate=in_effect.on_duplicate if in_effect.is_fifo else None,
+            max_wait_ms=in_effect.debounce_ms or None,
+            accumulate=in_effect.accumulate,
+            max_rate=in_effect.max_rate,
+            slot_rate=in_effect.slot_rate,
+            max_in_flight=in_effect.max_in_flight,
+            body_schema=body_schema(declared),
+        )
+        return Response(answer)
 
 
 class LimitsView(RmqView):
@@ -519,7 +421,12 @@ class StatsView(RmqView):
     )
     def get(self, request: Request) -> Response:
         """Count the messages sent, done and failed per topic. Topics with very many slots are left out."""
-        return Response(stats(self.operations.shared_flow(self.known())))
+        flow = self.operations.shared_flow(self.known())
+        return Response(
+            StatsAnswer.of(
+                flow, results=[{"topic": name, **counted} for name, counted in flow.counted.items()]
+            )
+        )
 
 
 class SlotsView(RmqView):
@@ -538,7 +445,9 @@ class SlotsView(RmqView):
         asked = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(asked["topic"])
         found = self.operations.slots(topic.name, asked["first"], asked["limit"])
-        return Response(slots(found, asked["first"]))
+        end = asked["first"] + len(found.rows)
+        is_last = not found.rows or end >= topic.slots
+        return Response(SlotsAnswer.of(found, next_slot=None if is_last else end))
 
 
 class WorkersView(RmqView):
@@ -554,9 +463,7 @@ class WorkersView(RmqView):
         return Response(
             {
                 "results": [worker(one, known) for one in found.workers],
-                "vanished": [
-                    {"worker": one.id, "report": worker_report(one.report)} for one in found.vanished
-                ],
+                "vanished": [VanishedWorkerAnswer.of(one) for one in found.vanished],
                 "unserved": [name for name in found.unserved if name in known],
             }
         )

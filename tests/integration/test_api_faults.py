@@ -162,7 +162,7 @@ def test_every_error_of_ours_has_an_answer() -> None:
 
 
 def test_a_mistake_of_ours_is_not_disguised(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "topic", lambda one: 1 / 0)
+    monkeypatch.setattr(answers.TopicAnswer, "of", lambda one: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         program("GET", "topics/")
 
@@ -178,7 +178,7 @@ def test_a_project_that_wraps_requests_in_transactions_keeps_nothing_of_those_th
         raise RmqError("it failed") from None
 
     monkeypatch.setitem(errors.ANSWERS, RmqError, errors.ErrorStatus(503, "failed"))
-    monkeypatch.setattr(answers, "topic", fail)
+    monkeypatch.setattr(answers.TopicAnswer, "of", fail)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     program.refused(503, "failed", "GET", "topics/")
     assert seen == [True]

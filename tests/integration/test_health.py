@@ -144,7 +144,7 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
                 if sample.labels == {"topic": "work"}
             }
             sample = broker.sample(work, [0, 1])
-            told = topic_responses.topic(shell.topic("work"))
+            told: dict[str, Any] = topic_responses.TopicAnswer.of(shell.topic("work"))
             return {
                 "rmqstats": (row["due"], row["oldest_due_seconds"] or 0),
                 "metrics": (int(scraped["rmq_messages_due"]), scraped["rmq_oldest_due_age_seconds"]),

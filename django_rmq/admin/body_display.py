@@ -12,7 +12,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from django.utils.translation import gettext as _
 
@@ -115,7 +114,7 @@ def _shown(topic: Topic, raw: bytes) -> ShownBody:
     return _dump(raw)
 
 
-def _json(value: Any, *, formatted: bool = False) -> ShownBody:
+def _json(value: object, *, formatted: bool = False) -> ShownBody:
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     shown = _text("json", text, formatted=formatted)
     if shown.cut:

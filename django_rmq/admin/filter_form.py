@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django import forms
+from django.http import QueryDict
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.admin.body_display import visible
@@ -72,7 +71,7 @@ class FilterForm(forms.Form):
     age = forms.ChoiceField(label=_("Age"), required=False, choices=AGES)
     slot = forms.IntegerField(label=_("Slot"), required=False, min_value=0)
 
-    def __init__(self, topic: Topic, state: str, *, may_search: bool, data: Any) -> None:
+    def __init__(self, topic: Topic, state: str, *, may_search: bool, data: QueryDict) -> None:
         super().__init__(data, auto_id="rmq-filter-%s", use_required_attribute=False)
         self.topic = topic
         self.fields["slot"].widget.attrs["max"] = topic.slots - 1

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from django import forms
+from django.http import QueryDict
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.core.model.body_codec import encode_body, exact_json
@@ -40,7 +41,7 @@ class LimitsForm(forms.Form):
         label=_("Messages in flight at most"), required=False, min_value=0, max_value=LARGEST - 1
     )
 
-    def __init__(self, found: TopicLimits, data: Any = None) -> None:
+    def __init__(self, found: TopicLimits, data: QueryDict | None = None) -> None:
         changed = found.changed.values if found.changed is not None else {}
         super().__init__(
             data,
@@ -80,7 +81,9 @@ class BodyForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false"}),
     )
 
-    def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
+    def __init__(
+        self, topic: Topic, data: QueryDict | None = None, initial: dict[str, object] | None = None
+    ) -> None:
         super().__init__(data, initial=initial, auto_id="rmq-%s", label_suffix="")
         self.topic = topic
         kinds = {"json": _("JSON."), "text": _("Text."), "bytes": _("Text, sent as UTF-8.")}
@@ -119,7 +122,7 @@ class DurationField(forms.Field):
         self._least = least
         self._most = most
 
-    def to_python(self, value: Any) -> timedelta | None:
+    def to_python(self, value: object) -> timedelta | None:
         """Return the duration. None: the field is empty."""
         if value in self.empty_values:
             return None
@@ -175,7 +178,9 @@ class SendForm(BodyForm):
         input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
     )
 
-    def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
+    def __init__(
+        self, topic: Topic, data: QueryDict | None = None, initial: dict[str, object] | None = None
+    ) -> None:
         super().__init__(topic, data, initial)
         if not topic.keyed:
             for name in ("key", "fresh_key", "max_retries", "timeout"):
@@ -193,9 +198,11 @@ class SendForm(BodyForm):
             self.fields["time_range"].required = topic.time_range_ms is None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The options of ``send_message``."""
-        given: dict[str, Any] = {name: value for name, value in self.cleaned_data.items() if name != "body"}
+        given: dict[str, object] = {
+            name: value for name, value in self.cleaned_data.items() if name != "body"
+        }
         # Generated with the form, so that a message sent twice is still one message.
         fresh = given.pop("fresh_key", None)
         if fresh and not given["key"]:

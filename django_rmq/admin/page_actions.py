@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
@@ -35,7 +36,7 @@ TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
 class QuestionForm(forms.Form):
     """A form without fields, for a plain confirmation."""
 
-    def __init__(self, topic: Topic, state: str, data: Any = None) -> None:
+    def __init__(self, topic: Topic, state: str, data: QueryDict | None = None) -> None:
         super().__init__(data, auto_id="rmq-%s", label_suffix="")
         self.topic = topic
         self.state = state
@@ -121,7 +122,7 @@ class Chosen:
     state: str
     ids: Sequence[str] = ()
     wanted: Filter = field(default_factory=Filter)
-    answers: Mapping[str, Any] | None = None
+    answers: Mapping[str, object] | None = None
     """The answers of the question's form."""
 
     def answer(self, name: str) -> Any:

@@ -96,7 +96,11 @@ class TopicAdmin(Pages):
 
     @topic_page(Permission.VIEW)
     def history_view(
-        self, request: HttpRequest, operations: Operations, topic: Topic, extra_context: Any = None
+        self,
+        request: HttpRequest,
+        operations: Operations,
+        topic: Topic,
+        extra_context: dict[str, object] | None = None,
     ) -> HttpResponse:
         """Show the actions of users on a topic, like Django's own page."""
         return super().history_view(request, quote(topic.name), extra_context)

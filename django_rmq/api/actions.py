@@ -6,7 +6,6 @@ The answers are here, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -14,7 +13,7 @@ from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
-from django_rmq.api.requests import body_for
+from django_rmq.api.requests import Fields, body_for
 from django_rmq.api.responses import Json, ResponseSerializer
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
@@ -159,7 +158,7 @@ class RescheduleView(MessageRoute):
         return outcome(done, one, {"rescheduled": 200})
 
 
-def _limits(asked: Mapping[str, Any]) -> Limits:
+def _limits(asked: Fields) -> Limits:
     return Limits(messages=asked.get("limit"), seconds=SLICE_SECONDS)
 
 

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 
 from django_rmq.api import requests
 from django_rmq.api.requests import Anything
-from django_rmq.api.responses import ResponseSerializer, maybe
+from django_rmq.api.responses import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.message import Message
@@ -59,7 +59,9 @@ class TakenAnswer(ResponseSerializer):
     )
 
 
-def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None) -> Any:
+def taken(
+    deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None
+) -> Json:
     """Return what was handed out."""
     found = []
     for one in messages:
@@ -107,7 +109,7 @@ class SettlementAnswer(ResponseSerializer):
     outcomes = serializers.DictField(child=serializers.IntegerField())
 
 
-def settled_response(named: Sequence[SettledDelivery], words: Sequence[str]) -> dict[str, Any]:
+def settled_response(named: Sequence[SettledDelivery], words: Sequence[str]) -> Json:
     """Return the results of settling deliveries."""
     results = [{"id": one.id, "outcome": word} for one, word in zip(named, words, strict=True)]
     return {"results": results, "outcomes": dict(Counter(words))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db import connections as databases
@@ -106,7 +106,7 @@ class Conflict(rest.APIException):
         self.outcome = outcome
 
 
-def answer(error: Exception, context: dict[str, Any]) -> Response | None:
+def answer(error: Exception, context: object) -> Response | None:
     """Return the response to ``error``. None: it is a bug, and is not handled here."""
     if isinstance(error, rest.APIException):
         return _of_framework(error)
@@ -136,7 +136,7 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
             detail = (
                 "Redis refuses writes, because it is full or for another reason. Repeat the request later."
             )
-    data: dict[str, Any] = {"code": found.code, "detail": detail}
+    data: dict[str, object] = {"code": found.code, "detail": detail}
     if isinstance(error, InvalidBody):
         data["errors"] = error.fields
     response = Response(data, status=found.status)
@@ -148,7 +148,7 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
 
 
 def _of_framework(error: rest.APIException) -> Response:
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
     if isinstance(error, rest.ValidationError):
         data = {"code": "invalid", "detail": "The request is not valid.", "errors": error.detail}
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import IO, Any
 
 from django.apps import apps
@@ -40,7 +41,7 @@ class Parser(BaseParser):
 
     media_type = "application/json"
 
-    def parse(self, stream: IO[Any], media_type: str | None = None, parser_context: Any = None) -> Any:
+    def parse(self, stream: IO[bytes], media_type: str | None = None, parser_context: object = None) -> Any:
         """Return the value of the body."""
         most = get_config().api.max_bytes
         raw = stream.read(most + 1)
@@ -77,7 +78,10 @@ class Renderer(BaseRenderer):
     charset = None
 
     def render(
-        self, data: object, accepted_media_type: str | None = None, renderer_context: Any = None
+        self,
+        data: object,
+        accepted_media_type: str | None = None,
+        renderer_context: Mapping[str, object] | None = None,
     ) -> bytes:
         """Return ``data`` as JSON."""
         if data is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -13,7 +12,7 @@ from rest_framework.response import Response
 from django_rmq import Send
 from django_rmq.api import actions, errors, requests
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
-from django_rmq.api.requests import Anything, body_for
+from django_rmq.api.requests import Anything, Fields, body_for
 from django_rmq.api.responses import InstantField, Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
@@ -322,7 +321,7 @@ class MessagesView(RmqView):
                 attempt.done(self._send(declared, sends, size, ensured))
         return Response(attempt.answer, status=202)
 
-    def _send(self, topic: Topic, sends: list[Send], size: int, ensured: Mapping[str, Any] | None) -> Any:
+    def _send(self, topic: Topic, sends: list[Send], size: int, ensured: Fields | None) -> Json:
         operations = self.operations
         operations.spend_sends(len(sends), size)
         if ensured is not None:
@@ -344,7 +343,7 @@ _OPTIONS = (
 )
 
 
-def _ensured(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+def _ensured(asked: Fields) -> Fields | None:
     """Return the arguments of ``Operations.ensure`` beside the message. None: the message is sent in any case."""
     if asked["ensure"]:
         return {"message_id": asked.get("id")}
@@ -353,7 +352,7 @@ def _ensured(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
+def _send(topic: Topic, asked: Fields) -> Send:
     options = {name: asked[name] for name in _OPTIONS if name in asked}
     if "time_range_ms" in asked:
         options["time_range"] = timedelta(milliseconds=asked["time_range_ms"])

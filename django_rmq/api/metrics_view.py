@@ -5,10 +5,9 @@ Only this module of the API needs the extra ``prometheus``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 from django_rmq.api.view import RmqView
@@ -22,7 +21,7 @@ class MetricsView(RmqView):
     needs = {"GET": Permission.VIEW}
     schema = None  # type: ignore[assignment]
 
-    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[BaseRenderer, str]:
         """Choose the format of errors; the page itself chooses the format for Prometheus."""
         return super().perform_content_negotiation(request, force=True)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
-from django_rmq.api.requests import Strict, body_for
+from django_rmq.api.requests import Fields, Strict, body_for
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.topic import Topic
@@ -22,12 +21,10 @@ MESSAGE_ID = {"id": {"type": "string", "pattern": "^([0-9]{1,7}[.~].+|-)$"}}
 class MessageRoute(RmqView):
     """A route of one message. The address has its id, or ``-`` if the query names it by its key or body."""
 
-    def named(
-        self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery
-    ) -> dict[str, Any]:
+    def named(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> Fields:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
         asked = self.read(query, self.request.query_params)
-        named: dict[str, Any] = {name: asked[name] for name in ("key", "body", "slot_basis") if name in asked}
+        named: Fields = {name: asked[name] for name in ("key", "body", "slot_basis") if name in asked}
         if message_id != "-":
             if named:
                 raise errors.Invalid("An id is the whole name of a message: give no key, body or slot_basis.")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from rest_framework import serializers
-from rest_framework.permissions import AllowAny
+from rest_framework.permissions import AllowAny, BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import requests
 from django_rmq.api.formats import check_size
-from django_rmq.api.responses import ResponseSerializer, maybe
+from django_rmq.api.responses import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.operations import Actor, Health, Operations, Permission
@@ -44,7 +44,7 @@ class ReadyAnswer(ResponseSerializer):
     findings = FindingAnswer(many=True, required=False)
 
 
-def ready(health: Health, known: set[str] | None) -> dict[str, Any]:
+def ready(health: Health, known: set[str] | None) -> Json:
     """Return the findings. ``known``: the topics that may be named; None: only yes or no."""
     if known is None:
         return {"ok": health.is_well}
@@ -61,16 +61,16 @@ READY_SECONDS = 1.0
 class PublicView(RmqView):
     """A route for probes, without a login."""
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         """Check only the size and the accepted formats."""
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         APIView.initial(self, request, *args, **kwargs)
 
-    def get_permissions(self) -> Any:
+    def get_permissions(self) -> list[BasePermission]:
         """Return no permissions."""
         return [AllowAny()]
 
-    def get_throttles(self) -> Any:
+    def get_throttles(self) -> list[BaseThrottle]:
         """Return no throttles: a process whose probe is refused gets killed."""
         known = getattr(self.request.user, "is_authenticated", False)
         return super().get_throttles() if known else []
@@ -91,7 +91,7 @@ class _Ready:
     """The last findings, for clients that may only learn yes or no."""
 
     def __init__(self) -> None:
-        self._config: Any = None
+        self._config: object = None
         self._until = 0.0
         self._found: Health | None = None
         self._checking = threading.Lock()

@@ -46,10 +46,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """The bounds of whole numbers that every client can represent."""
 
 
+Fields = dict[str, Any]
+"""The validated values of a request."""
+
+
 class Strict(serializers.Serializer[Any]):
     """Refuses unknown keys."""
 
-    def to_internal_value(self, data: Any) -> Any:
+    def to_internal_value(self, data: object) -> object:
         """Return the validated values."""
         if isinstance(data, QueryDict):
             # The parameter that chooses the renderer is not one of ours.
@@ -66,7 +70,7 @@ class Strict(serializers.Serializer[Any]):
 class Whole(serializers.IntegerField):
     """A whole number in JSON."""
 
-    def to_internal_value(self, data: Any) -> int:
+    def to_internal_value(self, data: object) -> int:
         """Return the number."""
         if not is_whole(data):
             self.fail("invalid")
@@ -76,7 +80,7 @@ class Whole(serializers.IntegerField):
 class Number(serializers.FloatField):
     """A number in JSON."""
 
-    def to_internal_value(self, data: Any) -> float:
+    def to_internal_value(self, data: object) -> float:
         """Return the number."""
         if not is_number(data):
             self.fail("invalid")
@@ -86,7 +90,7 @@ class Number(serializers.FloatField):
 class State(serializers.ChoiceField):
     """A state of messages; the name of its queue is taken, too."""
 
-    def to_internal_value(self, data: Any) -> Any:
+    def to_internal_value(self, data: Any) -> str:
         """Return the state."""
         return super().to_internal_value(STATE_OF.get(data, data) if isinstance(data, str) else data)
 
@@ -94,7 +98,7 @@ class State(serializers.ChoiceField):
 class Flag(serializers.BooleanField):
     """True or false in JSON."""
 
-    def to_internal_value(self, data: Any) -> bool:
+    def to_internal_value(self, data: object) -> bool:
         """Return the flag."""
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
@@ -107,7 +111,7 @@ class Text(serializers.CharField):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"trim_whitespace": False, **options})
 
-    def to_internal_value(self, data: Any) -> str:
+    def to_internal_value(self, data: object) -> str:
         """Return the text."""
         if not isinstance(data, str):
             self.fail("invalid")
@@ -117,7 +121,7 @@ class Text(serializers.CharField):
 class Uuid(serializers.UUIDField):
     """A UUID as text."""
 
-    def to_internal_value(self, data: Any) -> UUID:
+    def to_internal_value(self, data: object) -> UUID:
         """Return the UUID."""
         if not isinstance(data, str):
             self.fail("invalid", value=data)
@@ -143,14 +147,14 @@ class Seconds(serializers.FloatField):
         ]
     }
 )
-class Instant(serializers.Field[Any, Any, Any, Any]):
+class Instant(serializers.Field[datetime, object, str, object]):
     """An instant: milliseconds since the epoch, or ISO 8601 with an offset (``2026-01-31T12:00:00Z``)."""
 
     default_error_messages = {
         "invalid": "Give whole milliseconds since the epoch, or a time as 2026-01-31T12:00:00Z."
     }
 
-    def to_internal_value(self, data: Any) -> datetime:
+    def to_internal_value(self, data: object) -> datetime:
         """Return an aware datetime."""
         with suppress(ValueError, OverflowError):
             if isinstance(data, int) and not isinstance(data, bool):
@@ -164,28 +168,28 @@ class Instant(serializers.Field[Any, Any, Any, Any]):
 
 
 @shaped({})
-class Anything(serializers.Field[Any, Any, Any, Any]):
+class Anything(serializers.Field[object, object, object, object]):
     """Any JSON."""
 
-    def to_internal_value(self, data: Any) -> Any:
+    def to_internal_value(self, data: object) -> object:
         """Return it as it is."""
         return data
 
 
 @shaped({"oneOf": [{"type": "string", "minLength": 1}, {"type": "integer"}]})
-class Scalar(serializers.Field[Any, Any, Any, Any]):
+class Scalar(serializers.Field[str | int, object, str, object]):
     """A text or a whole number."""
 
     default_error_messages = {"invalid": "Give a text or a whole number."}
 
-    def to_internal_value(self, data: Any) -> str | int:
+    def to_internal_value(self, data: object) -> str | int:
         """Return it as it is."""
         if isinstance(data, bool) or not isinstance(data, (str, int)) or data == "":
             self.fail("invalid")
         return data
 
 
-def body_for(topic: Topic, body: Any) -> Any:
+def body_for(topic: Topic, body: Any) -> object:
     """Return a body in the form of its topic: bytes come as base64."""
     if topic.body != "bytes":
         return body
@@ -250,7 +254,7 @@ class FilterFields(Strict):
     )
 
 
-def wanted(values: dict[str, Any]) -> Filter:
+def wanted(values: Fields) -> Filter:
     """Return the filter from validated values."""
     names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: values[name] for name in names if name in values})

@@ -10,6 +10,8 @@ from typing import Any
 
 from rest_framework import serializers
 
+AnyField = serializers.Field[Any, Any, Any, Any]
+
 Json = dict[str, object]
 """An object of JSON."""
 
@@ -39,7 +41,7 @@ def _readers(kind: type[ResponseSerializer]) -> dict[str, tuple[Callable[[object
     }
 
 
-def _reader(field: serializers.Field[Any, Any, Any, Any], source: str) -> Callable[[object], object]:
+def _reader(field: AnyField, source: str) -> Callable[[object], object]:
     read = attrgetter(source)
     if isinstance(field, ResponseSerializer):
         return lambda shown: None if (value := read(shown)) is None else field.of(value)
@@ -60,7 +62,7 @@ def milliseconds(when: datetime) -> int:
     return int(when.timestamp() * 1000)
 
 
-def maybe(field: type[serializers.Field[Any, Any, Any, Any]] = serializers.IntegerField, **how: Any) -> Any:
+def maybe(field: type[AnyField] = serializers.IntegerField, **how: Any) -> Any:
     """Return a field that may be null."""
     return field(allow_null=True, **how)
 

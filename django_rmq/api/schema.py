@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from inspect import getdoc
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
@@ -19,7 +19,12 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations.sends import body_schema
 
+if TYPE_CHECKING:
+    from drf_spectacular.plumbing import ComponentRegistry
+    from drf_spectacular.utils import OpenApiExample, OpenApiParameter
+
 _Schema = dict[str, Any]
+_Serializer = type[serializers.Serializer[Any]]
 
 _DATA = ("const", "default", "enum", "examples")
 """Keywords whose values are no schemas."""
@@ -49,7 +54,7 @@ def one_of_them(names: list[str]) -> _Schema:
     return {"anyOf": [*refs, other], "description": "Of a topic whose BODY is a type: Body_ and its name"}
 
 
-def _walked(schema: Any, change: Callable[[_Schema], _Schema]) -> Any:
+def _walked(schema: object, change: Callable[[_Schema], _Schema]) -> Any:
     """Return ``schema`` with ``change`` applied to all schemas in it, from within, and to itself."""
     if isinstance(schema, list):
         return [_walked(each, change) for each in schema]
@@ -148,13 +153,13 @@ def view_schema() -> ViewInspector:
     class Schema(AutoSchema):
         """A schema in which requests refuse unknown fields."""
 
-        def _map_basic_serializer(self, serializer: Any, direction: Any) -> Any:
+        def _map_basic_serializer(self, serializer: object, direction: str) -> Any:
             found = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found["additionalProperties"] = False
             return found
 
-        def _map_serializer_field(self, field: Any, direction: Any, bypass_extensions: bool = False) -> Any:
+        def _map_serializer_field(self, field: Any, direction: str, bypass_extensions: bool = False) -> Any:
             found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found.update(_unsaid(field, found))
@@ -163,7 +168,7 @@ def view_schema() -> ViewInspector:
                     found.update(_typed(self.registry))
             return found
 
-        def _get_request_for_media_type(self, serializer: Any, direction: Any = "request") -> Any:
+        def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> Any:
             found, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
             return found, required or isinstance(serializer, PolymorphicProxySerializer)
 
@@ -174,7 +179,7 @@ def view_schema() -> ViewInspector:
     return Schema()
 
 
-def _typed(registry: Any) -> dict[str, Any]:
+def _typed(registry: ComponentRegistry) -> _Schema:
     """Add the types of bodies to the components, and return what a body may be. Empty: anything."""
     from drf_spectacular.plumbing import ResolvedComponent
     from drf_spectacular.settings import spectacular_settings
@@ -188,7 +193,7 @@ def _typed(registry: Any) -> dict[str, Any]:
     return one_of_them(names) if names else {}
 
 
-def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+def _unsaid(field: Any, found: _Schema) -> _Schema:
     """Return the restrictions of a field that drf-spectacular does not describe."""
     is_text = isinstance(field, serializers.CharField) and found.get("type") == "string"
     if is_text and not field.allow_blank:
@@ -199,7 +204,7 @@ def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
+def shaped(schema: _Schema) -> Callable[[_Target], _Target]:
     """Set the schema of a field."""
     if not HAS_OPENAPI:
         return lambda target: target
@@ -211,14 +216,14 @@ def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
 def documented(
     name: str,
     *,
-    answers: Mapping[int, Any],
-    takes: Any = None,
-    query: Any = None,
-    path: Mapping[str, dict[str, Any]] | None = None,
+    answers: Mapping[int, _Serializer],
+    takes: _Serializer | tuple[str, list[type[serializers.Serializer[Any]]]] | None = None,
+    query: _Serializer | None = None,
+    path: Mapping[str, _Schema] | None = None,
     errors: Iterable[int] = (),
-    headers: Mapping[str, tuple[str, dict[str, Any]]] | None = None,
-    examples: Mapping[str, Any] | None = None,
-    answered: Mapping[str, Any] | None = None,
+    headers: Mapping[str, tuple[str, _Schema]] | None = None,
+    examples: Mapping[str, object] | None = None,
+    answered: Mapping[str, object] | None = None,
     public: bool = False,
 ) -> Callable[[_Target], _Target]:
     """Describe one method of a view. The first line of its docstring is the summary.
@@ -243,7 +248,7 @@ def documented(
             operation_id=f"rmq_{name}",
             summary=text.partition("\n")[0].rstrip("."),
             description=" ".join(text.split()),
-            parameters=([] if query is None else [query]) + _parameters(headers or {}, path or {}),
+            parameters=[*([] if query is None else [query]), *_parameters(headers or {}, path or {})],
             request=PolymorphicProxySerializer(takes[0], takes[1], None)
             if isinstance(takes, tuple)
             else takes,
@@ -255,7 +260,7 @@ def documented(
     return describe
 
 
-def _responses(answers: Mapping[int, Any], errors: set[int]) -> dict[int, Any]:
+def _responses(answers: Mapping[int, _Serializer], errors: set[int]) -> dict[int, Any]:
     """Return the answers by status, those that succeed first."""
     from drf_spectacular.utils import OpenApiResponse
 
@@ -267,8 +272,8 @@ def _responses(answers: Mapping[int, Any], errors: set[int]) -> dict[int, Any]:
 
 
 def _parameters(
-    headers: Mapping[str, tuple[str, dict[str, Any]]], path: Mapping[str, dict[str, Any]]
-) -> list[Any]:
+    headers: Mapping[str, tuple[str, _Schema]], path: Mapping[str, _Schema]
+) -> list[OpenApiParameter]:
     from drf_spectacular.utils import OpenApiParameter
 
     in_headers = [
@@ -281,7 +286,9 @@ def _parameters(
     return in_headers + in_path
 
 
-def _examples(requests: Mapping[str, Any], answers: Mapping[str, Any], status: int) -> list[Any]:
+def _examples(
+    requests: Mapping[str, object], answers: Mapping[str, object], status: int
+) -> list[OpenApiExample]:
     from drf_spectacular.utils import OpenApiExample
 
     taken = [OpenApiExample(title, value=value, request_only=True) for title, value in requests.items()]

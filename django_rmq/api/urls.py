@@ -5,9 +5,10 @@ Every route ends with a slash, and is found below ``v1/``. Without ``v1/`` the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
+from django.http import HttpResponseBase
 from django.urls import URLPattern, URLResolver, include, path
 
 from django_rmq.api import actions, background, deliveries, messages, probes, schedules, topics
@@ -62,11 +63,11 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
 """Name → path and view."""
 
 
-def _patterns(**options: Any) -> list[URLPattern]:
+def _patterns(**options: None) -> list[URLPattern]:
     """Return the patterns of all routes. ``options``: attributes of the views."""
     found = [path(route, view.as_view(**options), name=name) for name, (route, view) in ROUTES.items()]
     # A probe or a scraper would take the redirect to the slash for a success.
-    bare: list[tuple[str, Any]] = [
+    bare: list[tuple[str, Callable[..., HttpResponseBase]]] = [
         ("health/live", probes.LiveView.as_view(schema=None)),
         ("health/ready", probes.ReadyView.as_view(schema=None)),
     ]

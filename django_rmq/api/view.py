@@ -6,7 +6,7 @@ A view names the permission of each of its methods in ``needs``; a method withou
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import getdoc
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from rest_framework.views import APIView
 from django_rmq.api import errors
 from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.permissions import TopicPermission
+from django_rmq.api.requests import Fields
 from django_rmq.api.schema import view_schema
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NotPermitted, UnknownTopic
@@ -118,7 +119,7 @@ class RmqView(APIView):
                 _log_throttle_once(f"{kind.__module__}.{kind.__qualname__}", str(error))
         return throttles
 
-    def get_exception_handler(self) -> Any:
+    def get_exception_handler(self) -> Callable[[Exception, object], Response | None]:
         """Return this package's handler, whatever the project has."""
         return errors.answer
 
@@ -149,7 +150,7 @@ class RmqView(APIView):
             raise errors.NotFound(f"There is no topic {name[:100]!r}.") from None
 
     @staticmethod
-    def read(kind: type[BaseSerializer[Any]], data: Any) -> dict[str, Any]:
+    def read(kind: type[BaseSerializer[Any]], data: object) -> Fields:
         """Return the validated values of a request. Raises ``ValidationError``."""
         fields = kind(data=data)
         fields.is_valid(raise_exception=True)

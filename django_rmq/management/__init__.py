@@ -11,12 +11,14 @@ import select
 import signal
 import socket
 import sys
+import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.utils.dateparse import parse_datetime
@@ -39,6 +41,10 @@ BACKGROUND = "let workers do it, and end at once; see rmqworkers --actions"
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
+
+
+Options = Mapping[str, Any]
+"""The options of a command as argparse has read them."""
 
 
 class RmqCommand(BaseCommand):
@@ -98,13 +104,18 @@ class RmqCommand(BaseCommand):
         config = self.operations().config
         return [config.topic(name) for name in names] if names else list(config.topics.values())
 
-    def follow(self, run: BulkRun, what: str, options: dict[str, Any]) -> BulkProgress:
+    def follow(self, run: BulkRun, what: str, options: Options) -> BulkProgress:
         """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order."""
-        from django_rmq.management.progress_bar import follow
+        is_quiet = options.get("json") or options["verbosity"] == 0 or not sys.stderr.isatty()
+        with _progress_bar(what, quiet=is_quiet) as show:
+            try:
+                for progress in run:
+                    show(progress)
+            except KeyboardInterrupt:
+                run.close()
+        return run.progress
 
-        return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
-
-    def confirm(self, question: str, wanted: str, options: dict[str, object]) -> None:
+    def confirm(self, question: str, wanted: str, options: Options) -> None:
         """Go on only if the person types ``wanted``; raises ``CommandError`` otherwise."""
         if not options["interactive"]:
             return
@@ -124,7 +135,7 @@ class RmqCommand(BaseCommand):
         done: str,
         question: str,
         word: str,
-        options: dict[str, Any],
+        options: Options,
     ) -> bool:
         """Count the messages of a long operation on topic ``name``, and return whether to do it.
 
@@ -143,7 +154,7 @@ class RmqCommand(BaseCommand):
         self.confirm(f"{number} {question}", word, options)
         return True
 
-    def foretell(self, what: str, progress: BulkProgress, done: str, options: dict[str, Any]) -> None:
+    def foretell(self, what: str, progress: BulkProgress, done: str, options: Options) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
@@ -153,7 +164,7 @@ class RmqCommand(BaseCommand):
         more = f" (at most {limit} of {count})" if limit < count else _rest(progress)
         self.stdout.write(f"{what}: {messages_text(min(count, limit))} would be {done}{more}")
 
-    def tell(self, what: str, progress: BulkProgress, options: dict[str, Any]) -> None:
+    def tell(self, what: str, progress: BulkProgress, options: Options) -> None:
         """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
@@ -205,12 +216,54 @@ def _open_missing_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
 
 
-def ended_by_signals(end: Callable[[int, Any], object]) -> AbstractContextManager[None]:
+PROGRESS_SECONDS = 2.0
+"""Seconds between two lines of progress without rich."""
+
+
+@contextmanager
+def _progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[BulkProgress], None]]:
+    if quiet:
+        yield lambda progress: None
+        return
+    try:
+        bar: Any = _rich_bar()
+    except ImportError:
+        yield _ProgressLines(what).show
+        return
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda progress: bar.update(task, completed=progress.done, total=progress.total or None)
+
+
+def _rich_bar() -> object:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return RichProgress(*columns, console=Console(file=sys.stderr), transient=True)
+
+
+class _ProgressLines:
+    """Writes a line from time to time."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = time.monotonic() + PROGRESS_SECONDS
+
+    def show(self, progress: BulkProgress) -> None:
+        """Write a line, unless the last one is recent."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_SECONDS
+            sys.stderr.write(f"{self._what}: {progress.done} of {progress.total}\n")
+
+
+def ended_by_signals(end: Callable[[int, FrameType | None], object]) -> AbstractContextManager[None]:
     """Call ``end`` for each SIGTERM and SIGINT, even if the program that has started the command has blocked them."""
     return handling_signals(end, signal.SIGTERM, signal.SIGINT)
 
 
-def _has_no_reader(stream: Any) -> bool:
+def _has_no_reader(stream: TextIO) -> bool:
     """Return whether a stream is a pipe or socket whose other end is closed."""
     try:
         looked = select.poll()
@@ -220,7 +273,7 @@ def _has_no_reader(stream: Any) -> bool:
         return False  # It is no file, or it is closed.
 
 
-def discard_output(stream: Any) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard what is written to a stream whose reader has gone. Python would report that once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +13,7 @@ from django.core.management import CommandError
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import ago, at_least, duration, one_line
+from django_rmq.management import Options, ago, at_least, duration, one_line
 from django_rmq.operations import Filter, Hold
 
 
@@ -70,7 +69,7 @@ def add_priority(parser: ArgumentParser) -> None:
     )
 
 
-def filter_of(options: Mapping[str, Any]) -> Filter:
+def filter_of(options: Options) -> Filter:
     """Return the filter that the options describe."""
     names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: options[name] for name in names if options.get(name) is not None})
@@ -91,12 +90,12 @@ def add_state(parser: ArgumentParser, *states: str, default: str | None = None) 
     )
 
 
-def is_named(options: Mapping[str, Any]) -> bool:
+def is_named(options: Options) -> bool:
     """Return whether the options name a message."""
     return any(options[name] is not None for name in ("id", "key", "body"))
 
 
-def name_of(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
+def name_of(topic: Topic, options: Options) -> dict[str, Any]:
     """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
     named = {name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None}
     if not is_named(options) or ("id" in named and len(named) > 1):
@@ -109,7 +108,7 @@ def name_of(topic: Topic, options: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def as_json(one: MessageStatus) -> dict[str, Any]:
+def as_json(one: MessageStatus) -> dict[str, object]:
     """Return a status for JSON; times as text."""
     found = {name: _plain(value) for name, value in asdict(one).items()}
     return {**found, "took": one.took}

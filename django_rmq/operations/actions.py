@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from django_rmq import connections
 from django_rmq.core.commands import inspect, operate
@@ -138,7 +137,7 @@ def replay(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
 def id_of(
     context: OperationContext,
     name: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,

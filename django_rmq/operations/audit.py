@@ -132,7 +132,7 @@ def _loose(
 def _misplaced(
     broker: Broker, topic: Topic, slots: list[int], repair: bool, found: OrphanedRecords
 ) -> Iterator[OrphanedRecords]:
-    after: dict[int, Any] = dict.fromkeys(slots)
+    after: dict[int, tuple[str, bytes] | None] = dict.fromkeys(slots)
     while after:
         limit, most = max(10, 2_000 // len(after)), STEP_BYTES // len(after)
         calls = [

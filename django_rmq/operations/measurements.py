@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.replies import Times
@@ -136,7 +136,7 @@ EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
 
 
-def events(context: OperationContext) -> Iterator[list[dict[str, Any]]]:
+def events(context: OperationContext) -> Iterator[list[dict[str, object]]]:
     """Yield lists of events from now on, see ``django_rmq.core.monitoring.events``; an empty list if there were none.
 
     Ids contain what is stored, so it needs the permission to see bodies. Raises ``OperationRefused`` if

@@ -109,7 +109,7 @@ def _asked(
     return copies, replace(read(topic, slot, member, asked.get()), id=name)
 
 
-def status(context: OperationContext, name: str, body: Any = None, **named: Any) -> MessageStatus:
+def status(context: OperationContext, name: str, body: object = None, **named: Any) -> MessageStatus:
     """Return the status of a message that is named like for ``django_rmq.message_status``."""
     require_search(context.actor, context.declared(name, Permission.VIEW))
     return message_tracking.message_status(name, body, **named)

@@ -29,7 +29,7 @@ from django_rmq.operations.authorization import Actor, Permission, is_redacted, 
 
 logger = logging.getLogger("django_rmq.operations")
 
-Formatter = Callable[[str, Any], Any]
+Formatter = Callable[[str, object], object]
 """A function that returns what is shown in place of a body, from a topic's name and the decoded body (bytes if it cannot
 be decoded)."""
 
@@ -45,7 +45,7 @@ def as_shown(actor: Actor, topic: Topic, copies: list[MessageCopy]) -> list[Mess
     return [redacted(copy) for copy in copies] if is_withheld(actor, topic) else copies
 
 
-def format_body(topic: Topic, raw: bytes) -> Any:
+def format_body(topic: Topic, raw: bytes) -> object:
     """Return the formatter's output for the body ``raw`` of ``topic``; its errors are raised."""
     formatter = formatter_of(topic)
     assert formatter is not None
@@ -56,7 +56,7 @@ def format_body(topic: Topic, raw: bytes) -> Any:
     return formatter(topic.name, body)
 
 
-def shown_body(copy: MessageCopy) -> tuple[Any, str]:
+def shown_body(copy: MessageCopy) -> tuple[object, str]:
     """Return a copy's body as it may be shown, in a form that JSON can carry, and its kind.
 
     ``json``, ``text``, or ``base64`` for anything else; ``hidden`` without the permission to see it, and ``withheld``
@@ -69,13 +69,13 @@ def shown_body(copy: MessageCopy) -> tuple[Any, str]:
     )
 
 
-def body_columns(copy: MessageCopy, paths: Sequence[str]) -> dict[str, Any]:
+def body_columns(copy: MessageCopy, paths: Sequence[str]) -> dict[str, object]:
     """Return the values at paths such as ``customer.city`` in the body as ``shown_body`` has it; None if there is none."""
     body, kind = shown_body(copy) if paths else (None, "")
     return {path: _value_at(body, path) if kind == "json" else None for path in paths}
 
 
-def _value_at(value: Any, path: str) -> Any:
+def _value_at(value: object, path: str) -> object:
     for step in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(step)
@@ -86,7 +86,7 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
+def readable_body(topic: Topic, raw: bytes) -> tuple[object, str]:
     """Return a body in a form that JSON can carry, and its kind: json, text, or base64 for anything else."""
     if topic.body != "bytes":
         try:
@@ -99,7 +99,7 @@ def readable_body(topic: Topic, raw: bytes) -> tuple[Any, str]:
     return b64encode(raw).decode(), "base64"
 
 
-def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
+def _formatted(topic: Topic, raw: bytes) -> tuple[object, str]:
     """Return the formatter's output for a body; if the formatter fails, the body is withheld."""
     try:
         shown = format_body(topic, raw)
@@ -112,7 +112,7 @@ def _formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
         return None, "withheld"
 
 
-def copy_as_json(copy: MessageCopy) -> dict[str, Any]:
+def copy_as_json(copy: MessageCopy) -> dict[str, object]:
     """Return a message of a list for JSON, as far as it may be seen."""
     left_out = ("topic", "queue", "member", "raw", "scored")
     found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}

@@ -98,11 +98,11 @@ class OtherContent(OperationRefused):
 class IdempotencyKey:
     """One attempt at a request that must run only once."""
 
-    answer: Any = None
+    answer: object = None
     """The answer of an earlier attempt, or None if this is the first one, which must call ``done``."""
     kept: bytes = b""
 
-    def done(self, answer: Any) -> None:
+    def done(self, answer: object) -> None:
         """Store the answer, as JSON takes it."""
         self.answer = answer
         self.kept = json.dumps(answer, separators=(",", ":")).encode()
@@ -150,7 +150,7 @@ def _name(actor: Actor, key: str = "") -> str:
     return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]
 
 
-def send(context: OperationContext, name: str, body: Any, **options: Any) -> SendResult:
+def send(context: OperationContext, name: str, body: object, **options: Any) -> SendResult:
     """Send one message at once; ``options`` are those of ``send_message``. Raises its errors."""
     context.declared(name, Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
@@ -176,7 +176,9 @@ def ensure(
     return result
 
 
-def send_many(context: OperationContext, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
+def send_many(
+    context: OperationContext, name: str, bodies: Sequence[object], **options: Any
+) -> dict[str, int]:
     """Send many messages at once; return the number of each status. Nothing is sent if one is invalid."""
     context.declared(name, Permission.SEND)
     results = send_messages(name, bodies, on_commit=False, **options)
@@ -204,7 +206,7 @@ def send_each(context: OperationContext, name: str, sends: Sequence[Send]) -> Se
 def cancel_sent(
     context: OperationContext,
     name: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,

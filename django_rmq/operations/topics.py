@@ -42,7 +42,7 @@ class Defined:
     topic: Topic
     state: str
     """unreadable, new, differs or same; registered or applied, if that has just been done."""
-    registered: dict[str, Any] | None
+    registered: Mapping[str, object] | None
     """The registered definition, or None if there is none."""
     differences: list[Difference] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -54,7 +52,7 @@ def background_live_view(pages: Pages, request: HttpRequest, operations: Operati
     return pages.fragment(request, "topic/_background.html", _context(pages, operations))
 
 
-def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
+def _context(pages: Pages, operations: Operations) -> dict[str, object]:
     found, now_ms = operations.background_actions(), operations.broker.now_ms()
     return {
         "heading": _("In the background"),
@@ -67,7 +65,7 @@ def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
     }
 
 
-def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, Any]:
+def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
     action, state = one.action, one.state(now_ms)
     return {
         "id": action.id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
@@ -10,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.charts import sparkline
+from django_rmq.admin.charts import Sparkline, sparkline
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.page_actions import sweeping_acts
 from django_rmq.admin.views.page import Pages, page, topic_page
@@ -47,12 +46,12 @@ def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         None if topic is None else [topic.name], limit=MESSAGES_READ, seconds=READ_SECONDS
     )
     now_ms = operations.broker.now_ms()
+    groups = [(name, group) for name, grouped in found.topics for group in grouped.rows]
     lines = [
         _line(pages, operations, operations.declared(name), group, now_ms)
-        for name, grouped in found.topics
-        for group in grouped.rows
+        | {"share": group.count / found.looked_at}
+        for name, group in sorted(groups, key=lambda pair: -pair[1].count)
     ]
-    lines.sort(key=lambda line: -line["group"].count)
     context = {
         "heading": _("Dead by cause"),
         "here": _("Dead by cause"),
@@ -64,14 +63,12 @@ def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "urls": PageAddresses() if topic is None else pages.places(topic.name),
         "all_url": pages.url("causes"),
     }
-    for line in lines:
-        line["share"] = line["group"].count / found.looked_at
     return pages.render(request, "topic/causes.html", context, topic)
 
 
 def _line(
     pages: Pages, operations: Operations, topic: Topic, group: MessageGroup, now_ms: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     wanted = Filter(error=group.error_class, cause=group.cause)
     places = pages.places(topic.name)
     selection = {"tab": "dead", "error": group.error_class, "cause": group.cause}
@@ -92,7 +89,7 @@ def _line(
     }
 
 
-def _spark(group: MessageGroup, now_ms: int) -> Any:
+def _spark(group: MessageGroup, now_ms: int) -> Sparkline | None:
     """Return a line over the deaths of each of the last hours."""
     now = now_ms // _HOUR_MS * _HOUR_MS
     counts = dict(group.hours)

@@ -60,7 +60,7 @@ _ORDERS: dict[str, Callable[[TopicStats], Any]] = {
 
 @page(Permission.VIEW)
 def changelist_view(
-    pages: Pages, request: HttpRequest, operations: Operations, extra_context: Any = None
+    pages: Pages, request: HttpRequest, operations: Operations, extra_context: dict[str, object] | None = None
 ) -> HttpResponse:
     """Show all topics."""
     context = _dashboard(pages, request, operations)
@@ -99,14 +99,7 @@ def pinned(request: HttpRequest) -> list[str]:
     return [name for name in request.COOKIES.get(PINNED_COOKIE, "").split(",") if name][:MOST_PINNED]
 
 
-def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, Any]:
-    content = dashboard(
-        operations,
-        request.GET,
-        pinned(request),
-        pages.url("dashboard_live"),
-        lambda name: pages.url("change", quote(name)),
-    )
+def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
     links = [
         Link(_("Dead by cause"), pages.url("causes")),
         _schedules_link(operations, pages.url("schedules")),
@@ -118,9 +111,8 @@ def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> di
     links.insert(1, Link(_("Running now"), pages.url("running")))
     links.insert(2, Link(_("In the background"), pages.url("background")))
     return {
-        **content,
+        **_figures(pages, operations, request.GET, pinned(request)),
         "links": links,
-        "verdict": verdict_of(pages, content["health"]),
         "spark_labels": _spark_labels(),
         "search_url": pages.url("search"),
     }
@@ -154,13 +146,13 @@ def _schedules_link(operations: Operations, url: str) -> Link:
     return Link(_("Schedules"), url, note if wrong else "", wrong > 0)
 
 
-def dashboard(
-    operations: Operations, query: QueryDict, pinned: Collection[str], live: str, url: Callable[[str], str]
-) -> dict[str, Any]:
-    """Return the content of the dashboard for ``query``.
+def _figures(
+    pages: Pages, operations: Operations, query: QueryDict, pinned: Collection[str]
+) -> dict[str, object]:
+    """Return the topics of the dashboard for ``query``, their figures, and what is wrong with them.
 
     ``q``: part of a name; ``show``: dead, late or paused; ``sort``: name, dead, age or due; ``p``: the page. ``pinned``: the
-    topics that are first. ``live`` is the address of the figures alone, ``url`` the address of a topic.
+    topics that are first.
     """
     names = list(operations.topics())
     wanted = query.get("q", "").strip()[:LONGEST_SEARCH]
@@ -172,12 +164,12 @@ def dashboard(
     show, sort = query.get("show", ""), query.get("sort", "")
     show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
     listed = _listed(found, pinned, show, sort)
-    pages = max(1, -(-len(listed) // TOPICS_SHOWN))
+    count = max(1, -(-len(listed) // TOPICS_SHOWN))
     asked = query.get("p", "1")
-    at = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
+    at = min(max(int(asked), 1), count) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
     shown = {one.topic: None for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = charts.recent(operations, found, shown)
-    urls = {topic: url(topic.name) for topic in shown}
+    urls = {topic: pages.url("change", quote(topic.name)) for topic in shown}
     rows = [row_of(one, recent[one.topic], urls.get(one.topic, "")) for one in found]
     by_topic = {row.topic: row for row in rows}
     given = {"q": wanted, "show": show, "sort": sort}
@@ -191,17 +183,17 @@ def dashboard(
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
         "trends": charts.annotated(operations, charts.whole_site(recent[one] for one in shown), shown),
-        "health": operations.shared_health(found, seen.problem, only_these=bool(wanted)),
+        "verdict": verdict_of(pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))),
         "now_ms": seen.now_ms,
         "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,
         "search": wanted,
         "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
         "topics": len(listed),
         "page": at,
-        "pages": pages,
+        "pages": count,
         "previous": _query(given, at - 1) if at > 1 else "",
-        "next": _query(given, at + 1) if at < pages else "",
-        "urls": PageAddresses(live=live + _query(given, at)),
+        "next": _query(given, at + 1) if at < count else "",
+        "urls": PageAddresses(live=pages.url("dashboard_live") + _query(given, at)),
     }
 
 
@@ -222,7 +214,7 @@ def _listed(found: Sequence[TopicStats], pinned: Collection[str], show: str, sor
     return sorted(listed, key=lambda one: one.topic.name not in pinned)
 
 
-def _filters(found: Sequence[TopicStats], given: Mapping[str, str]) -> list[dict[str, Any]]:
+def _filters(found: Sequence[TopicStats], given: Mapping[str, str]) -> list[dict[str, object]]:
     """Return the ways to the topics that each filter shows, with their numbers."""
     labels = {"": _("All"), "dead": _("With dead"), "late": _("Late"), "paused": _("Paused")}
     return [

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponseBase, StreamingHttpResponse
 
@@ -112,13 +111,13 @@ def _csv(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]
         yield _csv_line([*(_cell(row[name]) for name in _COLUMNS), *map(_cell, chosen)])
 
 
-def _csv_line(cells: list[Any]) -> str:
+def _csv_line(cells: list[object]) -> str:
     line = io.StringIO()
     csv.writer(line, quoting=csv.QUOTE_MINIMAL).writerow(cells)
     return line.getvalue()
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return a value as a spreadsheet takes it for text or for a number, and for no formula."""
     if value is None or value == {}:
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
@@ -68,7 +67,7 @@ def _slot_of(followed: Followed | None, message_id: str) -> str:
     return message_id.partition("~")[0].partition(".")[0][:8]
 
 
-def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) -> dict[str, Any]:
+def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) -> dict[str, object]:
     topic = copy.topic
     redacted = is_redacted(topic)
     may_edit = operations.may(topic, Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
@@ -115,7 +114,7 @@ def raw_view(
 
 def panel(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, state: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the content of the list."""
     form = filter_form(operations, topic, state, request.GET)
     wanted = form.wanted
@@ -194,7 +193,7 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
 
 def _found_line(
     pages: Pages, operations: Operations, copy: MessageCopy, request: HttpRequest, text: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     place = pages.places(copy.topic.name).topic
     filtered = "text" if may_search(operations.actor, copy.topic) else "error"
     return {
@@ -205,7 +204,7 @@ def _found_line(
     }
 
 
-def list_line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpRequest) -> dict[str, Any]:
+def list_line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpRequest) -> dict[str, object]:
     """Return what the line of a list shows of a message."""
     if copy.raw is None:
         line = _("%(size)s bytes, %(id)s") % {"size": copy.size, "id": copy.id.rpartition("~")[2][:16]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
@@ -109,7 +108,7 @@ def _ask(pages: Pages, request: HttpRequest, ids: list[str]) -> HttpResponse:
     return pages.render(request, "topic/confirm.html", context)
 
 
-def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, Any]:
+def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, object]:
     topic = operations.topics().get(one.topic)
     if one.raw is None or topic is None:
         text = _("%(size)s bytes") % {"size": one.size}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from django import VERSION as DJANGO
@@ -161,19 +161,21 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return bool(request.user.has_perm(Permission.VIEW.full_name))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> models.Model | None:
         """Return the topic of this name, if the user may know of it; there is no table to query."""
         return self.model(name=object_id) if object_id in self.operations(request).topics() else None
 
@@ -202,7 +204,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         self,
         request: HttpRequest,
         template: str,
-        context: Mapping[str, Any],
+        context: Mapping[str, object],
         topic: Topic | None = None,
         status: int = 200,
     ) -> TemplateResponse:
@@ -242,7 +244,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             crumbs.append((here, ""))
         return [*crumbs[:-1], (crumbs[-1][0], "")]
 
-    def fragment(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> TemplateResponse:
+    def fragment(
+        self, request: HttpRequest, template: str, context: Mapping[str, object]
+    ) -> TemplateResponse:
         """Return parts of a page for the script that refreshes it."""
         response = TemplateResponse(
             request,

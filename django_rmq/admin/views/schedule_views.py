@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
@@ -123,7 +121,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
     return pages.render(request, "topic/form.html", context, status=status)
 
 
-def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, Any]:
+def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, object]:
     return {
         "row": one,
         "timing": visible(one.timing),

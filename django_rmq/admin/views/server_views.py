@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -48,7 +47,7 @@ def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> 
     return pages.render(request, "topic/servers.html", context)
 
 
-def _slow_commands(operations: Operations) -> tuple[list[dict[str, Any]], str]:
+def _slow_commands(operations: Operations) -> tuple[list[dict[str, object]], str]:
     """Return the slowest commands that the servers remember, and a sentence if there is none to show."""
     try:
         found = operations.slow_commands()
@@ -106,7 +105,7 @@ def _facts(server: ServerInfo) -> Iterator[Fact]:
     yield _("Keys deleted for want of memory"), number(count("evicted_keys"))
 
 
-def _snapshots(server: ServerInfo, count: Any) -> str:
+def _snapshots(server: ServerInfo, count: Callable[[str], int]) -> str:
     changes = count("rdb_changes_since_last_save")
     text = ngettext(
         "%(count)s change since the last one", "%(count)s changes since the last one", changes
@@ -122,7 +121,7 @@ def _append_only(server: ServerInfo) -> str:
     return _("cannot be written") if server.info.get("aof_last_write_status") == "err" else _("is written")
 
 
-def _replicas(server: ServerInfo, count: Any) -> str:
+def _replicas(server: ServerInfo, count: Callable[[str], int]) -> str:
     connected = count("connected_slaves")
     if not connected:
         return _("none")

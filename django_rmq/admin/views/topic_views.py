@@ -5,7 +5,6 @@ settings.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -32,7 +31,7 @@ from django_rmq.operations import Operations, Permission, SlotStats
 SLOTS_SHOWN = 256
 
 
-def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
+def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     """Return the content for a part of the slots."""
     first = number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
     first = first if first < topic.slots else 0
@@ -56,7 +55,7 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
     }
 
 
-def _row(one: SlotStats) -> dict[str, Any]:
+def _row(one: SlotStats) -> dict[str, object]:
     return {
         "slot": one.slot,
         "owner": one.worker,
@@ -71,7 +70,7 @@ def _row(one: SlotStats) -> dict[str, Any]:
     }
 
 
-def _workers(operations: Operations, topic: Topic) -> list[dict[str, Any]]:
+def _workers(operations: Operations, topic: Topic) -> list[dict[str, object]]:
     try:
         everybody = operations.workers()
     except RmqError:
@@ -94,7 +93,7 @@ def _workers(operations: Operations, topic: Topic) -> list[dict[str, Any]]:
     return workers
 
 
-def history_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
+def history_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     """Return the content for the requested hours."""
     kept = operations.config.history_retention
     offered = charts.spans(kept or 0.0)
@@ -130,7 +129,7 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
     }
 
 
-def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[str, Any]:
+def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[str, object]:
     """Return the content about the rules of a topic."""
     card = operations.topic_card(topic.name)
     found = card.limits
@@ -195,13 +194,14 @@ def change_view(
     operations: Operations,
     topic: Topic,
     form_url: str = "",
-    extra_context: Any = None,
+    extra_context: dict[str, object] | None = None,
 ) -> HttpResponse:
     """Show a topic: the list of one state, or its slots, or its history."""
     context = _topic(pages, request, operations, topic)
+    tab = str(context["tab"])
     context["is_pinned"] = topic.name in pinned(request)
-    if context["tab"] in STATES:
-        context |= message_views.panel(pages, request, operations, topic, context["tab"])
+    if tab in STATES:
+        context |= message_views.panel(pages, request, operations, topic, tab)
     return pages.render(request, "topic/change_form.html", {**context, **(extra_context or {})}, topic)
 
 
@@ -214,7 +214,7 @@ def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
     return pages.fragment(request, "topic/_live.html", context)
 
 
-def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
+def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
     row = row_of(figures, charts.recent(operations, [figures], {figures.topic})[figures.topic], places.topic)
@@ -223,7 +223,7 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}
     places.live = f"{places.live}?{urlencode(query)}"
     limits = operations.topic_limits(topic.name)
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         # The badges show the limits in effect.
         "topic": replace(topic, **{name: getattr(limits.topic, name) for name in LIMITS}),
         "limits_differ": bool(limits.different),

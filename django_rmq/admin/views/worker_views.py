@@ -6,7 +6,7 @@ What they run, over all topics, is a page of its own.
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import get_args
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
@@ -89,7 +89,7 @@ def stack_live_view(
     return pages.fragment(request, "topic/_stack.html", context)
 
 
-def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) -> dict[str, Any]:
+def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) -> dict[str, object]:
     found = operations.message_stacks(topic.name, short_id(message_id))
     quoted = quote(topic.name)
     return {
@@ -108,7 +108,7 @@ def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) 
     }
 
 
-def _worker_stack(one: WorkerStack, now_ms: int) -> dict[str, Any]:
+def _worker_stack(one: WorkerStack, now_ms: int) -> dict[str, object]:
     return {
         "short": one.worker[:8],
         "host": visible(one.report.host),
@@ -151,7 +151,7 @@ def _ask(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
 
 def _question(
     operations: Operations, found: ReportedWorker, asked: WorkerRequest, back: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     worker, report = found.stats.member.worker, found.report
     assert report is not None
     conditions = [
@@ -191,7 +191,7 @@ def _question(
     }
 
 
-def _running(pages: Pages, operations: Operations) -> dict[str, Any]:
+def _running(pages: Pages, operations: Operations) -> dict[str, object]:
     found = operations.running_messages()
     return {
         "heading": _("Running now"),
@@ -208,7 +208,7 @@ def _running(pages: Pages, operations: Operations) -> dict[str, Any]:
     }
 
 
-def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
+def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, object]]:
     lines = []
     for one in found.messages:
         call, usual = one.call, found.usual.get(one.call.topic)
@@ -238,7 +238,7 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, Any]]:
     return lines
 
 
-def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
+def _context(pages: Pages, operations: Operations) -> dict[str, object]:
     found = operations.worker_overview()
     known = operations.topics()
     return {
@@ -266,7 +266,7 @@ def _context(pages: Pages, operations: Operations) -> dict[str, Any]:
     }
 
 
-def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, Any]]:
+def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, object]]:
     lines = []
     for one in found.workers:
         worker = one.stats.member.worker
@@ -290,7 +290,7 @@ def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _shown(report: WorkerReport) -> dict[str, Any]:
+def _shown(report: WorkerReport) -> dict[str, object]:
     return {
         "host": visible(report.host),
         "pid": report.pid,

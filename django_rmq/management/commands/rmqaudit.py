@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import RmqCommand, ago, one_line
+from django_rmq.management import Options, RmqCommand, ago, one_line
 from django_rmq.operations import Operations
 from django_rmq.operations.audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
 
@@ -18,6 +18,10 @@ UNDRAINED_SECONDS = 60.0
 
 MANY_CONSUMERS = 500
 """From how many Spark consumers in one slot on the text names their number; JSON always does."""
+
+
+_Row = dict[str, Any]
+"""A row as the option --json prints it."""
 
 
 class Command(RmqCommand):
@@ -53,7 +57,7 @@ class Command(RmqCommand):
             "--dry-run", action="store_true", help="change nothing, whatever the other options are"
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         if options["repair"] and not options["strays"]:
             raise CommandError("--repair requires --strays", returncode=2)
         if options["dry_run"]:
@@ -81,9 +85,7 @@ class Command(RmqCommand):
         if strays:
             raise CommandError(f"{strays} strays are left; use --repair", returncode=1)
 
-    def _look_further(
-        self, operations: Operations, topic: Topic, row: dict[str, Any], options: dict[str, Any]
-    ) -> int:
+    def _look_further(self, operations: Operations, topic: Topic, row: _Row, options: Options) -> int:
         """Add overdue messages and strays to ``row``; return how many strays are left."""
         late = overdue(operations.broker, topic)
         row["oldest_due_seconds"] = late.oldest_due_seconds
@@ -103,7 +105,7 @@ class Command(RmqCommand):
         }
         return found.found - found.mended + len(found.problems)
 
-    def _print(self, rows: list[dict[str, Any]]) -> None:
+    def _print(self, rows: list[_Row]) -> None:
         for row in rows:
             verdict = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
             held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
@@ -134,7 +136,7 @@ class Command(RmqCommand):
                 )
             self._print_strays(row.get("strays"))
 
-    def _print_strays(self, strays: dict[str, Any] | None) -> None:
+    def _print_strays(self, strays: _Row | None) -> None:
         if strays is None:
             return
         loose = ", ".join(f"{kind} {count}" for kind, count in strays["loose"].items() if count)
@@ -148,7 +150,7 @@ class Command(RmqCommand):
             self.stdout.write(self.style.WARNING(f"  {one_line(problem)}"))
 
 
-def _row(found: Audit) -> dict[str, Any]:
+def _row(found: Audit) -> _Row:
     return {
         "topic": found.topic.name,
         "slots": found.topic.slots,

@@ -25,7 +25,7 @@ class Command(RmqCommand):
         add_names(parser, many=True)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
         named = name_of(operations.config.topic(name), options)
         if "id" in named:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, one_line, table
+from django_rmq.management import Options, RmqCommand, ago, one_line, table
 from django_rmq.operations import ClaimStats
 
 
@@ -57,7 +57,7 @@ class Command(RmqCommand):
         for line in table(rows, right=(2, 4, 5, 6)):
             self.stdout.write(line)
 
-    def _return(self, options: dict[str, Any]) -> None:
+    def _return(self, options: Options) -> None:
         if len(options["topics"]) != 1:
             raise CommandError("--return needs the name of one topic", returncode=2)
         (topic,) = self.topics(options["topics"])

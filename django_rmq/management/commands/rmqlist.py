@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.core.model.status import QUEUES
-from django_rmq.management import RmqCommand, at_least, one_line, table
+from django_rmq.management import Options, RmqCommand, at_least, one_line, table
 from django_rmq.management.message_options import (
     add_filter,
     add_priority,
@@ -57,7 +57,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON, with bodies and whole errors")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations(as_shown=True)
         name, state, wanted = options["topic"], options["state"], filter_of(options)
         if options["group_by"] is not None:
@@ -103,7 +103,7 @@ class Command(RmqCommand):
         for line in table([head, *rows], right=[2]):
             self.stdout.write(line)
 
-    def _show_groups(self, found: MessageGroups, options: dict[str, Any]) -> None:
+    def _show_groups(self, found: MessageGroups, options: Options) -> None:
         if options["json"]:
             self.print_json(_groups_as_json(found))
             return
@@ -135,7 +135,7 @@ class Command(RmqCommand):
             self.stderr.write(one_line(problem))
 
 
-def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
+def _groups_as_json(found: MessageGroups) -> dict[str, object]:
     rows = [
         {
             "count": one.count,
@@ -157,7 +157,7 @@ def _groups_as_json(found: MessageGroups) -> dict[str, Any]:
     }
 
 
-_KEYS: dict[str, Callable[[MessageGroup], dict[str, Any]]] = {
+_KEYS: dict[str, Callable[[MessageGroup], dict[str, object]]] = {
     "error": lambda one: {"cause": one.cause, "error_class": one.error_class, "error": one.error},
     "slot": lambda one: {"slot": one.slot},
     "hour": lambda one: {"hour_ms": one.hour_ms},

@@ -6,11 +6,19 @@ import threading
 import time
 from argparse import ArgumentParser
 from dataclasses import asdict
-from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, at_least, ended_by_signals, one_line, outcomes_text, table
+from django_rmq.management import (
+    Options,
+    RmqCommand,
+    ago,
+    at_least,
+    ended_by_signals,
+    one_line,
+    outcomes_text,
+    table,
+)
 from django_rmq.operations import OutboxRow
 
 END_SECONDS = 10.0
@@ -60,7 +68,7 @@ class Command(RmqCommand):
         else:
             self._show(options)
 
-    def _relay_once(self, options: dict[str, object]) -> None:
+    def _relay_once(self, options: Options) -> None:
         operations, done = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
         steps, problems = operations.relay_outbox()
         for step in steps:
@@ -94,7 +102,7 @@ class Command(RmqCommand):
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _list(self, options: dict[str, Any]) -> None:
+    def _list(self, options: Options) -> None:
         found, problems = self.operations().outbox_rows(
             options["topics"] or None, refused=options["refused"] or None, limit=options["limit"]
         )
@@ -121,7 +129,7 @@ class Command(RmqCommand):
         if problems:
             raise CommandError(one_line("; ".join(problems)), returncode=3)
 
-    def _act(self, options: dict[str, Any]) -> None:
+    def _act(self, options: Options) -> None:
         operations = self.operations()
         if options["retry"]:
             outcomes = operations.retry_outbox(options["retry"])
@@ -132,7 +140,7 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"outbox: {outcomes_text(outcomes)}")
 
-    def _show(self, options: dict[str, Any]) -> None:
+    def _show(self, options: Options) -> None:
         found, problems = self.operations().outbox_as_known(options["topics"] or None)
         if options["json"]:
             self.print_json([asdict(one) for one in found])

@@ -39,7 +39,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, name, state = self.operations(), options["topic"], options["state"]
         wanted = filter_of(options)
 

@@ -12,6 +12,7 @@ from django_rmq.core.model.body_codec import exact_json
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
     BACKGROUND,
+    Options,
     RmqCommand,
     at_least,
     messages_text,
@@ -65,7 +66,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
         topic = operations.config.topic(name)
         wanted = filter_of(options)
@@ -102,7 +103,7 @@ class Command(RmqCommand):
         self.tell(name, self.follow(run, f"replay {name}", options), options)
 
     def _foretell(
-        self, operations: Operations, name: str, wanted: Filter, found: BulkProgress, options: dict[str, Any]
+        self, operations: Operations, name: str, wanted: Filter, found: BulkProgress, options: Options
     ) -> None:
         """Print how many messages would be replayed, and of how many of them an error has which class."""
         grouped = operations.groups(name, "dead", "error", wanted)
@@ -123,9 +124,7 @@ class Command(RmqCommand):
         for name, count in sorted(classes.items(), key=lambda pair: (-pair[1], pair[0])):
             self.stdout.write(f"  {count:>{width}}  {one_line(name) or 'no class of an error'}")
 
-    def _foretell_named(
-        self, operations: Operations, name: str, ids: list[str], options: dict[str, object]
-    ) -> None:
+    def _foretell_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
         found: dict[str, str] = {}
         classes = Counter[str]()
         for one in dict.fromkeys(ids):
@@ -144,9 +143,7 @@ class Command(RmqCommand):
             self._write_classes(classes)
         self._complain_of(len(found) - classes.total(), len(found))
 
-    def _replay_named(
-        self, operations: Operations, name: str, ids: list[str], options: dict[str, Any]
-    ) -> None:
+    def _replay_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
         if options["dry_run"]:
             self._foretell_named(operations, name, ids, options)
             return

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
+    Options,
     RmqCommand,
     at_least,
     duration,
@@ -73,7 +74,7 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, name, wanted = self.operations(), options["topic"], filter_of(options)
         topic = operations.config.topic(name)
         if sum((is_named(options), options["all"], not wanted.is_empty)) != 1:
@@ -106,7 +107,7 @@ class Command(RmqCommand):
         name: str,
         ids: list[str],
         new: dict[str, Any],
-        options: dict[str, Any],
+        options: Options,
     ) -> None:
         if options["dry_run"]:
             new_score(operations.config.topic(name), **new)
@@ -141,7 +142,7 @@ def _foretold(operations: Operations, name: str, message_id: str) -> str:
     return "refused" if waits.topic.is_priority and has_failed else "matching"
 
 
-def _due(options: dict[str, Any]) -> datetime | None:
+def _due(options: Options) -> datetime | None:
     if options["after"] is not None:
         return datetime.now(UTC) + timedelta(seconds=options["after"])
     return None if options["at"] is None else instant_of("--at", options["at"])

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, one_line, table
+from django_rmq.management import Options, RmqCommand, ago, allow_options_between_arguments, one_line, table
 from django_rmq.operations import Operations, ScheduleStats
 
 ON_TIME = "on time"
@@ -75,7 +75,7 @@ class Command(RmqCommand):
         for name, outcome in done.items() if not options["json"] else ():
             self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
 
-    def _list(self, operations: Operations, options: dict[str, Any]) -> None:
+    def _list(self, operations: Operations, options: Options) -> None:
         names = options["names"]
         found = [operations.schedule(name) for name in names] if names else operations.schedules()
         if options["json"]:

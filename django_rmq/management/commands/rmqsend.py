@@ -17,6 +17,7 @@ from django_rmq.core.model.body_codec import exact_json, floats_beside_bodies
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management import (
+    Options,
     RmqCommand,
     allow_options_between_arguments,
     at_least,
@@ -135,7 +136,7 @@ class Command(RmqCommand):
             help="IDENTITY key: a shorter time-out than the topic's",
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
         topic = operations.config.topic(name)
         shared = _shared(options)
@@ -163,7 +164,7 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"{result.status} in slot {result.slot} as {sent_id}")
 
-    def _send_lines(self, topic: Topic, shared: dict[str, Any], options: dict[str, Any]) -> None:
+    def _send_lines(self, topic: Topic, shared: dict[str, Any], options: Options) -> None:
         operations, outcomes = self.operations(), Counter[str]()
         lines = enumerate(sys.stdin.buffer, 1)
         while chunk := list(islice(lines, CHUNK)):
@@ -188,7 +189,7 @@ class Command(RmqCommand):
 _AS_GIVEN = ("key", "priority", "time_range", "delay", "slot_basis", "max_retries", "timeout")
 
 
-def _shared(options: dict[str, Any]) -> dict[str, Any]:
+def _shared(options: Options) -> dict[str, Any]:
     found = {name: options[name] for name in _AS_GIVEN}
     if options["after"] is not None:
         found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])

@@ -14,7 +14,16 @@ from typing import Any
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, one_line, table, update_interval
+from django_rmq.management import (
+    Options,
+    RmqCommand,
+    age_of_oldest,
+    ago,
+    at_least,
+    one_line,
+    table,
+    update_interval,
+)
 from django_rmq.management.commands import rmqschedules
 from django_rmq.management.message_options import (
     add_names,
@@ -70,7 +79,7 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
         add_names(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
         if is_named(options):
             self._show_message(operations, options)
@@ -89,7 +98,7 @@ class Command(RmqCommand):
         except KeyboardInterrupt:
             pass
 
-    def _repeat(self, names: list[str], options: dict[str, Any]) -> None:
+    def _repeat(self, names: list[str], options: Options) -> None:
         """Print a table after the other."""
         operations, left = self.operations(), options["count"]
         before = operations.flow(names)
@@ -100,9 +109,9 @@ class Command(RmqCommand):
             before = flow
             left = None if left is None else left - 1
 
-    def _update(self, names: list[str], options: dict[str, Any]) -> None:
+    def _update(self, names: list[str], options: Options) -> None:
         """Show a table on the terminal, and update it in place."""
-        from rich.console import Group
+        from rich.console import Group, RenderableType
         from rich.live import Live
         from rich.text import Text
 
@@ -114,7 +123,7 @@ class Command(RmqCommand):
                     flow = operations.flow(names)
                     topics = _table(operations.overview(names), {} if before is None else flow.since(before))
                     schedules = operations.schedules(names)
-                    more: list[Any] = [Text(line) for line in outbox_lines(self._outbox())]
+                    more: list[RenderableType] = [Text(line) for line in outbox_lines(self._outbox())]
                     more += ["", _schedules(schedules)] if schedules else []
                     live.update(Group(topics, *more), refresh=True)
                     before = flow
@@ -126,7 +135,7 @@ class Command(RmqCommand):
                     return
                 time.sleep(options["interval"] or WATCH_SECONDS)
 
-    def _write_events(self, topics: set[str] | None, options: dict[str, Any]) -> None:
+    def _write_events(self, topics: set[str] | None, options: Options) -> None:
         left = options["count"]
         for events in self.operations().events():
             for event in events:
@@ -138,7 +147,7 @@ class Command(RmqCommand):
                     return
             self.stdout.flush()
 
-    def _show_message(self, operations: Operations, options: dict[str, Any]) -> None:
+    def _show_message(self, operations: Operations, options: Options) -> None:
         """Show what is known about one message."""
         if len(options["topics"]) != 1:
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
@@ -162,7 +171,7 @@ class Command(RmqCommand):
         except RmqError:
             return None
 
-    def _show(self, names: list[str], rates: Rates, options: dict[str, Any]) -> None:
+    def _show(self, names: list[str], rates: Rates, options: Options) -> None:
         figures, kept = self.operations().overview(names), self._outbox()
         if options["json"]:
             rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(kept, one) for one in figures]
@@ -178,7 +187,7 @@ class Command(RmqCommand):
         self.stdout.flush()
 
 
-def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, Any]:
+def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, object]:
     """Return for JSON what the outbox of a topic holds; nothing if it has none, or it is unknown."""
     if kept is None or not (one.topic.outbox or one.topic.name in kept):
         return {}
@@ -199,7 +208,7 @@ def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
     return lines
 
 
-def row_of(one: TopicStats, rates: dict[str, float] | None) -> dict[str, Any]:
+def row_of(one: TopicStats, rates: dict[str, float] | None) -> dict[str, object]:
     """Return the figures of a topic for JSON."""
     return {
         "topic": one.topic.name,

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.model.run_time_limits import LIMITS, RunTimeLimits
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import RmqCommand, duration
+from django_rmq.management import Options, RmqCommand, duration
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined
@@ -22,6 +22,10 @@ LOOK_SECONDS = 0.5
 
 NONE = "none"
 """The word for no limit."""
+
+
+_Row = dict[str, Any]
+"""A row as the option --json prints it."""
 
 
 class Command(RmqCommand):
@@ -105,7 +109,7 @@ class Command(RmqCommand):
             advice = "" if options["apply"] else "; use --apply"
             raise CommandError(f"the settings differ from Redis: {', '.join(open_)}{advice}", returncode=1)
 
-    def _change_limits(self, operations: Operations, options: dict[str, Any]) -> bool:
+    def _change_limits(self, operations: Operations, options: Options) -> bool:
         """Change or reset limits of the named topics, and return whether that was asked for."""
         values = {name: options[name] for name in LIMITS if options[name] is not None}
         if not values and not options["reset_limits"]:
@@ -123,7 +127,7 @@ class Command(RmqCommand):
             self.stdout.write(f"{name}: {_limits(found.topic)}; workers apply this within five seconds")
         return True
 
-    def _retire(self, options: dict[str, Any]) -> None:
+    def _retire(self, options: Options) -> None:
         operations, until = self.operations(), time.monotonic() + options["wait"]
         if not options["topics"]:
             raise CommandError("name the topics to retire", returncode=2)
@@ -152,7 +156,7 @@ class Command(RmqCommand):
                 return found
             time.sleep(LOOK_SECONDS)
 
-    def _print(self, rows: list[dict[str, Any]]) -> None:
+    def _print(self, rows: list[_Row]) -> None:
         width = max((len(row["topic"]) for row in rows), default=0)
         for row in rows:
             known = row["declared"] or row["registered"]
@@ -208,7 +212,7 @@ def _limits(topic: Topic) -> str:
     return ", ".join(f"{name} {_limit(getattr(topic, name))}" for name in LIMITS)
 
 
-def _row(found: Defined, changed: RunTimeLimits | None) -> dict[str, object]:
+def _row(found: Defined, changed: RunTimeLimits | None) -> _Row:
     return {
         "topic": found.topic.name,
         "state": found.state,
@@ -220,7 +224,7 @@ def _row(found: Defined, changed: RunTimeLimits | None) -> dict[str, object]:
     }
 
 
-def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> dict[str, object]:
+def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> _Row:
     return {
         "topic": found.topic.name,
         "state": "undeclared",

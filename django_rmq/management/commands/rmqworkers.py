@@ -41,7 +41,7 @@ class Command(RmqCommand):
         asked.add_argument("--actions", action="store_true", help="list the actions in the background")
         asked.add_argument("--stop-action", metavar="ID", help="stop an action in the background")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
         if options["stop_action"]:
             stopped = operations.stop_action(options["stop_action"])
@@ -107,7 +107,7 @@ def _full(one: WorkerStats) -> str:
     return f" (no free thread for {topics})" if topics else ""
 
 
-def _row(one: WorkerStats) -> dict[str, Any]:
+def _row(one: WorkerStats) -> dict[str, object]:
     worker = one.member.worker
     return {
         "worker": worker.id,

@@ -31,7 +31,7 @@ from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.log.worker_name import WorkerFilter
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import RmqCommand, at_least, discard_output, duration
+from django_rmq.management import Options, RmqCommand, at_least, discard_output, duration
 from django_rmq.worker import reload as reloading
 from django_rmq.worker import startup
 from django_rmq.worker import worker_process as forking
@@ -151,7 +151,7 @@ class Command(RmqCommand):
         )
         add("--health-addr", metavar="HOST:PORT", help="serve GET /live and /ready at this address")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
         config = get_config().consumer
         topics = startup.chosen_topics(options["topics"], options["exclude"])
@@ -189,7 +189,7 @@ class Command(RmqCommand):
                 discard_output(stream)
 
     def _run_processes(
-        self, topics: list[Topic], how: ProcessOptions, processes: int, options: dict[str, Any]
+        self, topics: list[Topic], how: ProcessOptions, processes: int, options: Options
     ) -> tuple[int, int]:
         """Run as the parent of the workers; return the exit code, and how many deliveries were settled."""
         config = get_config().consumer

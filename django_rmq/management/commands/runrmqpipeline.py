@@ -14,7 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management import RmqCommand, duration, ended_by_signals, one_line, table
+from django_rmq.management import Options, RmqCommand, duration, ended_by_signals, one_line, table
 from django_rmq.spark.java import check_installed, describe, is_sparks
 from django_rmq.spark.pipelines import Context, Pipeline, Stopped, pipelines, summary
 
@@ -54,7 +54,7 @@ class Command(RmqCommand):
             _add_shared(own)
             pipeline().add_arguments(own)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         name = options.pop("pipeline")
         if name is None:
             rows = [(name, summary(pipeline)) for name, pipeline in pipelines().items()]
@@ -72,7 +72,7 @@ class Command(RmqCommand):
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
-    def _run(self, context: Context, pipeline: Pipeline, options: dict[str, object]) -> None:
+    def _run(self, context: Context, pipeline: Pipeline, options: Options) -> None:
         asked: list[int] = []
 
         def ask(number: int, frame: object) -> None:

@@ -260,7 +260,7 @@ def needs_attention(one: ScheduleStats) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Banner:
     """The content of a banner."""
 
     title: str

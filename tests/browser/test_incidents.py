@@ -45,7 +45,7 @@ class FirstScreen:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.verdict: Locator = page.locator("[data-rmq-part=verdict]")
+        self.findings: Locator = page.locator("[data-rmq-part=findings]")
 
     def count(self) -> int:
         """Return the number of findings in the title of the page."""
@@ -55,7 +55,7 @@ class FirstScreen:
     def says(self, sentence: str, before: int) -> int:
         """Wait until a line says this and the title counts more than ``before``; return what it counts."""
         began = time.monotonic()
-        line = self.verdict.locator("li.rmq-is-alarm").filter(has_text=sentence)
+        line = self.findings.locator("li.rmq-is-alarm").filter(has_text=sentence)
         expect(line.first).to_be_in_viewport(timeout=5 * GOAL_SECONDS * 1000)
         print(f"{time.monotonic() - began:5.1f} s: {line.first.inner_text()}")
         eventually(lambda: self.count() > before, "a higher number in the title")
@@ -68,7 +68,7 @@ def test_each_incident_of_a_night_is_on_the_first_screen(shop: Shop, log_in: Any
     page.get_by_label("Refresh").select_option("2")
     screen = FirstScreen(page)
     # The worker has begun when each topic has one.
-    expect(screen.verdict).to_contain_text("Nothing needs attention", timeout=5 * GOAL_SECONDS * 1000)
+    expect(screen.findings).to_contain_text("Nothing needs attention", timeout=5 * GOAL_SECONDS * 1000)
     assert screen.count() == 0
 
     shop.fill(call("dead", "cards", [{"number": number} for number in range(40)], "Lost: no answer"))
@@ -99,7 +99,7 @@ def test_each_incident_of_a_night_is_on_the_first_screen(shop: Shop, log_in: Any
 
     os.killpg(worker.pid, signal.SIGKILL)
     seen = screen.says("1 worker vanished in the last hour", seen)
-    expect(screen.verdict).to_contain_text("no live worker serves it")
+    expect(screen.findings).to_contain_text("no live worker serves it")
 
     with redis.Redis.from_url(shop.redis.url) as client:
         client.config_set("maxmemory", "1mb")

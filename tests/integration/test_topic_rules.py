@@ -218,7 +218,7 @@ def test_a_page_shows_nothing_of_a_topic_that_the_user_must_not_know_of(shop: An
 
 
 def test_what_is_wrong_with_a_hidden_topic_is_not_counted(shop: Any) -> None:
-    """Neither the title, nor the icon, nor the verdict, nor a link counts it."""
+    """Neither the title, nor the icon, nor the findings, nor a link counts it."""
     shell = Operations(Actor("shell", "command"))
     for state in ("store", "dead"):
         shell.purge(SEEN, state).result()

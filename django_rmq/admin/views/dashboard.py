@@ -21,8 +21,8 @@ from django_rmq.admin.dashboard_rows import (
     needs_attention,
     row_of,
 )
+from django_rmq.admin.views.findings import findings_panel
 from django_rmq.admin.views.page import Pages, page, topic_page
-from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
@@ -183,7 +183,9 @@ def _figures(
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
         "trends": charts.annotated(operations, charts.whole_site(recent[one] for one in shown), shown),
-        "verdict": verdict_of(pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))),
+        "findings": findings_panel(
+            pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))
+        ),
         "now_ms": seen.now_ms,
         "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,
         "search": wanted,

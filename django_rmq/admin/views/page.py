@@ -1,4 +1,4 @@
-"""The common part of all pages: the user, the values of the request, and the responses for a page, a part of one, or trouble."""
+"""The common part of all pages: the user, the values of the request, and the responses: a page, a part of one, or an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq.admin.dashboard_rows import PageAddresses, Trouble
+from django_rmq.admin.dashboard_rows import Banner, PageAddresses
 from django_rmq.admin.filter_form import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES, outcomes_sentence
 from django_rmq.core.log.throttle import LogThrottle
@@ -108,7 +108,7 @@ def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable
             except (UnknownTopic, UnknownSchedule) as error:
                 raise Http404(str(error)) from error
             except (RmqError, ImportError) as error:
-                return self.trouble(request, error)
+                return self.error_page(request, error)
 
         guarded.rmq_permissions = permissions  # type: ignore[attr-defined]
         return guarded
@@ -256,38 +256,38 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         response["X-RMQ-Fragment"] = "1"
         return response
 
-    def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
+    def error_page(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Return a page that shows an error, in place of one that cannot be shown."""
-        trouble, status = self.trouble_of(request, error)
+        banner, status = self.banner_of(request, error)
         response = self.render(
             request,
-            "trouble.html",
-            {"trouble": trouble, "urls": PageAddresses(), "again": request.get_full_path()},
+            "error.html",
+            {"banner": banner, "urls": PageAddresses(), "again": request.get_full_path()},
             status=status,
         )
         if status == 503:
             response["Retry-After"] = "5"
         return response
 
-    def trouble_of(self, request: HttpRequest, error: Exception) -> tuple[Trouble, int]:
+    def banner_of(self, request: HttpRequest, error: Exception) -> tuple[Banner, int]:
         """Return what a page says about an error, and its status."""
         text = str(error)
         if isinstance(error, ServerTrouble):
             _complain(type(error), "A page of the admin could not be shown: %s", error)
             if not text.startswith("Redis "):
-                return Trouble(_("A server is unavailable."), text), 503
+                return Banner(_("A server is unavailable."), text), 503
             title = _("Redis refuses writes.") if error.refuses_writes else _("Redis is unavailable.")
             address = self.operations(request).config.redis
             if address is not None:
                 text = _("%(error)s (server: %(address)s)") % {"error": text, "address": address}
-            return Trouble(title, text), 503
+            return Banner(title, text), 503
         if isinstance(error, LostRace):
-            return Trouble(_("This has changed in the meantime."), text), 409
+            return Banner(_("This has changed in the meantime."), text), 409
         if isinstance(error, ConfigurationError):
             # They contain more than users with the permission to see topics may see.
             _complain(type(error), "A page of the admin could not be shown: %s", error)
-            return Trouble(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
-        return Trouble(_("This action is not possible."), text), 400
+            return Banner(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
+        return Banner(_("This action is not possible."), text), 400
 
 
 def _topic_rule(request: HttpRequest) -> TopicRule | None:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import PageAddresses, Trouble, is_late
+from django_rmq.admin.dashboard_rows import Banner, PageAddresses, is_late
 from django_rmq.admin.views.page import Pages, page, tell
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
@@ -88,7 +88,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
     one = operations.schedule(unquote(object_id))
     now = one.schedule
     before = {"cron": now.cron or "", "every": now.every, "timezone": now.timezone, "catch_up": now.catch_up}
-    trouble: Trouble | None = None
+    banner: Banner | None = None
     status = 200
     form = ScheduleForm(request.POST or None, initial=before, auto_id="rmq-%s", label_suffix="")
     if request.method == "POST" and form.is_valid():
@@ -101,7 +101,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
             form.add_error(None, str(error))
         except ServerTrouble as error:
             # The form stays, with what was typed.
-            trouble, status = pages.trouble_of(request, error)
+            banner, status = pages.banner_of(request, error)
         else:
             return HttpResponseRedirect(pages.url("schedules"))
     context = {
@@ -109,7 +109,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
         "here": _("Edit schedule %(name)s") % {"name": one.name},
         "title": one.name,
         "form": form,
-        "trouble": trouble,
+        "banner": banner,
         "notes": [
             _("The settings say: %(timing)s. What is changed here stays after a deployment.")
             % {"timing": one.declared.timing}

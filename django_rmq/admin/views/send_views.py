@@ -6,7 +6,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from django_rmq.admin.dashboard_rows import Trouble
+from django_rmq.admin.dashboard_rows import Banner
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.views.page import Pages, back_of, short_id, tell, topic_page
 from django_rmq.core.model.body_codec import dumps
@@ -24,7 +24,7 @@ def edit_view(
     places = pages.places(topic.name)
     leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
     form: BodyForm
-    trouble: Trouble | None = None
+    banner: Banner | None = None
     status = 200
     if request.method == "POST":
         form = BodyForm(topic, request.POST)
@@ -35,7 +35,7 @@ def edit_view(
                 form.add_error(None, str(error))
             except ServerTrouble as error:
                 # The form stays, with what was typed.
-                trouble, status = pages.trouble_of(request, error)
+                banner, status = pages.banner_of(request, error)
             else:
                 tell(request, _("Edit and replay"), done.outcomes)
                 return HttpResponseRedirect(leave)
@@ -50,7 +50,7 @@ def edit_view(
         "here": _("Edit and replay"),
         "submit": _("Replay with this body"),
         "form": form,
-        "trouble": trouble,
+        "banner": banner,
         "notes": _notes(topic),
         "urls": places,
         "back_url": leave,
@@ -91,7 +91,7 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
     """Show the form for a message, and send it."""
     places = pages.places(topic.name)
     form = SendForm(topic, request.POST if request.method == "POST" else None)
-    trouble: Trouble | None = None
+    banner: Banner | None = None
     status = 200
     if request.method == "POST" and form.is_valid():
         try:
@@ -100,7 +100,7 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
             form.add_error(None, str(error))
         except ServerTrouble as error:
             # The form stays, with what was typed.
-            trouble, status = pages.trouble_of(request, error)
+            banner, status = pages.banner_of(request, error)
         else:
             tell(request, _("Send"), {sent.status: 1})
             return HttpResponseRedirect(places.topic)
@@ -112,7 +112,7 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
             "here": _("Send a message"),
             "submit": _("Send"),
             "form": form,
-            "trouble": trouble,
+            "banner": banner,
             "urls": places,
             "back_url": places.topic,
         },

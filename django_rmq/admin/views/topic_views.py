@@ -21,8 +21,8 @@ from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import PLAIN_STATES, STATES
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
+from django_rmq.admin.views.findings import findings_panel
 from django_rmq.admin.views.page import Pages, back_of, number, topic_page
-from django_rmq.admin.views.verdict import verdict_of
 from django_rmq.core.model.run_time_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, WrongType
@@ -232,7 +232,7 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "tab": tab,
         "tabs": _tabs(row, tab),
         "urls": places,
-        "verdict": verdict_of(pages, operations.shared_health([figures], figures.workers_problem)),
+        "findings": findings_panel(pages, operations.shared_health([figures], figures.workers_problem)),
         "back": back_of(request.GET.urlencode()),
         "may": {
             "send": operations.may(topic, Permission.SEND),

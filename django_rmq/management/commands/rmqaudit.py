@@ -107,12 +107,12 @@ class Command(RmqCommand):
 
     def _print(self, rows: list[_Row]) -> None:
         for row in rows:
-            verdict = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
+            balance = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
             held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
             adopted = f", {row['adopted']} adopted as foreign" if row["adopted"] else ""
             moving = f", {row['moving']} between slots" if row["moving"] else ""
             self.stdout.write(
-                f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{moving}{adopted})"
+                f"{row['topic']}: {balance} over {row['slots']} slots ({held}{moving}{adopted})"
             )
             for drift in row["drifting"]:
                 told = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])

@@ -44,7 +44,7 @@
 
     // The title and the icon say how many findings need attention, for those who look at another tab.
     const count = () => {
-      const { rmqFindings = "0", rmqIcon = "" } = document.querySelector("[data-rmq-part=verdict]")?.dataset ?? {};
+      const { rmqFindings = "0", rmqIcon = "" } = document.querySelector("[data-rmq-part=findings]")?.dataset ?? {};
       document.title = rmqFindings === "0" ? title : `(${rmqFindings}) ${title}`;
       let icon = document.querySelector("link[data-rmq-favicon]");
       if (!rmqIcon) return icon?.remove();

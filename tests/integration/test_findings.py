@@ -62,8 +62,8 @@ def page(boss: Client, name: str = "changelist", *args: str, **headers: str) -> 
 
 
 def lines_of(text: str) -> list[tuple[bool, str]]:
-    """Whether each sentence of the verdict is an alarm, and its text."""
-    section = re.search(r'<section class="rmq-verdict".*?</section>', text, re.DOTALL)
+    """Whether each sentence of the findings is an alarm, and its text."""
+    section = re.search(r'<section class="rmq-findings".*?</section>', text, re.DOTALL)
     assert section
     found = re.findall(r'<li class="(.*?)">(.*?)</li>', section[0], re.DOTALL)
     return [
@@ -164,7 +164,7 @@ def test_many_findings_of_a_kind_are_three_lines_and_a_count(boss: Client) -> No
         assert "<title>(20) Topics" in text and "django_rmq/findings-10.svg" in text
 
 
-def test_the_verdict_is_in_the_language_of_its_reader_and_that_of_the_command_is_english(
+def test_the_findings_are_in_the_language_of_its_reader_and_that_of_the_command_is_english(
     boss: Client,
 ) -> None:
     with in_memory(TOPICS) as broker:
@@ -269,7 +269,7 @@ def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: 
         assert lines_of(page(boss)) == [(True, "the database does not answer")] * 2
 
 
-def test_the_verdict_asks_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_findings_ask_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     survey = stats.survey_topics
 

@@ -1,4 +1,4 @@
-"""The verdict above the figures of a page: what needs attention, worst first, with links."""
+"""The findings above the figures of a page: what needs attention, worst first, with links."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SITE_PAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictLine:
-    """One sentence of the verdict."""
+class FindingLine:
+    """One sentence of the findings."""
 
     topic: str
     text: str
@@ -43,27 +43,27 @@ class VerdictLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FindingsPanel:
     """What is to be said of the queues in a few sentences."""
 
-    lines: list[VerdictLine]
+    lines: list[FindingLine]
     count: int
     """How many findings need attention, also those that are not listed."""
     icon: str
     """The address of the icon with the count; empty if nothing needs attention."""
 
 
-def verdict_of(pages: Pages, health: Health) -> Verdict:
+def findings_panel(pages: Pages, health: Health) -> FindingsPanel:
     """Return what a page says about these findings."""
     findings = sorted(health.findings, key=lambda one: one.is_intended)
     seen: Counter[tuple[bool, Severity, str]] = Counter()
-    lines = list[VerdictLine]()
+    lines = list[FindingLine]()
     totals = Counter(_kind(one) for one in findings)
     for one in findings:
         kind = _kind(one)
         seen[kind] += 1
         if seen[kind] <= SHOWN:
-            lines.append(VerdictLine(one.topic, visible(one.text), _url(pages, one), not one.is_intended))
+            lines.append(FindingLine(one.topic, visible(one.text), _url(pages, one), not one.is_intended))
         elif seen[kind] == totals[kind]:
             more = totals[kind] - SHOWN
             text = ngettext(
@@ -71,9 +71,9 @@ def verdict_of(pages: Pages, health: Health) -> Verdict:
                 "and %(count)s more like these (manage.py rmqhealth -v 2 lists all)",
                 more,
             ) % {"count": more}
-            lines.append(VerdictLine("", text, "", not one.is_intended))
+            lines.append(FindingLine("", text, "", not one.is_intended))
     count = sum(not one.is_intended for one in findings)
-    return Verdict(
+    return FindingsPanel(
         lines, count, static(f"django_rmq/findings-{min(count, MOST_COUNTED + 1)}.svg") if count else ""
     )
 
@@ -92,4 +92,4 @@ def _url(pages: Pages, one: Finding) -> str:
     return topic if where == "topic" else f"{topic}?tab={where}"
 
 
-__all__ = ["Verdict", "VerdictLine", "verdict_of"]
+__all__ = ["FindingLine", "FindingsPanel", "findings_panel"]

@@ -23,6 +23,7 @@ from django_rmq.admin.dashboard_rows import (
 )
 from django_rmq.admin.views.findings import findings_panel
 from django_rmq.admin.views.page import Pages, page, topic_page
+from django_rmq.admin.views.page import number as number_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
@@ -165,8 +166,7 @@ def _figures(
     show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
     listed = _listed(found, pinned, show, sort)
     count = max(1, -(-len(listed) // TOPICS_SHOWN))
-    asked = query.get("p", "1")
-    at = min(max(int(asked), 1), count) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
+    at = min(max(number_of(query.get("p")), 1), count)
     shown = {one.topic: None for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = charts.recent(operations, found, shown)
     urls = {topic: pages.url("change", quote(topic.name)) for topic in shown}

@@ -271,7 +271,6 @@ def _go_on(
         return HttpResponseRedirect(leave)
     context = {
         "heading": act.label,
-        "here": act.label,
         "so_far": work.sentence,
         "seen": min(work.done, work.asked),
         "total": work.asked,
@@ -298,7 +297,6 @@ def _ask(
     act, topic = asked.act, asked.topic
     context = {
         "heading": act.label,
-        "here": act.label,
         "question": question,
         "conditions": conditions,
         "form": asked.form,

@@ -56,8 +56,6 @@ def _context(pages: Pages, operations: Operations) -> dict[str, object]:
     found, now_ms = operations.background_actions(), operations.broker.now_ms()
     return {
         "heading": _("In the background"),
-        "here": _("In the background"),
-        "title": _("In the background"),
         "now_ms": now_ms,
         "lines": [_line(pages, one, now_ms) for one in reversed(found)],
         "stop_url": pages.url("background"),

@@ -54,7 +54,6 @@ def _shown(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     ]
     context = {
         "heading": _("Dead by cause"),
-        "here": _("Dead by cause"),
         "title": _("Dead by cause"),
         "is_one": topic is not None,
         "lines": lines,

@@ -39,7 +39,6 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
         return HttpResponseRedirect(places.topic if isinstance(error, OperationRefused) else places.claims)
     context = {
         "heading": _("Claims"),
-        "here": _("Claims"),
         "lines": [
             {"row": one, "name": visible(one.consumer), "state": CLAIM_STATES.get(one.state, one.state)}
             for one in found
@@ -66,7 +65,6 @@ def _act(
         operations.declared(topic.name, Permission.REPLAY)
         context = {
             "heading": ACTS[name],
-            "here": ACTS[name],
             "question": _question(name, consumer, sum(one.messages for one in held)),
             "carried": [("act", name), ("consumer", consumer)],
             "submit": _("Yes, do it"),

@@ -179,8 +179,6 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
     found = operations.search_messages(text)
     context = {
         "heading": _("Find messages"),
-        "here": _("Find messages"),
-        "title": _("Find messages"),
         "search": text,
         "search_url": pages.url("search"),
         "found": found,

@@ -43,8 +43,6 @@ def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
     oldest = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
     context = {
         "heading": _("Outbox"),
-        "here": _("Outbox"),
-        "title": _("Outbox"),
         "waiting": sum(one.messages for one in found),
         "refused": sum(one.refused for one in found),
         "oldest_seconds": oldest,
@@ -97,7 +95,6 @@ def _ask(pages: Pages, request: HttpRequest, ids: list[str]) -> HttpResponse:
     ) % {"count": number_format(len(ids))}
     context = {
         "heading": _("Delete"),
-        "here": _("Delete"),
         "question": question,
         "carried": [("act", "delete"), *(("id", one) for one in ids)],
         "danger": True,

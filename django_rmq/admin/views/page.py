@@ -210,17 +210,17 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> TemplateResponse:
         """Return one of RMQ's pages within this admin site."""
         name = topic.name if topic is not None else ""
-        here = str(context.get("here", ""))
+        heading = context.get("heading", "")
         return TemplateResponse(
             request,
             f"admin/django_rmq/{template}",
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,
-                "title": name or str(self.opts.verbose_name_plural).capitalize(),
+                "title": name or heading or str(self.opts.verbose_name_plural).capitalize(),
                 "name": name,
                 "topic": topic,
-                "crumbs": self._crumbs(name, here),
+                "crumbs": self._crumbs(name, str(context.get("here", heading))),
                 "crumbs_are_listed": DJANGO >= (6, 1),
                 **context,
             },

@@ -47,8 +47,6 @@ def schedules_view(pages: Pages, request: HttpRequest, operations: Operations) -
         return _act(pages, request, operations)
     context = {
         "heading": _("Schedules"),
-        "here": _("Schedules"),
-        "title": _("Schedules"),
         "lines": [_line(pages, operations, one) for one in operations.schedules()],
         "now_ms": operations.broker.now_ms(),
         "may": {
@@ -106,7 +104,6 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
             return HttpResponseRedirect(pages.url("schedules"))
     context = {
         "heading": _("Edit schedule %(name)s") % {"name": one.name},
-        "here": _("Edit schedule %(name)s") % {"name": one.name},
         "title": one.name,
         "form": form,
         "banner": banner,

@@ -47,7 +47,6 @@ def edit_view(
         form = BodyForm(topic, initial={"body": _editable(dead)})
     context = {
         "heading": _("Edit and replay"),
-        "here": _("Edit and replay"),
         "submit": _("Replay with this body"),
         "form": form,
         "banner": banner,
@@ -109,7 +108,6 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
         "topic/form.html",
         {
             "heading": _("Send a message"),
-            "here": _("Send a message"),
             "submit": _("Send"),
             "form": form,
             "banner": banner,

@@ -26,8 +26,6 @@ def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> 
     slow, slow_note = _slow_commands(operations)
     context = {
         "heading": _("Servers"),
-        "here": _("Servers"),
-        "title": _("Servers"),
         "address": str(operations.config.redis or ""),
         "may_ask": servers is not None,
         "servers": [

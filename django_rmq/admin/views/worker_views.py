@@ -95,7 +95,6 @@ def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) 
     return {
         "topic": topic,
         "heading": _("Stack"),
-        "here": _("Stack"),
         "short": message_id.rpartition("~")[2][:8],
         "now_ms": found.now_ms,
         "lines": [_worker_stack(one, found.now_ms) for one in found.workers],
@@ -180,8 +179,6 @@ def _question(
         )
     return {
         "heading": heading,
-        "here": heading,
-        "title": heading,
         "question": question,
         "conditions": conditions,
         "carried": [("act", asked), ("worker", worker.id)],
@@ -195,8 +192,6 @@ def _running(pages: Pages, operations: Operations) -> dict[str, object]:
     found = operations.running_messages()
     return {
         "heading": _("Running now"),
-        "here": _("Running now"),
-        "title": _("Running now"),
         "now_ms": found.now_ms,
         "lines": _calls(pages, found),
         "unlisted": found.unlisted,
@@ -243,8 +238,6 @@ def _context(pages: Pages, operations: Operations) -> dict[str, object]:
     known = operations.topics()
     return {
         "heading": _("Workers"),
-        "here": _("Workers"),
-        "title": _("Workers"),
         "now_ms": found.now_ms,
         "workers": _lines(found, set(known))[:WORKERS_SHOWN],
         "count": len(found.workers),

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.responses import Json, ResponseSerializer, maybe
+from django_rmq.api.formats import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.background_action import ActionKind, ActionProgress

@@ -7,8 +7,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
+from django_rmq.api.formats import Json, ResponseSerializer, maybe
 from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute
-from django_rmq.api.responses import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.run_time_limits import LIMITS

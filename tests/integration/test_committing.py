@@ -53,6 +53,7 @@ from django_rmq.core.resharding import begin, finish, move
 from django_rmq.sending.on_commit import failed_sends
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
 from tests.support.brokers import direct
+from tests.support.sends import Undo, counted_trips, waiting
 from tests.support.servers import RedisCluster, TcpProxy
 
 TOPICS = {
@@ -61,10 +62,6 @@ TOPICS = {
     "orders": {"TYPE": "fixed_time", "SLOTS": 4},
     "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5, "IDENTITY": "key"},
 }
-
-
-class Undo(Exception):
-    pass
 
 
 @contextmanager
@@ -90,42 +87,8 @@ def _without_garbage_collector() -> Iterator[None]:
     gc.enable()
 
 
-def waiting(name: str) -> list[bytes]:
-    """The members in the Stores of a topic, sorted."""
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    slots = range(topic.slots)
-    return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
-
-
 def statuses(*results: SendResult | RemoveResult) -> list[str]:
     return [result.status for result in results]
-
-
-@contextmanager
-def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Which scripts went in each round trip."""
-    trips: list[list[str]] = []
-    build, run = RedisBroker.pipeline, RedisBroker.run
-
-    def alone(self: RedisBroker, call: Any) -> Any:
-        trips.append([call.script])
-        return run(self, call)
-
-    def pipeline(self: RedisBroker) -> Any:
-        made = build(self)
-        send = made.send
-
-        def counted() -> Any:
-            trips.append([call.script for call in made._calls])
-            return send()
-
-        made.send = counted  # type: ignore[method-assign]
-        return made
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RedisBroker, "pipeline", pipeline)
-        patch.setattr(RedisBroker, "run", alone)
-        yield trips
 
 
 # --- a removal obeys the commit

@@ -32,6 +32,7 @@ from tests.support.workers import (
     LONG,
     Broker,
     Heard,
+    HeldListener,
     Worker,
     audit,
     eventually,
@@ -888,22 +889,17 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch:
     # Otherwise what waits for a call of more than a second is given back anyway.
     monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", LONG)
     topic = replace(MERGE, slots=1, prefetch=4)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(_: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, range(4))
-    with Worker(broker, topic, listener, poll_seconds=0.1) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, poll_seconds=0.1) as worker:
+        assert held.begun.wait(LONG)
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
         eventually(
             lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", LONG / 3
         )
         assert [slot.state is SlotState.FENCED for slot in worker.dispatcher._table.awake.values()] == [True]
-        go.set()
+        held.go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)
 
@@ -963,18 +959,13 @@ def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: 
 
 def test_stop_gives_back_what_has_not_begun_even_while_its_thread_is_held_up(broker: Any) -> None:
     topic = replace(MERGE, slots=2)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(_: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, range(20))
-    with Worker(broker, topic, listener, threads=1) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, threads=1) as worker:
+        assert held.begun.wait(LONG)
         worker.dispatcher.stop()
         eventually(lambda: sum(ledger.prepare for ledger in audit(broker, topic)) == 1, "giving back")
-        go.set()
+        held.go.set()
         worker.join()
     assert total(broker, topic, "committed") == 1
     assert live(broker, topic) == 19
@@ -1018,20 +1009,15 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "IN_HAND", 64)
     topic = replace(PRIORITY, slots=16)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(_: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, range(1000), priority=100)
-    with Worker(broker, topic, listener, threads=1, poll_seconds=0.05) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, threads=1, poll_seconds=0.05) as worker:
+        assert held.begun.wait(LONG)
         eventually(lambda: worker.dispatcher._in_flight.messages > 32, "a prefetch")
         threading.Event().wait(0.2)
         assert worker.dispatcher._in_flight.messages <= 64
         assert sum(ledger.prepare for ledger in audit(broker, topic)) <= 64
-        go.set()
+        held.go.set()
         eventually(lambda: total(broker, topic, "committed") == 1000, "the end")
 
 
@@ -1135,19 +1121,14 @@ def test_a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind
 def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) -> None:
     topic = replace(MERGE, slots=2, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(message: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     time_out(broker, topic, [0, 1], times=2)
-    with Worker(broker, topic, listener) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held) as worker:
+        assert held.begun.wait(LONG)
         eventually(lambda: len(worker.dispatcher._router.suspects) == 2, "both being in hand")
         worker.dispatcher.stop()
         eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
-        go.set()
+        held.go.set()
     assert total(broker, topic, "committed") == 1
     assert live(broker, topic) == 1
 
@@ -1159,17 +1140,12 @@ def test_a_suspect_that_waits_for_another_for_long_is_given_back_and_due(
     monkeypatch.setattr(executor_pool, "SUSPECT_REST_SECONDS", 10 * LONG)
     topic = replace(MERGE, slots=2, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(message: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     time_out(broker, topic, [0, 1], times=2)
-    with Worker(broker, topic, listener, poll_seconds=0.1) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, poll_seconds=0.1) as worker:
+        assert held.begun.wait(LONG)
         eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
-        go.set()
+        held.go.set()
         eventually(lambda: total(broker, topic, "committed") == 1, "the end of the other")
         assert sum(ledger.store for ledger in audit(broker, topic)) == 1
         for slot in range(2):

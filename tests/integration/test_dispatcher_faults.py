@@ -23,7 +23,19 @@ from django_rmq.exceptions import ServerFull
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock
 from tests.support.servers import RedisServer, TcpProxy
-from tests.support.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total
+from tests.support.workers import (
+    LONG,
+    Broker,
+    Heard,
+    HeldListener,
+    Worker,
+    audit,
+    client_of,
+    eventually,
+    live,
+    send,
+    total,
+)
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, backoff=BackOff(0, 0))
 GOES_ON = 20.0
@@ -145,19 +157,14 @@ def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
 
 def test_a_lost_reply_of_release_gives_back_once(direct: Broker, disturbed: Broker, proxy: TcpProxy) -> None:
     topic = replace(TOPIC, slots=1)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(_: Message) -> None:
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(direct, topic, range(10))
-    with Worker(disturbed, topic, listener) as worker:
-        assert begun.wait(LONG)
+    with Worker(disturbed, topic, held) as worker:
+        assert held.begun.wait(LONG)
         proxy.drop_reply(lua.load("release").sha)
         worker.dispatcher.stop()
         proxy.wait_for_drop()
-        go.set()
+        held.go.set()
         worker.join()
     assert not worker.dispatcher.forced
     [ledger] = audit(direct, topic)

@@ -64,6 +64,7 @@ from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.support.brokers import direct
 from tests.support.databases import MEGABYTE, write_large_rows
+from tests.support.sends import Undo
 from tests.support.servers import TcpProxy
 from tests.support.workers import eventually
 
@@ -77,10 +78,6 @@ TOPICS: dict[str, dict[str, Any]] = {
     "jobs": {"SLOTS": 4},
     "latest": {"SLOTS": 4, "ON_DUPLICATE": "replace"},
 }
-
-
-class Undo(Exception):
-    pass
 
 
 @contextmanager

@@ -42,11 +42,11 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.producer.producer import ROUND_TRIP
-from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.resharding import begin, finish, move
 from django_rmq.sending import on_commit
 from django_rmq.sending.on_commit import failed_sends
 from tests.support.brokers import direct
+from tests.support.sends import Undo, counted_trips, waiting
 from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
@@ -69,40 +69,6 @@ def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
 def _settings(redis_url: str, prefix: str) -> Iterator[None]:
     with configured(redis_url, prefix):
         yield
-
-
-def waiting(name: str) -> list[bytes]:
-    """The members in the Stores of a topic, sorted."""
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    slots = range(topic.slots)
-    return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
-
-
-@contextmanager
-def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many calls went in each round trip."""
-    trips: list[int] = []
-    build, run = RedisBroker.pipeline, RedisBroker.run
-
-    def alone(self: RedisBroker, call: Any) -> Any:
-        trips.append(1)
-        return run(self, call)
-
-    def pipeline(self: RedisBroker) -> Any:
-        made = build(self)
-        send = made.send
-
-        def counted() -> Any:
-            trips.append(len(made))
-            return send()
-
-        made.send = counted  # type: ignore[method-assign]
-        return made
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RedisBroker, "pipeline", pipeline)
-        patch.setattr(RedisBroker, "run", alone)
-        yield trips
 
 
 # --- at once
@@ -290,10 +256,6 @@ def test_what_a_transaction_sent_goes_in_one_round_trip(monkeypatch: pytest.Monk
             results.append(send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1)))
         assert len(trips) == 1
     assert [result.status for result in results] == ["stored"] * 20 + ["merged", "stored", "stored"]
-
-
-class Undo(Exception):
-    pass
 
 
 @pytest.mark.django_db(transaction=True)

@@ -112,6 +112,17 @@ class Heard:
             return list(self.bodies)
 
 
+class HeldListener:
+    """A listener that has ``begun``, and returns when it may ``go``."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.begun.set()
+        assert self.go.wait(LONG)
+
+
 class Worker:
     """A dispatcher that owns all slots of its topics and runs while the block does."""
 

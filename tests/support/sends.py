@@ -1,0 +1,52 @@
+"""What became of sends: members that wait in Redis, and the round trips that brought them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.core.redis.broker import RedisBroker
+from tests.support.brokers import direct
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+def waiting(name: str) -> list[bytes]:
+    """The members in the Stores of a topic, sorted."""
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
+    slots = range(topic.slots)
+    return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
+
+
+@contextmanager
+def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Which scripts went in each round trip."""
+    trips: list[list[str]] = []
+    build, run = RedisBroker.pipeline, RedisBroker.run
+
+    def alone(self: RedisBroker, call: Any) -> Any:
+        trips.append([call.script])
+        return run(self, call)
+
+    def pipeline(self: RedisBroker) -> Any:
+        made = build(self)
+        send = made.send
+
+        def counted() -> Any:
+            trips.append([call.script for call in made._calls])
+            return send()
+
+        made.send = counted  # type: ignore[method-assign]
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisBroker, "pipeline", pipeline)
+        patch.setattr(RedisBroker, "run", alone)
+        yield trips

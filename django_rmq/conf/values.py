@@ -26,11 +26,11 @@ from django_rmq.durations import (
 )
 from django_rmq.exceptions import ConfigurationError
 
-Keys = Mapping[str, tuple[str, Callable[[object], Any]]]
+Keys = Mapping[str, tuple[str, Callable[[object], object]]]
 """Settings key -> (field of the dataclass, parser of its value)."""
 
 
-def setting(parse: Callable[[object], Any], default: Any, *, is_secret: bool = False) -> Any:
+def setting(parse: Callable[[object], object], default: object, *, is_secret: bool = False) -> Any:
     """Return a field whose value ``parse`` reads from the settings; a secret one is left out when the section is shown."""
     return field(default=default, repr=not is_secret, metadata={"parse": parse})
 
@@ -126,7 +126,7 @@ kept_for = in_ms(timedelta(seconds=1), timedelta(days=30))
 """Returns OUTCOME_RETENTION."""
 
 
-def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+def optional(parse: Callable[[object], object]) -> Callable[[object], object]:
     """Return a parser that also accepts None."""
 
     def parse_optional(value: object) -> object:

@@ -409,7 +409,7 @@ def _register_again(registered: Mapping[str, Definition]) -> Definitions:
     return broker.definitions()
 
 
-def _or_else(definition: Definition, found: Definition) -> dict[str, Any]:
+def _or_else(definition: Definition, found: Definition) -> Definition:
     # Another process may have registered a definition meanwhile. That one stays.
     return found or definition
 

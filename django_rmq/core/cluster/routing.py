@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 from redis.exceptions import (
     AskError,
@@ -84,7 +84,7 @@ class NodeTrip:
         self._routed_commands = routed_commands
         self._wanted = wanted
         self._patience = cluster.patience if patience is None else patience
-        self._departed: list[tuple[Node, Any, list[RoutedCommand]]] = []
+        self._departed: list[tuple[Node, Connection, list[RoutedCommand]]] = []
         self._in_haste = False
 
     def send(self) -> Self:

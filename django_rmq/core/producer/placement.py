@@ -130,7 +130,7 @@ def _duration(
 class Send:
     """A message as its sender gives it. In ``send_messages``, options given here override the shared ones."""
 
-    body: Any
+    body: object
     key: str | None = None
     priority: int | None = None
     time_range: Duration | None = None

@@ -270,7 +270,7 @@ class BulkSend:
     def __init__(
         self,
         topic: Topic,
-        bodies: Sequence[Any],
+        bodies: Sequence[object],
         score: int,
         places: Placement,
         results: SendResults,
@@ -403,7 +403,7 @@ def _bases(topic: Topic, bodies: Sequence[Any], first: int) -> list[bytes]:
 
 
 def _each(
-    read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[object], first: int
+    read: Callable[[Topic, object], bytes], topic: Topic, bodies: Sequence[object], first: int
 ) -> list[bytes]:
     """Encode each body; an error names the index of the bad one, counted from ``first``."""
     found: list[bytes] = []
@@ -604,7 +604,7 @@ class Producer:
     def send_bodies(
         self,
         topic: Topic,
-        bodies: Sequence[Any],
+        bodies: Sequence[object],
         *,
         priority: int | None = None,
         time_range: int | None = None,

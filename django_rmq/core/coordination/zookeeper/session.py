@@ -73,14 +73,14 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
     last = ""
 
-    def warning(self, msg: object, *args: Any, **kwargs: Any) -> None:
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
         self.last = str(msg) % args if args else str(msg)
         self.debug(msg, *args, **kwargs)
 
-    def info(self, msg: object, *args: Any, **kwargs: Any) -> None:
+    def info(self, msg: object, *args: object, **kwargs: Any) -> None:
         self.debug(msg, *args, **kwargs)
 
-    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if not any(isinstance(argument, Auth) for argument in args):
             super().log(level, msg, *args, **kwargs)
 

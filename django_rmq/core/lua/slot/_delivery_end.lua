@@ -1,7 +1,7 @@
 -- End a delivery, and do what an operator has marked it for meanwhile.
 --
--- needs: store retry prepare inflight dead deaths failures body prepare_body kind
--- needs: count parse_failure first_score note_failure waits forget die collects join joined_death [note_receipt] [note_outcome]
+-- needs: prepare inflight dead deaths failures body prepare_body
+-- needs: count parse_failure first_score forget die joined_death [note_receipt] [note_outcome]
 
 -- The delivered body moves with the message, unless a newer body is there. Returns two values:
 --   the delivered body, or nil,
@@ -13,29 +13,6 @@ local function land(member)
     outdated = redis.call('HSETNX', body, member, delivered) == 0 -- rule: body_comes_back
   end
   return delivered, outdated
-end
-
--- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
--- A message that collects bodies takes along those of its newer copy. With the retries of that copy it would never die.
-local function gives_up(member, left, what, text, origin, failure, kept, outdated)
-  local absorbs = outdated and collects(kept) and collects(redis.call('HGET', body, member))
-  if absorbs and left > 0 then -- rule: collecting_never_dies
-    join(member, kept) -- rule: failed_bodies_dropped
-    count('dropped')
-    redis.call('ZREM', store, member)
-    redis.call('ZREM', retry, member)
-    return false
-  elseif absorbs then
-    die(member, what, text, origin, failure, 1, kept)
-  elseif waits(member) then -- rule: rollback_overwrites
-    count('dropped')
-    if kind == 'fifo' then forget(member) else note_failure(member, what, text, origin, failure) end
-  elseif left <= 0 then -- rule: deliveries_left
-    die(member, what, text, origin, failure, 1, kept) -- rule: exhausted_without_its_body
-  else
-    return false
-  end
-  return true
 end
 
 -- Take a delivery out of Prepare. Returns nil if a mark or a rejection has ended it. Otherwise it has failed, and there are four

@@ -1,7 +1,7 @@
 -- End a failed delivery: its message goes to Store, to Retry or to Dead, or is dropped for a newer send.
 --
 -- needs: store retry now_ms backoff_base backoff_cap micros
--- needs: own_limits gives_up note_failure end_delivery text_of retry_score
+-- needs: own_limits end_for_good note_failure end_delivery text_of retry_score
 
 -- Returns how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
 -- coming back together.
@@ -16,7 +16,7 @@ end
 -- Move a failed message with the body `kept`: it is dropped for a newer copy, dies, or becomes a retry. `outdated`: a newer body
 -- is there. Without `delay` the topic's exponential back-off applies. Returns when the message can be taken again, or nil.
 local function go_on(member, left, what, text, origin, failure, delay, index, kept, outdated)
-  if gives_up(member, left, what, text, origin, failure, kept, outdated) then return nil end
+  if end_for_good(member, left, what, text, origin, failure, kept, outdated) then return nil end
   delay = delay or backoff(own_limits(kept) - left, index) -- rule: later_steps
   local due = now_ms
   if delay > 0 then -- rule: no_rest

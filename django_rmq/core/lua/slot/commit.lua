@@ -67,6 +67,7 @@ if keyed or failed or #marked > 0 then
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
+-- include: _retry_or_death
 -- include: _marked_end
   if #done > 0 and (keyed or failed) then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}

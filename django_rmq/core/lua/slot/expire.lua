@@ -49,6 +49,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
+-- include: _retry_or_death
 -- include: _delivery_return
 -- include: _failures
 -- include: _claims

@@ -99,6 +99,7 @@ if in_flight > 0 or rests or claimed then
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
+-- include: _retry_or_death
 -- include: _delivery_return
 -- include: _failures
 -- include: _claims

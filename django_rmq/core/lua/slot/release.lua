@@ -34,6 +34,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _merged_bodies
 -- include: _deaths
 -- include: _delivery_end
+-- include: _retry_or_death
 -- include: _marked_end
 -- include: _delivery_return
 -- include: _nonempty_since

@@ -88,7 +88,7 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
     now, calls = uptime(), list[RunningCall]()
     for batch in batches:
         # The thread may end the call at any time, so both are read once.
-        since, thread = batch.running_since, batch.thread
+        since, thread = batch.call_began_at, batch.thread
         if since is None or thread is None:
             continue
         since_ms = now_ms - round((now - since) * 1000)
@@ -102,7 +102,7 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
                 str(thread.name),
                 *_progress(message.reported),
             )
-            for message in batch.running()
+            for message in batch.messages_of_call()
         ]
     return sorted(calls, key=lambda one: one.since_ms)
 
@@ -112,10 +112,10 @@ def stacks_of(batches: Iterable[Batch], requests: Iterable[StackRequest], now_ms
     found: dict[str, str] = {}
     for batch in batches:
         thread = batch.thread
-        if batch.running_since is None or thread is None:
+        if batch.call_began_at is None or thread is None:
             continue
         topic, slot = batch.topic.name, batch.slot.number
-        for message in batch.running():
+        for message in batch.messages_of_call():
             found[sealed_id(topic, slot, message.delivery.member)] = thread.stack_of(batch)
     return [Stack(one.id, one.asked_ms, now_ms, _innermost(found.get(one.id, ""))) for one in requests]
 
@@ -263,7 +263,7 @@ class ReportDuty:
         taken = {
             id(thread)
             for one in batches
-            if one.steps is None and one.running_since and (thread := one.thread)
+            if one.async_run is None and one.call_began_at and (thread := one.thread)
         }
         return WorkerReport(
             at_ms=now_ms,

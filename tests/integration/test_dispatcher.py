@@ -652,7 +652,7 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     def listener(message: Message) -> None:
         if message.slot == slots[0] and not hung.is_set():
             running.append(message.slot)
-            batch_of_this_thread().running_since -= 31
+            batch_of_this_thread().call_began_at -= 31
             hung.set()
             release.wait(25)
             running.clear()
@@ -1007,7 +1007,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
 
 
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "IN_HAND", 64)
+    monkeypatch.setattr(fetch, "MESSAGES_IN_FLIGHT", 64)
     topic = replace(PRIORITY, slots=16)
     held = HeldListener()
     send(broker, topic, range(1000), priority=100)

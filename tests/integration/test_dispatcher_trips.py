@@ -40,7 +40,7 @@ def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
         broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
-    made._mailbox.hear()
+    made._mailbox.process_items()
     return made
 
 
@@ -49,7 +49,7 @@ def turn_until_under_way(dispatcher: Dispatcher) -> ConsumedSlot:
     for _ in range(5):
         dispatcher._turn()
         if dispatcher._round_trips.under_way is not None:
-            (slot,) = dispatcher._round_trips.under_way.asked.slots
+            (slot,) = dispatcher._round_trips.under_way.plan.slots
             return slot
     raise AssertionError("no trip stays under way")
 
@@ -80,7 +80,7 @@ def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
 ) -> None:
     slot = turn_until_under_way(dispatcher)
     dispatcher.disown([slot.key])
-    dispatcher._mailbox.hear()
+    dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
     assert prepared(broker, slot.number) == 0
     assert slot.number not in {slot for slot, _ in in_hand(dispatcher)}
@@ -94,19 +94,19 @@ def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
     slot = turn_until_under_way(dispatcher)
     broker.count(TOPIC, slot.number)  # behind the prepare
     broker.pause(TOPIC, slot.number, True)
-    dispatcher._mailbox.note(Wake(TOPIC.name, -1 - slot.number))
+    dispatcher._mailbox.handle(Wake(TOPIC.name, -1 - slot.number))
     turn_until_idle(dispatcher)
     assert prepared(broker, slot.number) == 0
     assert slot.number not in {slot for slot, _ in in_hand(dispatcher)}
     broker.pause(TOPIC, slot.number, False)
-    dispatcher._mailbox.note(Wake(TOPIC.name, slot.number))
+    dispatcher._mailbox.handle(Wake(TOPIC.name, slot.number))
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
     slot = turn_until_under_way(dispatcher)
-    dispatcher._mailbox.note(Wake(TOPIC.name, slot.number))
+    dispatcher._mailbox.handle(Wake(TOPIC.name, slot.number))
     assert slot.again
     assert slot not in dispatcher._schedule.waiting
     dispatcher._turn()
@@ -194,7 +194,7 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
         broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((LINES.name, slot) for slot in range(2))
-    dispatcher._mailbox.hear()
+    dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
     first, second = (batch for batch in dispatcher._in_flight.batches.values())
     for batch in (first, second):
@@ -203,14 +203,14 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
     sent = dispatcher._round_trips.send()
     assert sent is not None
-    (asked,) = sent.asked.slots
+    (asked,) = sent.plan.slots
     dispatcher._round_trips.under_way = sent
-    assert len(sent.told) == 2
+    assert len(sent.settlements) == 2
     assert dispatcher._round_trips.send() is None
     dispatcher._round_trips.receive_rest()
     later = dispatcher._round_trips.send()
     assert later is not None
-    assert later.asked.slots.keys() == {first.slot, second.slot} - {asked}
+    assert later.plan.slots.keys() == {first.slot, second.slot} - {asked}
     dispatcher._round_trips.receive(later)
     held = {batch.slot for batch in dispatcher._in_flight.batches.values()}
     assert held == {first.slot, second.slot}
@@ -233,7 +233,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
         broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     dispatcher.own((topic.name, slot) for slot in range(topic.slots))
-    dispatcher._mailbox.hear()
+    dispatcher._mailbox.process_items()
     dispatcher._capacity.paces[topic.name].seconds = pace
     while dispatcher._acquire():
         pass
@@ -241,14 +241,14 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
     begun = dispatcher._round_trips.send()
     assert begun is not None
-    assert len(begun.asked.slots) == first
+    assert len(begun.plan.slots) == first
     dispatcher._round_trips.receive(begun)
     # The thread has been quick.
     dispatcher._capacity.paces[topic.name].seconds = 1e-5
     dispatcher._in_flight.load[0] = 0.0
     later = dispatcher._round_trips.send()
     assert later is not None
-    assert len(later.asked.slots) == next_ones
+    assert len(later.plan.slots) == next_ones
     dispatcher._round_trips.receive(later)
 
 
@@ -287,14 +287,14 @@ def with_one_message_in_hand(broker: Broker, *, burst: bool = False) -> Dispatch
     # However long this process stands still, what its threads do not begin stays in hand.
     made._router._next_refresh = float("inf")
     made.own([(LONE.name, 0)])
-    made._mailbox.hear()
+    made._mailbox.process_items()
     turn_until_idle(made)
     return made
 
 
 def wake(dispatcher: Dispatcher) -> None:
     dispatcher._mailbox.queue.put(Wake(LONE.name, 0))
-    dispatcher._mailbox.hear()
+    dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
 
 

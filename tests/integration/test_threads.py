@@ -391,14 +391,14 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
         thread.put(Batch(SimpleNamespace(number=0), Listener("prices", listener), 1, [message], uptime()))
         assert begun.wait(LONG)
         thread.hangs = True
-        assert not crew.is_manned(0)
+        assert not crew.has_live_thread(0)
         hung.append((thread, go))
 
     try:
         for _ in range(SPARE):
             hang()
             crew.replace_thread(0)
-            assert crew.is_manned(0)
+            assert crew.has_live_thread(0)
         hang()
         with pytest.raises(
             RuntimeError, match=f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"
@@ -426,7 +426,7 @@ def shut(broker: Any) -> Dispatcher:
         broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
     )
     made.own([(topic.name, 0)])
-    made._mailbox.hear()
+    made._mailbox.process_items()
     send(broker, topic, ["hangs"])
     while made._turn():
         pass
@@ -452,7 +452,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     shut._schedule.ready(slot)
     trip = shut._round_trips.send()
     assert trip is not None
-    assert list(trip.asked.slots) == [slot]
+    assert list(trip.plan.slots) == [slot]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"

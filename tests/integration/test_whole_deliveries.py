@@ -81,7 +81,7 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
         broker, [topic], listeners, WorkerOptions(threads=1), callbacks=WorkerCallbacks(watcher=watcher)
     )
     dispatcher.own([(topic.name, 0)])
-    dispatcher._mailbox.hear()
+    dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
     (batch,) = dispatcher._in_flight.batches.values()
     assert len(batch.messages) == COUNT

@@ -79,12 +79,12 @@ class Driven:
 
     def own(self) -> None:
         self.dispatcher.own((TOPIC.name, number) for number in range(TOPIC.slots))
-        self.dispatcher._mailbox.hear()
+        self.dispatcher._mailbox.process_items()
 
     def disown(self) -> None:
         if (slot := self.slot) is not None:
             self.dispatcher.disown([slot.key])
-            self.dispatcher._mailbox.hear()
+            self.dispatcher._mailbox.process_items()
 
     def turn(self) -> None:
         with contextlib.suppress(ServerTrouble):
@@ -112,12 +112,12 @@ class Driven:
 
     def wake(self) -> None:
         for number in range(TOPIC.slots):
-            self.dispatcher._mailbox.note(Wake(TOPIC.name, number))
+            self.dispatcher._mailbox.handle(Wake(TOPIC.name, number))
 
     def pause(self) -> None:
         if (slot := self.slot) is not None:
             self.broker.pause(TOPIC, slot.number, True)
-            self.dispatcher._mailbox.note(Wake(TOPIC.name, -1 - slot.number))
+            self.dispatcher._mailbox.handle(Wake(TOPIC.name, -1 - slot.number))
 
     def resume(self) -> None:
         for number in range(TOPIC.slots):

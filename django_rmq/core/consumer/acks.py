@@ -203,7 +203,7 @@ class AckQueue:
 
     def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
         """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""
-        told: Settlements = {}
+        settlements: Settlements = {}
         kept: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
         now = 0.0
@@ -214,7 +214,7 @@ class AckQueue:
                 if slot.shut_until > now and not self._shutdown.begun:
                     kept[slot, receipt] = pending
                     continue
-            told[slot, receipt] = pending
+            settlements[slot, receipt] = pending
             if pending.messages:
                 pending.began_ns = time.time_ns()
             if pending.is_whole:
@@ -229,14 +229,14 @@ class AckQueue:
                     answer = pipeline.add(call(slot.topic, slot.number, receipt, some))
                     parts.append(AckCall(slot, receipt, verb, some, pending.repeated, answer))
         self.pending = kept
-        if told:
-            self._under_way.append(told)
-        return told, parts
+        if settlements:
+            self._under_way.append(settlements)
+        return settlements, parts
 
-    def lost(self, told: Settlements) -> None:
+    def lost(self, settlements: Settlements) -> None:
         """Queue settlements again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
-        self._answered(told)
-        for key, pending in told.items():
+        self._answered(settlements)
+        for key, pending in settlements.items():
             kept = self.pending[key]
             kept.committed += pending.committed
             kept.failures += pending.failures
@@ -245,17 +245,17 @@ class AckQueue:
             # Redis may have executed the calls. Then they are stale the next time, which is no reason for a warning.
             kept.repeated = True  # rule: forgets_what_it_told_before
 
-    def settled(self, told: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
+    def settled(self, settlements: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
         """Record the answers of Redis, and queue failed calls again, since sending twice is harmless.
 
         Return an error that concerns more than one slot, if there is one.
         """
-        self._answered(told)
+        self._answered(settlements)
         trouble: ServerTrouble | None = None
         for part in parts:
             slot, receipt, verb, items, _, answer = part
             words = answer.result()
-            pending = told[slot, receipt]
+            pending = settlements[slot, receipt]
             messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
@@ -277,8 +277,8 @@ class AckQueue:
                 self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
         return trouble
 
-    def _answered(self, told: Settlements) -> None:
-        self._under_way = [other for other in self._under_way if other is not told]
+    def _answered(self, settlements: Settlements) -> None:
+        self._under_way = [other for other in self._under_way if other is not settlements]
 
     def _tell(self, pending: PendingAcks, verb: str, items: list[Any], words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""

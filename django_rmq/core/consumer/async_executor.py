@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Coroutine as Running
+from collections.abc import Coroutine as PendingCall
 from contextvars import Context
 from functools import partial
 from importlib import import_module
@@ -95,7 +95,7 @@ class FairQueue:
 
     def __init__(self, concurrency: Mapping[str, int]) -> None:
         self._concurrency = concurrency
-        self._running: Counter[str] = Counter()
+        self._active: Counter[str] = Counter()
         """Topic -> the number of batches that run."""
         self._ready: defaultdict[str, list[Batch]] = defaultdict(list)
         """Topic -> batches that wait until fewer batches run, at most one of each serial slot."""
@@ -120,19 +120,19 @@ class FairQueue:
         """Return the batches that may run now: the highest priority first, else the first to come."""
         taken: list[Batch] = []
         for topic, ready in self._ready.items():
-            capacity = self._concurrency[topic] - self._running[topic]  # rule: runs_all_at_once
+            capacity = self._concurrency[topic] - self._active[topic]  # rule: runs_all_at_once
             if not ready or capacity <= 0:
                 continue
             if ready[0].topic.is_priority:
                 ready.sort(key=lambda batch: -batch.head)
             taken += ready[:capacity]
-            self._running[topic] += len(ready[:capacity])
+            self._active[topic] += len(ready[:capacity])
             del ready[:capacity]
         return taken
 
     def ended(self, batch: Batch) -> None:
         """Let the next batch have the turn of one that ran."""
-        self._running[batch.topic.name] -= 1
+        self._active[batch.topic.name] -= 1
         self._next_of_slot(batch)
 
     def remove(self, batch: Batch) -> bool:
@@ -156,7 +156,7 @@ class FairQueue:
             del self._behind[batch.slot]
 
 
-class Taken:
+class BatchCells:
     """The cells of one batch, in the order of its members."""
 
     __slots__ = ("_cells", "_places")
@@ -184,14 +184,14 @@ class ProgressCells:
         # The one that was freed first is used first: it is the likeliest to be settled.
         self._free = deque(range(MARKS if marks is not None else 0))
 
-    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> Taken:
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> BatchCells:
         """Record which messages are next, and return their cells; if too few are free, nothing is recorded."""
         if self._marks is None or len(self._free) < len(members):
-            return Taken(self, [])
+            return BatchCells(self, [])
         places = [self._free.popleft() for _ in members]  # rule: shares_cells
         for place, member in zip(places, members, strict=True):
             self._marks.put(place, topic, slot, receipt, member)
-        return Taken(self, places)
+        return BatchCells(self, places)
 
     def free(self, places: list[int]) -> None:
         """Let other batches use these cells."""
@@ -208,34 +208,34 @@ class AsyncBatch:
     """Runs one batch in the event loop, and reports it to ``mailbox``."""
 
     def __init__(
-        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: SimpleQueue[Any], pulse: LoopLag
+        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: SimpleQueue[Any], lag: LoopLag
     ) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
         self._stopped_by: set[str] = set()
         """The reasons for which it was cancelled. Each counts once, so that a coroutine that cleans up is not cancelled again."""
-        self._pulse, self._blocked_before = pulse, 0.0
+        self._lag, self._blocked_before = lag, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
         self._cells = cells
-        self._taken = Taken(cells, [])
+        self._batch_cells = BatchCells(cells, [])
         self._function = _around(batch, hooks)
         # Many batches that report often would keep Redis busy with acknowledgements.
         flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
         self._run = BatchRun(batch, self._take_cells, mailbox, flush_seconds)
 
-    def _take_cells(self, batch: Batch) -> Taken:
+    def _take_cells(self, batch: Batch) -> BatchCells:
         members = [message.delivery.member for message in batch.messages]
-        self._taken = self._cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
-        return self._taken
+        self._batch_cells = self._cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
+        return self._batch_cells
 
     def end(self) -> None:
         """Free the cells of the batch."""
-        self._taken.end()
+        self._batch_cells.end()
 
     def blocked(self) -> float:
         """Return for how many seconds of the call that runs others have blocked the loop."""
-        return self._pulse.blocked_for(self.task) - self._blocked_before
+        return self._lag.blocked_for(self.task) - self._blocked_before
 
     def stop(self, why: str) -> None:
         """Cancel the call that runs, if all of its messages have to stop. Safe in any thread."""
@@ -244,7 +244,7 @@ class AsyncBatch:
 
     def _stop(self, why: str) -> None:
         # rule: cancels_a_list_for_one_message
-        stops = self.task is not None and all(message.stopped for message in self._batch.running())
+        stops = self.task is not None and all(message.stopped for message in self._batch.messages_of_call())
         # rule: disturbs_a_coroutine_that_cleans_up
         if self.task is not None and stops and why not in self._stopped_by:
             self._stopped_by.add(why)
@@ -264,16 +264,16 @@ class AsyncBatch:
                 await_one(function, message, message), partial(failure_of, message)
             )
 
-    async def _await_call(self, call: Running[Any, Any, T], cancelled: Callable[[BaseException], T]) -> T:
+    async def _await_call(self, call: PendingCall[Any, Any, T], cancelled: Callable[[BaseException], T]) -> T:
         """Await a call in a task, so that its changes of context variables do not reach other calls.
 
         ``cancelled`` returns its result if it was cancelled before its first step.
         """
         self._batch.overran_at = None
         self._stopped_by.clear()
-        self._blocked_before = self._pulse.blocked
+        self._blocked_before = self._lag.blocked
         self.task = task = asyncio.get_running_loop().create_task(call, context=Context())
-        self._pulse.calls.add(task)
+        self._lag.calls.add(task)
         try:
             return await task
         except asyncio.CancelledError as error:
@@ -282,7 +282,7 @@ class AsyncBatch:
                 raise
             return cancelled(error)
         finally:
-            self._pulse.calls.discard(task)
+            self._lag.calls.discard(task)
 
     @staticmethod
     def _batch_is_cancelled() -> bool:
@@ -346,14 +346,14 @@ class AsyncExecutor(threading.Thread):
         self._hooks = hooks
         self._lock = threading.Lock()
         self._turns = FairQueue(concurrency)
-        self._running: dict[Batch, AsyncBatch] = {}
+        self._active: dict[Batch, AsyncBatch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
         self._stopping = False
         self._is_over = False
         """Whether the loop has ended, and only cancels the tasks that still run."""
-        self._pulse = LoopLag()
-        self._silent_since = self._pulse.ticked
+        self._lag = LoopLag()
+        self._silent_since = self._lag.ticked
         self._complain = LogThrottle(logger)
 
     # --- for other threads
@@ -365,7 +365,7 @@ class AsyncExecutor(threading.Thread):
 
     def batches(self) -> list[Batch]:
         """Return the batches that run."""
-        return list(self._running)
+        return list(self._active)
 
     def put(self, batch: Batch) -> None:
         """Queue a batch."""
@@ -389,17 +389,17 @@ class AsyncExecutor(threading.Thread):
 
         A coroutine that waits keeps only its own slot from working.
         """
-        self.hangs = self.hangs or self._pulse.silent() > HUNG_SECONDS
+        self.hangs = self.hangs or self._lag.silent() > HUNG_SECONDS
         return self.hangs
 
     def blocked_seconds(self) -> float:
         """Return for how long something has blocked the loop, or 0, also if it does not run yet."""
-        silent = self._pulse.silent()
+        silent = self._lag.silent()
         return silent if silent >= BLOCKED_SECONDS and self._loop is not None else 0.0
 
     def stack_of(self, batch: Batch) -> str:
         """Return the stack of the listener of a batch."""
-        steps, loop = self._running.get(batch), self._loop
+        steps, loop = self._active.get(batch), self._loop
         if steps is None or steps.task is None:
             return ""
         # Of a coroutine that blocks the loop, only its thread has what it has called without await.
@@ -409,7 +409,7 @@ class AsyncExecutor(threading.Thread):
 
     def look(self) -> None:
         """Log the stack that blocks the loop, if the loop has given no sign of life since the last look."""
-        silent, ticked = self._pulse.silent(), self._pulse.ticked
+        silent, ticked = self._lag.silent(), self._lag.ticked
         is_again, self._silent_since = self._silent_since == ticked, ticked
         if self._loop is None or silent < BLOCKED_SECONDS or not (is_again and self.is_alive()):
             return
@@ -439,7 +439,7 @@ class AsyncExecutor(threading.Thread):
         try:
             with self._lock:
                 self._loop = loop
-            self._pulse.start(loop)
+            self._lag.start(loop)
             loop.call_soon(self._begin)
             loop.run_forever()
         except BaseException:
@@ -453,7 +453,7 @@ class AsyncExecutor(threading.Thread):
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._turns or self._running)
+        return not (self._turns or self._active)
 
     def _begin(self) -> None:
         """Begin as many batches as may run, and end the loop if it is to stop and nothing is left."""
@@ -468,20 +468,20 @@ class AsyncExecutor(threading.Thread):
 
     def _start(self, batch: Batch) -> None:
         try:
-            steps = AsyncBatch(batch, self._hooks, self._cells, self._mailbox, self._pulse)
+            steps = AsyncBatch(batch, self._hooks, self._cells, self._mailbox, self._lag)
         except Exception as error:  # noqa: BLE001 - reported, so that the batch ends
             self._failed(batch, error)
             with self._lock:
                 self._turns.ended(batch)
             return
-        self._running[batch] = batch.steps = steps
+        self._active[batch] = batch.async_run = steps
         asyncio.get_running_loop().create_task(steps.run()).add_done_callback(partial(self._ended, batch))
 
     def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:
-        self._running.pop(batch).end()
+        self._active.pop(batch).end()
         with self._lock:
             self._turns.ended(batch)
-        batch.running_since = None
+        batch.call_began_at = None
         error = None if task.cancelled() else task.exception()
         if error is not None or task.cancelled():
             self._failed(batch, error)
@@ -502,7 +502,7 @@ class AsyncExecutor(threading.Thread):
         """Cancel the tasks that still run, and close the loop."""
         self._is_over = True
         # A batch whose call is cancelled below must not begin its next message.
-        for batch in self._running:
+        for batch in self._active:
             batch.halted = batch.dropped = True
         left = asyncio.all_tasks(loop)
         for task in left:

@@ -38,7 +38,9 @@ class Batch:
 
     __slots__ = (
         "abandoned",
+        "async_run",
         "begun",
+        "call_began_at",
         "commits_all",
         "confirmed",
         "cost",
@@ -52,11 +54,9 @@ class Batch:
         "queued",
         "receipt",
         "reported",
-        "running_since",
         "size",
         "slot",
         "stale",
-        "steps",
         "thread",
         "timeout",
     )
@@ -78,12 +78,12 @@ class Batch:
         """How many of ``messages`` the thread has reported."""
         self.stale: set[bytes] = set()
         """Members that this worker no longer holds."""
-        self.running_since: float | None = None
+        self.call_began_at: float | None = None
         self.group: list[Message] = []
         """The list with which a batch listener was called last."""
         self.overran_at: float | None = None
         """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
-        self.steps: Any = None
+        self.async_run: Any = None
         """The calls of an async listener, which can be stopped; None in an executor thread."""
         self.halted = False
         """Whether no more messages of the batch may begin."""
@@ -113,11 +113,11 @@ class Batch:
 
     def ran(self, now: float) -> float:
         """Return for how many seconds the call that runs could work: other coroutines may have blocked its loop."""
-        since, steps = self.running_since, self.steps
+        since, run = self.call_began_at, self.async_run
         # rule: charges_those_that_a_blocked_loop_keeps_waiting
-        return 0.0 if since is None else now - since - (steps.blocked() if steps is not None else 0.0)
+        return 0.0 if since is None else now - since - (run.blocked() if run is not None else 0.0)
 
-    def running(self) -> list[Message]:
+    def messages_of_call(self) -> list[Message]:
         """Return the messages of the call that runs, or ran last."""
         return self.group or self.messages[max(0, self.begun - 1) : self.begun]
 
@@ -126,8 +126,8 @@ class Batch:
         for message in self.messages:
             if message.delivery.member in members:
                 message.stopped = "cancelled"
-        if self.steps is not None:
-            self.steps.stop("cancelled")
+        if self.async_run is not None:
+            self.async_run.stop("cancelled")
 
     def in_flight(self) -> list[bytes]:
         """Return the members that the heartbeat must extend: neither reported nor given back."""
@@ -228,17 +228,17 @@ class InFlight:
         """Return whether a thread's call has run for ``TAKEN_SECONDS``, so that its end is unknown."""
         return self._ran[thread] >= TAKEN_SECONDS
 
-    def estimate(self, running: Iterable[Batch], blocked_seconds: float) -> None:
+    def estimate(self, current: Iterable[Batch], blocked_seconds: float) -> None:
         """Correct the estimates of threads whose call takes longer than expected.
 
-        ``running`` has the batch that each thread runs; ``blocked_seconds`` is how long something has blocked the event loop.
+        ``current`` has the batch that each thread runs; ``blocked_seconds`` is how long something has blocked the event loop.
         """
         now = uptime()
         self._ran = [0.0] * len(self.load)
         self._ran[-1] = blocked_seconds
-        for batch in running:
-            # The thread writes ``running_since`` and may end the call at any time, so it is read once.
-            since, thread = batch.running_since, batch.thread
+        for batch in current:
+            # The thread writes ``call_began_at`` and may end the call at any time, so it is read once.
+            since, thread = batch.call_began_at, batch.thread
             if since is None or thread is None or (ran := now - since) < LONG_CALL_SECONDS:
                 continue
             if batch in self:
@@ -253,7 +253,7 @@ class InFlight:
     def slow(self, seconds: float | None = None) -> list[Batch]:
         """Return the batches whose present call has run for ``seconds``, by default for ``TAKEN_SECONDS``."""
         before = uptime() - (TAKEN_SECONDS if seconds is None else seconds)
-        return [batch for batch in self.batches.values() if (since := batch.running_since) and since < before]
+        return [batch for batch in self.batches.values() if (since := batch.call_began_at) and since < before]
 
     def remove(self, batch: Batch) -> bool:
         """Remove a batch that has ended; return whether it was there."""

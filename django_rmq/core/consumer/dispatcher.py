@@ -112,7 +112,7 @@ class IdleCheck:
         if not self._owns_all():
             return False
         # Slots that were put into the mailbox before ``owns_all`` returned may not have been read yet.
-        self._mailbox.hear()
+        self._mailbox.process_items()
         return self._is_idle() and self._drained()
 
     def _drained(self) -> bool:
@@ -329,7 +329,7 @@ class Dispatcher:
 
     def _work(self) -> None:
         trouble, most = 0, self._options.max_messages
-        self._mailbox.hear()
+        self._mailbox.process_items()
         while not self._shutdown.begun and (most is None or self.processed < most):
             self._look()
             self._callbacks.beat()
@@ -346,7 +346,7 @@ class Dispatcher:
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
             if busy:
-                self._mailbox.hear()
+                self._mailbox.process_items()
                 continue
             if self._rest.is_over():
                 return
@@ -355,7 +355,7 @@ class Dispatcher:
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""
         self._schedule.collect_due()
-        self._acquirer.return_to_fenced(self._mailbox.hear)
+        self._acquirer.return_to_fenced(self._mailbox.process_items)
         acquires = self._acquire()
         now = time.monotonic()
         if now >= self._due_poll.due:

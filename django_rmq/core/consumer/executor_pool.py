@@ -73,8 +73,8 @@ class ExecutorPool:
             thread.stop()
         return [thread for thread in self.threads if not thread.batches()]
 
-    def running(self) -> list[Batch]:
-        """Return the batch that each executor thread runs."""
+    def current_batches(self) -> list[Batch]:
+        """Return the batch of the call that each executor thread runs."""
         members = (thread for thread in self.threads if isinstance(thread, ExecutorThread))
         return [batch for thread in members if (batch := thread.current) is not None]
 
@@ -83,7 +83,7 @@ class ExecutorPool:
         last = self.threads[-1]
         return last.blocked_seconds() if isinstance(last, AsyncExecutor) else 0.0
 
-    def is_manned(self, index: int) -> bool:
+    def has_live_thread(self, index: int) -> bool:
         """Return whether a live thread has this index."""
         thread = self.threads[index]
         thread.look()
@@ -134,14 +134,14 @@ class ExecutorPool:
         return [batch for _, batches in ended for batch in batches]
 
 
-GRAVE = 2  # rule: every_suspect_waits
+REPEATED = 2  # rule: every_suspect_waits
 """The number of failures from which suspects run one at a time."""
 
 
 class _Kind(NamedTuple):
     is_last: bool
     """Whether one more failure is its end; then it runs beside no other suspect."""
-    is_grave: bool
+    is_repeated: bool
 
 
 class Suspects:
@@ -163,11 +163,13 @@ class Suspects:
         # If a process dies, all messages that it ran are charged, because it is unknown which one killed it. A message on
         # its last try would be dead by the fault of another.
         # rule: the_last_try_has_company
-        kind = _Kind(left == 0, batch.messages[0].max_retries - left >= GRAVE)
+        kind = _Kind(left == 0, batch.messages[0].max_retries - left >= REPEATED)
         waits = kind.is_last and bool(self._kinds)
         # Two messages that have failed repeatedly might use up each other's retries.
         # rule: repeated_suspects_run_together
-        waits = waits or any(one.is_last or (one.is_grave and kind.is_grave) for one in self._kinds.values())
+        waits = waits or any(
+            one.is_last or (one.is_repeated and kind.is_repeated) for one in self._kinds.values()
+        )
         self._kinds[batch] = kind
         if waits:
             self._waiting.add(batch)
@@ -184,11 +186,11 @@ class Suspects:
 
     def _free(self) -> Iterator[Batch]:
         """Yield the suspects that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
-        last = grave = False
+        last = repeated = False
         for position, (batch, kind) in enumerate(self._kinds.items()):
-            if not (last or (kind.is_last and position) or (kind.is_grave and grave)):
+            if not (last or (kind.is_last and position) or (kind.is_repeated and repeated)):
                 yield batch
-            last, grave = last or kind.is_last, grave or kind.is_grave
+            last, repeated = last or kind.is_last, repeated or kind.is_repeated
 
 
 class ThreadReplacer:
@@ -214,7 +216,7 @@ class ThreadReplacer:
         mailbox.on(MaxRuntimeExceeded, self.replace_hung_thread)
         for i, thread in enumerate(pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
-            watchdog.add(name, partial(pool.is_manned, i), partial(self._relieve, i))
+            watchdog.add(name, partial(pool.has_live_thread, i), partial(self._replace_thread, i))
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: messages that have not begun are given back, the others time out."""
@@ -222,7 +224,7 @@ class ThreadReplacer:
         dead += self._pool.returned()
         if dead:
             # A dead thread reports nothing more, so all of its reports are in the mailbox; the outcomes in them count.
-            self._mailbox.hear()
+            self._mailbox.process_items()
         for batch in dead:
             if batch in self._in_flight:
                 self._router.give_back(batch)  # rule: keeps_what_a_dead_thread_had
@@ -257,7 +259,7 @@ class ThreadReplacer:
             self._schedule.waiting.pop(slot, None)
             self._router.give_back_slot(slot)
 
-    def _relieve(self, index: int) -> None:
+    def _replace_thread(self, index: int) -> None:
         """Give back the batches of a dead or hung thread, and replace it. Raises what ``replace_thread`` does."""
         thread = self._pool.threads[index]
         self.clear_dead()
@@ -432,7 +434,7 @@ class BatchRouter:
         if now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        self._in_flight.estimate(self._pool.running(), self._pool.blocked_seconds())
+        self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
         self._capacity.note_slow(self._in_flight.slow())
         before = uptime() - REFRESH_SECONDS
         late = [

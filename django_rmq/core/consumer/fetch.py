@@ -88,10 +88,10 @@ class DuePoll:
         self._schedule.clock.note(before, server, time.monotonic())
         blocked = list(self._table.blocked)
         pipeline = self._broker.pipeline()
-        asked = self._parts(server)
+        parts = self._parts(server)
         answers = [
             pipeline.add(inspect.heads(self._table.topics[name], [number for number, _ in part]))
-            for name, part in asked
+            for name, part in parts
         ]
         # Nothing is prepared in these until a listener returns, so nothing else would time out their
         # messages.
@@ -99,7 +99,7 @@ class DuePoll:
         pipeline.execute()
         untaken: list[ConsumedSlot] = []
         trouble: ServerTrouble | None = None
-        for (name, part), answer in zip(asked, answers, strict=True):
+        for (name, part), answer in zip(parts, answers, strict=True):
             heads = answer.result()
             if isinstance(heads, RmqError):
                 self._slot_errors.complain("heads", "The slow poll failed: %s", heads)
@@ -174,7 +174,7 @@ def _is_polled(slot: ConsumedSlot, server: float) -> bool:
     return slot.state is SlotState.FENCED or (slot.state is SlotState.ACQUIRED and slot.due > server)
 
 
-IN_HAND = 20_000
+MESSAGES_IN_FLIGHT = 20_000
 """The maximum number of messages in flight in one process."""
 
 TURN = 512
@@ -223,9 +223,9 @@ class FetchPlan:
         self.load[thread] += seconds
         self.work[thread] += seconds
 
-    def slots_of(self, topic: str, coming: FetchPlan | None) -> int:
+    def slots_of(self, topic: str, under_way: FetchPlan | None) -> int:
         """Return how many slots of a topic need room, with those of the trip that is under way."""
-        return self.slots_of_topic[topic] + (0 if coming is None else coming.slots_of_topic[topic])
+        return self.slots_of_topic[topic] + (0 if under_way is None else under_way.slots_of_topic[topic])
 
     @property
     def is_enough(self) -> bool:
@@ -256,40 +256,42 @@ class FetchPlanner:
         self._has_priorities = any(topic.is_priority for topic in capacity.table.topics.values())
         self._is_for_executors_only = not (self._has_priorities or capacity.async_capacity)
 
-    def nothing(self, coming: FetchPlan | None = None) -> FetchPlan:
-        """Return a plan without slots; ``coming`` is the plan of the trip that is under way."""
+    def nothing(self, under_way: FetchPlan | None = None) -> FetchPlan:
+        """Return a plan without slots; ``under_way`` is the plan of the trip that is under way."""
         load = self._in_flight.load
-        return FetchPlan(load if coming is None else list(map(add, load, coming.work)))
+        return FetchPlan(load if under_way is None else list(map(add, load, under_way.work)))
 
     def queue(
-        self, pipeline: BrokerPipeline, coming: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
+        self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         if self._schedule.waiting:
-            self._in_flight.estimate(self._pool.running(), self._pool.blocked_seconds())
-        asked, capacity = self.nothing(coming), self._capacity
+            self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
+        plan, capacity = self.nothing(under_way), self._capacity
         parked: list[ConsumedSlot] = []
-        left = IN_HAND - self._in_flight.messages - (0 if coming is None else coming.messages)
+        left = (
+            MESSAGES_IN_FLIGHT - self._in_flight.messages - (0 if under_way is None else under_way.messages)
+        )
         for slot in (each for each in self._schedule.waiting if each not in left_out):
             topic = slot.topic
             overlaps = topic.name in capacity.async_capacity
             is_bounded = capacity.async_capacity.needs_room(slot) if overlaps else topic.flow
-            if is_bounded and capacity.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
+            if is_bounded and capacity.of_lanes(topic.name) <= plan.slots_of(topic.name, under_way):
                 parked.append(slot)
                 continue
-            thread = capacity.thread_for(slot, asked.load)
+            thread = capacity.thread_for(slot, plan.load)
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
             # ready.
-            if asked.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
-                if self._is_for_executors_only and self._are_busy(asked):
+            if plan.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
+                if self._is_for_executors_only and self._are_busy(plan):
                     break
                 continue
-            if asked.messages >= left:
+            if plan.messages >= left:
                 break
-            limit = self._limit(topic, left, asked, coming)
+            limit = self._limit(topic, left, plan, under_way)
             if limit <= 0:
                 parked.append(slot)
                 continue
@@ -298,30 +300,30 @@ class FetchPlanner:
                 break
             # rule: prepares_without_its_epoch
             call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor)
-            asked.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
-            asked.slots_of_topic[topic.name] += bool(is_bounded)
+            plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
+            plan.slots_of_topic[topic.name] += bool(is_bounded)
             slot.cursor = None
             if not overlaps:
-                asked.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
-            if asked.is_enough:
+                plan.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
+            if plan.is_enough:
                 break
-        for slot in asked.slots:
+        for slot in plan.slots:
             del self._schedule.waiting[slot]
         for slot in parked:
             self._schedule.park(slot)
-        return asked
+        return plan
 
-    def _are_busy(self, asked: FetchPlan) -> bool:
+    def _are_busy(self, plan: FetchPlan) -> bool:
         """Return whether all executor threads have enough to do."""
-        return min(asked.load[: self._capacity.threads], default=0.0) > 2 * WORK_SECONDS
+        return min(plan.load[: self._capacity.threads], default=0.0) > 2 * WORK_SECONDS
 
-    def _limit(self, topic: Topic, left: int, asked: FetchPlan, coming: FetchPlan | None) -> int:
+    def _limit(self, topic: Topic, left: int, plan: FetchPlan, under_way: FetchPlan | None) -> int:
         """Return how many messages the next prepare of a topic may return, or 0 if the topic's limits leave no room."""
-        capacity, taken = self._capacity, asked.of_topic[topic.name]
-        limit = min(capacity.limit(topic), left - asked.messages)
+        capacity, taken = self._capacity, plan.of_topic[topic.name]
+        limit = min(capacity.limit(topic), left - plan.messages)
         if topic.name in capacity.async_capacity and not topic.serial:
-            under_way = 0 if coming is None else coming.of_topic[topic.name]
-            limit = min(limit, capacity.of_lanes(topic.name) * capacity.batch_size(topic) - taken - under_way)
+            expected = 0 if under_way is None else under_way.of_topic[topic.name]
+            limit = min(limit, capacity.of_lanes(topic.name) * capacity.batch_size(topic) - taken - expected)
         if capacity.limits:
             free = capacity.limits.room(topic.name) - taken
             share = -(-free // capacity.runners(topic))
@@ -359,11 +361,11 @@ class RoundTrip(NamedTuple):
     """A round trip that is under way."""
 
     pipeline: BrokerPipeline
-    told: Settlements
+    settlements: Settlements
     """The settlements that it sends; they are sent again if its answer is lost."""
     parts: list[AckCall]
     """The calls that send them."""
-    asked: FetchPlan
+    plan: FetchPlan
     at: float
     """``uptime`` when it was sent."""
 
@@ -406,15 +408,17 @@ class RoundTrips:
     def send(self, *, takes: bool = True) -> RoundTrip | None:
         """Send acknowledgements and, if it ``takes``, prepares. Return the trip, or None if there is nothing to send."""
         pipeline = self._broker.pipeline()
-        told, parts = self._acks.queue(pipeline)
-        coming, told_before = (self.under_way.asked, self.under_way.told) if self.under_way else (None, ())
+        settlements, parts = self._acks.queue(pipeline)
+        under_way, unconfirmed = (
+            (self.under_way.plan, self.under_way.settlements) if self.under_way else (None, ())
+        )
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
-        held = {slot for slot, _ in told_before if slot.topic.is_strict}  # rule: asks_beside_a_commit
-        asked = self._planner.queue(pipeline, coming, held) if takes else self._planner.nothing()
+        held = {slot for slot, _ in unconfirmed if slot.topic.is_strict}  # rule: asks_beside_a_commit
+        plan = self._planner.queue(pipeline, under_way, held) if takes else self._planner.nothing()
         if not len(pipeline):
             return None
-        round_trip = RoundTrip(pipeline, told, parts, asked, uptime())
-        for slot in asked.slots:
+        round_trip = RoundTrip(pipeline, settlements, parts, plan, uptime())
+        for slot in plan.slots:
             slot.change_fetch(FetchState.UNDER_WAY)
         try:
             pipeline.send()
@@ -432,11 +436,11 @@ class RoundTrips:
             # The connection broke before the answer, and Redis may have executed all of the calls or none.
             self.lost(round_trip)
             raise
-        self._granted.answered(round_trip.asked.bytes)
-        trouble = self._acks.settled(round_trip.told, round_trip.parts)
-        for slot, answer in round_trip.asked.slots.items():
+        self._granted.answered(round_trip.plan.bytes)
+        trouble = self._acks.settled(round_trip.settlements, round_trip.parts)
+        for slot, answer in round_trip.plan.slots.items():
             trouble = self._replies.prepared(slot, answer.result(), round_trip.at) or trouble
-        self._replies.lull(slot for slot, _ in round_trip.told)
+        self._replies.put_to_sleep(slot for slot, _ in round_trip.settlements)
         if trouble is not None:
             raise trouble
 
@@ -448,10 +452,10 @@ class RoundTrips:
 
     def lost(self, round_trip: RoundTrip) -> None:
         """Queue the acknowledgements of a trip again whose answer was lost, and have Redis asked which messages it delivered."""
-        self._granted.answered(round_trip.asked.bytes)
-        for slot in round_trip.asked.slots:
+        self._granted.answered(round_trip.plan.bytes)
+        for slot in round_trip.plan.slots:
             self._replies.lost(slot)
-        self._acks.lost(round_trip.told)
+        self._acks.lost(round_trip.settlements)
 
 
 class FetchReplies:
@@ -488,7 +492,7 @@ class FetchReplies:
         """Record that the answer for a slot was lost."""
         slot.change_fetch(FetchState.IDLE)
         slot.again = False
-        self._acquirer.doubt(slot)
+        self._acquirer.mark_uncertain(slot)
         self._table.forget(slot)
 
     def prepared(self, slot: ConsumedSlot, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
@@ -567,13 +571,13 @@ class FetchReplies:
             self._schedule.look_at(slot, reply.next_due)
             self._empty.append(slot)
 
-    def lull(self, settled: Iterable[ConsumedSlot]) -> None:
+    def put_to_sleep(self, settled: Iterable[ConsumedSlot]) -> None:
         """Let slots fall asleep in which nothing is left: as little as possible is kept in memory for each."""
         asleep = (slot for slot in settled if slot.sleeping_until is not None)
         at_rest = {slot for slot in chain(self._empty, asleep) if slot.is_at_rest}
         self._empty.clear()
         for slot in at_rest - self._acks.unconfirmed() if at_rest else ():
-            self._table.lull(slot)
+            self._table.put_to_sleep(slot)
 
     def _moved(self, slot: ConsumedSlot, slots: int | None) -> None:
         if self._on_moved is not None and slots:
@@ -614,14 +618,14 @@ class TimeoutReaper:
         if not self._topics or now < self._due:
             return
         server = self._broker.now_ms()
-        asked = [
+        parts = [
             (topic, range(first, min(first + HEADS, topic.slots)))
             for topic in self._topics
             for first in range(0, topic.slots, HEADS)
         ]
-        looks = [inspect.heads(topic, slots, upkeep=True) for topic, slots in asked]
+        looks = [inspect.heads(topic, slots, upkeep=True) for topic, slots in parts]
         late: deque[Call[int]] = deque()
-        for (topic, slots), heads in zip(asked, run_all(self._broker, looks), strict=True):
+        for (topic, slots), heads in zip(parts, run_all(self._broker, looks), strict=True):
             if isinstance(heads, RmqError):
                 self._complain("sweep", "Cannot look for timed-out deliveries: %s", heads)
                 continue

@@ -155,7 +155,7 @@ registered only after the notice arrived."""
 class Heartbeat(threading.Thread):
     """Extends every batch in flight when a third of its time-out has passed.
 
-    ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
+    ``batches`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
     run longer than MAX_RUNTIME, ``unending`` for one that only the end of the process can end.
     """
 
@@ -163,13 +163,13 @@ class Heartbeat(threading.Thread):
         self,
         broker: Broker,
         topics: Iterable[Topic],
-        in_hand: Callable[[], Iterable[Batch]],
+        batches: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
         unending: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
-        self._in_hand = in_hand
+        self._batches = batches
         self._overrun = overrun
         self._unending = unending
         # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
@@ -218,14 +218,14 @@ class Heartbeat(threading.Thread):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
                 del self._news[told]
         due: list[Batch] = []
-        for batch in self._in_hand():
+        for batch in self._batches():
             thread, topic = batch.thread, batch.topic
             # The batch of a dead thread makes no progress. Its begun messages time out, and the dispatcher gives back the others.
             if thread is not None and not thread.is_alive():  # rule: extends_for_dead_threads
                 continue
             # A message may have a shorter time-out than its topic.
             self._pause = min(self._pause, batch.timeout / 12)
-            since = batch.running_since
+            since = batch.call_began_at
             if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
                 self._end(batch, seconds)
             # A listener that never returns would keep its message in flight without end.
@@ -279,17 +279,17 @@ class Heartbeat(threading.Thread):
             batch.overran_at = uptime()
             stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
-            if batch.steps is None:
+            if batch.async_run is None:
                 self._unending(batch)  # rule: logs_before_it_ends_a_call
             else:
-                for message in batch.running():
+                for message in batch.messages_of_call():
                     message.stopped = message.stopped or "overran"
-                batch.steps.stop("overran")
+                batch.async_run.stop("overran")
             logger.error(
                 "A listener of topic %s has run for %.0f s, longer than HARD_TIMEOUT; %s. Its stack:\n%s",
                 batch.topic.name,
                 seconds,
-                "its process is replaced" if batch.steps is None else "it is cancelled",
+                "its process is replaced" if batch.async_run is None else "it is cancelled",
                 stack,
                 extra={
                     "rmq_event": "hard_timeout",
@@ -299,7 +299,7 @@ class Heartbeat(threading.Thread):
             )
         # A coroutine may suppress its cancellation. Like a thread, it then ends only with the process.
         # rule: waits_for_coroutines_that_do_not_end
-        elif batch.steps is not None and uptime() - batch.overran_at > GRACE_SECONDS:
+        elif batch.async_run is not None and uptime() - batch.overran_at > GRACE_SECONDS:
             batch.overran_at = float("inf")
             self._unending(batch)
             logger.error(
@@ -428,8 +428,8 @@ class BackgroundThreads:
             self._mailbox.queue.put(HardTimeoutExceeded(batch))
 
         # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
-        in_hand = self._in_flight.batches
-        return Heartbeat(self._broker, self._topics, lambda: in_hand.copy().values(), overrun, unending)
+        batches = self._in_flight.batches
+        return Heartbeat(self._broker, self._topics, lambda: batches.copy().values(), overrun, unending)
 
     def _new_listening(self) -> WakeupSubscriber:
         def woken(topic: str, told: int) -> None:

@@ -376,12 +376,12 @@ class BatchRun:
                 continue
             # The state is recorded before the call, because the listener may kill the process.
             states[at] = BEGUN
-            batch.running_since = now
+            batch.call_began_at = now
             failure = yield message
             # The end of one call is the beginning of the next, so one reading of the clock serves both.
             began, now = now, uptime()
             results.times.append(now - began)
-            batch.running_since = None
+            batch.call_began_at = None
             if failure is None:
                 results.committed.append(message.delivery.member)
                 # If the process dies before this commit reaches Redis, the parent commits the message.
@@ -415,11 +415,11 @@ class BatchRun:
                 continue
             for position in range(at, end):
                 states[position] = BEGUN
-            batch.running_since = now
+            batch.call_began_at = now
             outcomes = yield ours
             began, now = now, uptime()
             results.times.append(now - began)
-            batch.running_since = None
+            batch.call_began_at = None
             if outcomes is None:
                 self._after_failure()
                 for message in group:

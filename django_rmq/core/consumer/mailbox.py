@@ -74,7 +74,7 @@ class Mailbox:
         """Pass items of this kind to ``handler``."""
         self._handlers[kind] = handler
 
-    def hear(self) -> None:
+    def process_items(self) -> None:
         """Process the items that are there."""
         self.read(0.0)
 
@@ -83,12 +83,12 @@ class Mailbox:
         try:
             item = self.queue.get(timeout=timeout) if timeout > 0 else self.queue.get_nowait()
             while True:
-                self.note(item)
+                self.handle(item)
                 item = self.queue.get_nowait()
         except Empty:
             pass
 
-    def note(self, item: object) -> None:
+    def handle(self, item: object) -> None:
         """Do what an item asks for."""
         self._handlers[type(item)](item)
 
@@ -124,7 +124,7 @@ class HardTimeouts:
         batch = item.batch
         if self._notes is not None:
             topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt
-            members = [message.delivery.member for message in batch.running()]
+            members = [message.delivery.member for message in batch.messages_of_call()]
             # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
             # retry.
             # rule: forgives_what_ran_too_long

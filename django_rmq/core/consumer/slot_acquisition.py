@@ -188,7 +188,7 @@ class SlotAcquirer:
         if not slot.is_uncertain:
             self.unacquired.pop(slot, None)
 
-    def doubt(self, slot: ConsumedSlot) -> None:
+    def mark_uncertain(self, slot: ConsumedSlot) -> None:
         """Record that the reply of a prepare was lost: Redis is asked for its deliveries before anything more is taken."""
         if slot.topic.serial:
             slot.change_state(SlotState.UNCERTAIN if slot.is_owned else SlotState.DISOWNED_UNCERTAIN)
@@ -204,7 +204,7 @@ class SlotAcquirer:
         trouble = self._slot_errors.of(slot, error)
         # After these errors the script may have run, and its answer was lost or cannot be read.
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
-            self.doubt(slot)
+            self.mark_uncertain(slot)
         return trouble
 
     def fenced(self, slot: ConsumedSlot) -> None:

@@ -244,7 +244,7 @@ class SlotTable:
         slot = self.awake[topic, number] = ConsumedSlot(self.topics[topic], number, thread, state)
         return slot
 
-    def lull(self, slot: ConsumedSlot) -> None:
+    def put_to_sleep(self, slot: ConsumedSlot) -> None:
         """Let a slot at rest fall asleep."""
         # Only this object knows the new slot count of a re-slotted topic, so such a slot stays awake.
         if slot.topic is self.topics[slot.topic.name] and self.awake.get(slot.key) is slot:

@@ -171,7 +171,7 @@ class ExecutorThread(threading.Thread):
                 "An executor thread failed outside a listener; the messages that it had begun will time out"
             )
         finally:
-            batch.running_since = None
+            batch.call_began_at = None
             try:
                 self._surround(self._hooks.after)
             finally:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq import open_transactions
 from django_rmq.core.consumer import invoke
@@ -85,7 +86,7 @@ class OnceListener:
             messages = [message for message in before if id(message) in called and message.outcome is None]
         return None
 
-    def _connection(self) -> Any:
+    def _connection(self) -> BaseDatabaseWrapper:
         connection = connections[self.using]
         if not connection.in_atomic_block and not connection.get_autocommit():
             raise ConfigurationError(
@@ -94,7 +95,9 @@ class OnceListener:
             )
         return connection
 
-    def _call(self, connection: Any, argument: object, messages: list[Message], row: int | None) -> object:
+    def _call(
+        self, connection: BaseDatabaseWrapper, argument: object, messages: list[Message], row: int | None
+    ) -> object:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:
             # A transaction that the listener leaves open would take the end of this one for its own.
@@ -128,7 +131,7 @@ def _before_the_hold(messages: list[Message]) -> list[Message]:
 
 
 def _record(
-    connection: object, messages: list[Message], *, one_by_one: bool = False
+    connection: BaseDatabaseWrapper, messages: list[Message], *, one_by_one: bool = False
 ) -> tuple[list[Message], int | None]:
     """Record ``messages``; return the messages that were not recorded before, and the id of a row, where it is known."""
     # A model, which cannot be imported before the apps are loaded.
@@ -153,7 +156,7 @@ def _record(
     return messages, made.id
 
 
-def _check_kept(connection: Any, row: int | None) -> None:
+def _check_kept(connection: BaseDatabaseWrapper, row: int | None) -> None:
     """Raise ``NotCommitted`` if the end of the transaction will not commit it."""
     if connection.closed_in_transaction:
         reason = "it has closed the connection"
@@ -169,7 +172,7 @@ def _check_kept(connection: Any, row: int | None) -> None:
     )
 
 
-def _has_lost_transaction(connection: Any, row: int | None) -> bool:
+def _has_lost_transaction(connection: BaseDatabaseWrapper, row: int | None) -> bool:
     """Return whether the database has given up the transaction; a COMMIT would raise no error all the same.
 
     ``row``: the id of a row that the transaction has inserted at its beginning.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, close_old_connections, connections, reset_queries, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from django_rmq.core.consumer.background_jobs import Duty
@@ -73,7 +74,7 @@ class Inserted(NamedTuple):
     """The id of one of these, on MySQL and MariaDB."""
 
 
-def insert(connection: Any, rows: Sequence[Row]) -> Inserted:
+def insert(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> Inserted:
     """Insert ``rows`` in the present transaction.
 
     If there are several and one exists, MySQL and MariaDB insert none of them. If another transaction is inserting
@@ -95,12 +96,12 @@ def insert(connection: Any, rows: Sequence[Row]) -> Inserted:
         return Inserted(cursor.rowcount, cursor.lastrowid if connection.vendor == "mysql" else None)
 
 
-def is_there(connection: Any, number: int) -> bool:
+def is_there(connection: BaseDatabaseWrapper, number: int) -> bool:
     """Return whether there is a row with this id."""
     return bool(ProcessedMessage.objects.using(connection.alias).filter(pk=number).exists())
 
 
-def _statement(connection: Any) -> tuple[str, str]:
+def _statement(connection: BaseDatabaseWrapper) -> tuple[str, str]:
     """Return the text before and after the values of an INSERT that reports or ignores rows that exist."""
     key = (connection.alias, connection.vendor)
     if key not in _statements:
@@ -112,7 +113,7 @@ def _statement(connection: Any) -> tuple[str, str]:
     return _statements[key]
 
 
-def _insert_carefully(connection: Any, row: Row) -> bool:
+def _insert_carefully(connection: BaseDatabaseWrapper, row: Row) -> bool:
     """Insert a row in a savepoint, which every database can do, and return whether it is new."""
     known = ProcessedMessage.objects.using(connection.alias)
     topic, origin = row[0], UUID(row[1])

@@ -25,6 +25,7 @@ from django.db import connections as databases
 from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import read_run_time_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
 from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
@@ -346,7 +347,9 @@ class WorkerProcess:
         self, options: ProcessOptions, threads: int, times: history.TimesCount | None
     ) -> Dispatcher:
         config, topics = self._config, self._config.topics.values()
-        counting: dict[str, Any] = {"handed_out": times.note, "took": times.note_calls} if times else {}
+        callbacks = WorkerCallbacks(beat=self._beat, watcher=self._reporter)
+        if times:
+            callbacks = callbacks._replace(handed_out=times.note, took=times.note_calls)
         shutdown_timeout = options.shutdown_timeout
         if shutdown_timeout is None:
             shutdown_timeout = config.consumer.shutdown_timeout
@@ -371,10 +374,10 @@ class WorkerProcess:
                 leaving=self._leave,
                 on_moved=self._note_move,
             ),
-            callbacks=WorkerCallbacks(beat=self._beat, watcher=self._reporter, **counting),
+            callbacks=callbacks,
         )
 
-    def _new_duties(self, broker: Any, times: history.TimesCount | None) -> list[Maintenance]:
+    def _new_duties(self, broker: Broker, times: history.TimesCount | None) -> list[Maintenance]:
         """Return a thread of duties for Redis, and one for each database that duties use."""
         minutes = round((self._config.history_retention or 0) / 60)
         everything = [connections.present(topic) for topic in self._config.topics.values()]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.log import throttle
 from django_rmq.core.model import log_redaction
@@ -451,7 +450,7 @@ def reports(
     """What a thread reports of one batch."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, hooks)
-    batch = Batch(SimpleNamespace(number=3), listener, 7, messages, uptime())
+    batch = Batch(ConsumedSlot(TOPIC, 3, 0), listener, 7, messages, uptime())
     before(batch)
     thread.put(batch)
     thread.stop()
@@ -601,7 +600,7 @@ def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
     for priority in (100.0, 300.0, 200.0):
         given = Message(topic, 0, 1, Delivery(b"1", priority, 16))
         listener = Listener(lambda m: order.append(m.score))
-        thread.put(Batch(SimpleNamespace(number=0), listener, 1, [given], uptime()))
+        thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(10)
@@ -617,7 +616,7 @@ def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_oth
     for topic in (renders, renders, renders, orders, orders):
         given = Message(topic, 0, 1, Delivery(b"1", 100.0, 16))
         listener = Listener(lambda m: order.append(m.topic.name))
-        thread.put(Batch(SimpleNamespace(number=0), listener, 1, [given], uptime()))
+        thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(10)
@@ -627,7 +626,7 @@ def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_oth
 def test_a_withdrawn_batch_does_not_run() -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
-    batch = Batch(SimpleNamespace(number=0), Listener(raising(ValueError())), 1, numbered(1), uptime())
+    batch = Batch(ConsumedSlot(TOPIC, 0, 0), Listener(raising(ValueError())), 1, numbered(1), uptime())
     thread.put(batch)
     assert thread.withdraw(batch)
     assert not thread.withdraw(batch)

@@ -20,7 +20,7 @@ import pytest
 from django_rmq.core.consumer import async_executor
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -434,23 +434,19 @@ def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
 # --- the loop alone
 
 
-def a_batch(place: Any, listener: Any, members: list[bytes], topic: Topic = TOPIC, receipt: int = 1) -> Batch:
+def a_batch(
+    slot: ConsumedSlot, listener: Any, members: list[bytes], topic: Topic = TOPIC, receipt: int = 1
+) -> Batch:
     messages = [Message(topic, 0, receipt, Delivery(member, 1.0, 16)) for member in members]
-    return Batch(place, Listener(topic.name, listener), receipt, messages, uptime())
-
-
-class Place:
-    """A slot."""
-
-    number = 0
+    return Batch(slot, Listener(topic.name, listener), receipt, messages, uptime())
 
 
 def test_two_batches_of_one_serial_slot_never_overlap() -> None:
-    seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
+    seen, inbox, slot = Seen(), SimpleQueue[Any](), ConsumedSlot(TOPIC, 0, 0)
     thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
     listener = sleeping(seen)
     for receipt in range(1, 5):
-        thread.put(a_batch(place, listener, [b"%d" % receipt], receipt=receipt))
+        thread.put(a_batch(slot, listener, [b"%d" % receipt], receipt=receipt))
     thread.start()
     receipts = [inbox.get(timeout=LONG).batch.receipt for _ in range(4)]
     thread.stop()
@@ -464,7 +460,7 @@ def test_no_more_batches_run_than_the_concurrency() -> None:
     seen, inbox = Seen(), SimpleQueue[Any]()
     thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 2})
     for _ in range(6):
-        thread.put(a_batch(Place(), sleeping(seen), [b"1"]))
+        thread.put(a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(seen), [b"1"]))
     thread.start()
     for _ in range(6):
         inbox.get(timeout=LONG)
@@ -473,7 +469,7 @@ def test_no_more_batches_run_than_the_concurrency() -> None:
 
 
 def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
-    seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
+    seen, inbox, slot = Seen(), SimpleQueue[Any](), ConsumedSlot(TOPIC, 0, 0)
     thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
     release = threading.Event()
 
@@ -482,7 +478,7 @@ def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
         await asyncio.to_thread(release.wait, LONG)
         seen.end(message)
 
-    first, second = (a_batch(place, listener, [name]) for name in (b"1", b"2"))
+    first, second = (a_batch(slot, listener, [name]) for name in (b"1", b"2"))
     thread.put(first)
     thread.put(second)
     thread.start()
@@ -503,7 +499,7 @@ def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
     async def listener(message: Message) -> None:
         batch.halted = True
 
-    batch = a_batch(Place(), listener, [b"1", b"2", b"3"])
+    batch = a_batch(ConsumedSlot(TOPIC, 0, 0), listener, [b"1", b"2", b"3"])
     thread.put(batch)
     thread.start()
     report = inbox.get(timeout=LONG)
@@ -515,7 +511,7 @@ def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
 def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> None:
     inbox, seen = SimpleQueue[Any](), Seen()
     thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
-    batch = a_batch(Place(), sleeping(seen), [b"1", b"2"])
+    batch = a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(seen), [b"1", b"2"])
     batch.confirmed -= TOPIC.timeout / 2 + 0.1
     thread.put(batch)
     thread.start()
@@ -531,7 +527,7 @@ def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
 
     inbox = SimpleQueue[Any]()
     thread = AsyncExecutor(0, inbox, NO_HOOKS._replace(overlapping=fails), None, {"mails": 4})
-    thread.put(a_batch(Place(), sleeping(Seen(), 0), [b"1"]))
+    thread.put(a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(Seen(), 0), [b"1"]))
     thread.start()
     assert inbox.get(timeout=LONG).committed == [b"1"]
     thread.stop()

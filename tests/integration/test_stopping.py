@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from django_rmq.core.consumer import heartbeat
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.progress import HARD_TIMEOUT_EXCEEDED, SharedProgress, settle
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.model.keys import look_again
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
@@ -243,7 +242,7 @@ def taken(broker: Any, count: int) -> Batch:
     time.sleep(0.02)  # a send is due within TIME_RANGE, 1 ms
     at, found = uptime(), broker.prepare(TOPIC, 0, "me", None, count)
     messages = [Message(TOPIC, 0, found.receipt, each) for each in found.deliveries]
-    return Batch(SimpleNamespace(number=0), Listener("work", print), found.receipt, messages, at)
+    return Batch(ConsumedSlot(TOPIC, 0, 0), Listener("work", print), found.receipt, messages, at)
 
 
 def test_news_that_comes_before_its_batch_is_in_hand_is_kept_for_it(broker: Any) -> None:

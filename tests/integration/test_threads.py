@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat, ThreadLost, WakeupSubscriber
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
@@ -136,7 +135,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]
-    batch = Batch(SimpleNamespace(number=0), Listener("prices", print), 1, messages, uptime())
+    batch = Batch(ConsumedSlot(MERGE, 0, 0), Listener("prices", print), 1, messages, uptime())
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     thread.put(batch)
     thread.start()
@@ -202,7 +201,7 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
     message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
     batch = Batch(
-        SimpleNamespace(number=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
+        ConsumedSlot(MERGE, 0, 0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
     )
     batch.thread = thread
     heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)
@@ -388,7 +387,7 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
 
         message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
         thread = crew.threads[0]
-        thread.put(Batch(SimpleNamespace(number=0), Listener("prices", listener), 1, [message], uptime()))
+        thread.put(Batch(ConsumedSlot(MERGE, 0, 0), Listener("prices", listener), 1, [message], uptime()))
         assert begun.wait(LONG)
         thread.hangs = True
         assert not crew.has_live_thread(0)
@@ -431,9 +430,9 @@ def shut(broker: Any) -> Dispatcher:
     while made._turn():
         pass
     [batch] = made._in_flight.batches.values()
-    assert batch.thread is not None
-    batch.thread.withdraw(batch)
-    batch.thread.current, batch.begun = batch, 1
+    thread: Any = batch.thread
+    thread.withdraw(batch)
+    thread.current, batch.begun = batch, 1
     send(broker, topic, ["next"])
     return made
 
@@ -480,7 +479,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
 
 def test_of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads() -> None:
     topic = replace(MERGE, type=TopicType.PRIORITY, time_range_ms=None)
-    here, there = SimpleNamespace(number=0), SimpleNamespace(number=1)
+    here, there = ConsumedSlot(MERGE, 0, 0), ConsumedSlot(MERGE, 1, 0)
     seen: list[tuple[int, int]] = []
     listener = Listener("prices", lambda m: seen.append((m.slot, m.receipt)))
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)

@@ -15,6 +15,7 @@ from django_rmq.core.consumer.progress import (
     SharedProgress,
     mark_of,
 )
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
@@ -70,13 +71,9 @@ def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
 # --- turns
 
 
-class Place:
-    """A slot."""
-
-
-def batch(topic: Topic, place: Place, score: float = 1.0, receipt: int = 1) -> Batch:
+def batch(topic: Topic, slot: ConsumedSlot, score: float = 1.0, receipt: int = 1) -> Batch:
     message = Message(topic, 0, receipt, Delivery(b"m", score, 16))
-    return Batch(place, Listener(topic.name, print), receipt, [message], 0.0)
+    return Batch(slot, Listener(topic.name, print), receipt, [message], 0.0)
 
 
 @pytest.fixture
@@ -85,7 +82,7 @@ def turns() -> FairQueue:
 
 
 def test_a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts(turns: FairQueue) -> None:
-    place = Place()
+    place = ConsumedSlot(SERIAL, 0, 0)
     first, second, third = (batch(SERIAL, place, receipt=receipt) for receipt in (1, 2, 3))
     for each in (first, second, third):
         turns.add(each)
@@ -100,7 +97,7 @@ def test_a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts(turns: FairQ
 
 
 def test_what_is_taken_back_lets_the_next_of_its_slot_go_on(turns: FairQueue) -> None:
-    place = Place()
+    place = ConsumedSlot(SERIAL, 0, 0)
     first, second = batch(SERIAL, place), batch(SERIAL, place, receipt=2)
     turns.add(first)
     turns.add(second)
@@ -111,7 +108,7 @@ def test_what_is_taken_back_lets_the_next_of_its_slot_go_on(turns: FairQueue) ->
 
 
 def test_the_highest_priority_has_the_next_turn(turns: FairQueue) -> None:
-    batches: list[Any] = [batch(PRIORITY, Place(), score) for score in (20.0, 40.0, 30.0)]
+    batches: list[Any] = [batch(PRIORITY, ConsumedSlot(SERIAL, 0, 0), score) for score in (20.0, 40.0, 30.0)]
     for each in batches:
         turns.add(each)
     assert turns.take() == [batches[1]]
@@ -121,7 +118,7 @@ def test_the_highest_priority_has_the_next_turn(turns: FairQueue) -> None:
 
 def test_topics_do_not_wait_for_each_other(turns: FairQueue) -> None:
     for _ in range(3):
-        turns.add(batch(SERIAL, Place()))
-        turns.add(batch(PRIORITY, Place()))
+        turns.add(batch(SERIAL, ConsumedSlot(SERIAL, 0, 0)))
+        turns.add(batch(PRIORITY, ConsumedSlot(SERIAL, 0, 0)))
     assert len(turns.take()) == 3
     assert turns

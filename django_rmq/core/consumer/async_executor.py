@@ -18,11 +18,10 @@ from collections.abc import Coroutine as PendingCall
 from contextvars import Context
 from functools import partial
 from importlib import import_module
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from django_rmq.core.consumer import invoke
-from django_rmq.core.consumer.batch import Batch, Outcome
+from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.heartbeat import stack_of_task, stack_of_thread
 from django_rmq.core.consumer.invoke import (
@@ -34,7 +33,7 @@ from django_rmq.core.consumer.invoke import (
     report_failed_run,
 )
 from django_rmq.core.consumer.progress import MARKS, ThreadProgress
-from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.log.safe_logger import safe_logger
 from django_rmq.core.log.throttle import LogThrottle
@@ -99,7 +98,7 @@ class FairQueue:
         """Topic -> the number of batches that run."""
         self._ready: defaultdict[str, list[Batch]] = defaultdict(list)
         """Topic -> batches that wait until fewer batches run, at most one of each serial slot."""
-        self._behind: dict[Any, deque[Batch]] = {}
+        self._behind: dict[ConsumedSlot, deque[Batch]] = {}
         """Serial slot -> batches that wait for the one that runs or is ready; a slot without such a batch has no entry."""
 
     def __bool__(self) -> bool:
@@ -208,7 +207,7 @@ class AsyncBatch:
     """Runs one batch in the event loop, and reports it to ``mailbox``."""
 
     def __init__(
-        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: SimpleQueue[Any], lag: LoopLag
+        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: ReportQueue, lag: LoopLag
     ) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
@@ -331,7 +330,7 @@ class AsyncExecutor(threading.Thread):
     def __init__(
         self,
         index: int,
-        mailbox: SimpleQueue[Any],
+        mailbox: ReportQueue,
         hooks: Hooks,
         marks: ThreadProgress | None,
         concurrency: Mapping[str, int],

@@ -33,6 +33,33 @@ class ListenerLike(Protocol):
     def coroutine(self) -> Callable[[Any], Awaitable[Any]] | None: ...
 
 
+class Executor(Protocol):
+    """What the dispatcher asks of an executor, which is a thread or the event loop."""
+
+    index: int
+    hangs: bool
+    """Whether it is given up, because its listener does not return; then it gets no more work."""
+
+    @property
+    def is_dead(self) -> bool: ...
+    @property
+    def ident(self) -> int | None: ...
+    @property
+    def name(self) -> str: ...
+    def is_alive(self) -> bool: ...
+    def batches(self) -> list[Batch]: ...
+    def withdraw(self, batch: Batch) -> bool: ...
+    def gives_up_on(self, batch: Batch) -> bool: ...
+    def stack_of(self, batch: Batch) -> str: ...
+
+
+class AsyncCalls(Protocol):
+    """The calls of one batch in the event loop, which can be stopped."""
+
+    def blocked(self) -> float: ...
+    def stop(self, why: str) -> None: ...
+
+
 class Batch:
     """The messages that one prepare delivered from one slot, until the last of them is reported."""
 
@@ -62,7 +89,12 @@ class Batch:
     )
 
     def __init__(
-        self, slot: Any, listener: ListenerLike, receipt: int, messages: list[Message], confirmed: float
+        self,
+        slot: ConsumedSlot,
+        listener: ListenerLike,
+        receipt: int,
+        messages: list[Message],
+        confirmed: float,
     ) -> None:
         self.slot = slot
         """The slot's state in the dispatcher."""
@@ -83,7 +115,7 @@ class Batch:
         """The list with which a batch listener was called last."""
         self.overran_at: float | None = None
         """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
-        self.async_run: Any = None
+        self.async_run: AsyncCalls | None = None
         """The calls of an async listener, which can be stopped; None in an executor thread."""
         self.halted = False
         """Whether no more messages of the batch may begin."""
@@ -93,7 +125,7 @@ class Batch:
         """Members that the dispatcher has given back itself."""
         self.abandoned = False
         """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
-        self.thread: Any = None
+        self.thread: Executor | None = None
         """The executor that has the batch; None while it waits for one, and after its thread was given up."""
         self.size, self.cost = 0, 0.0
         """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
@@ -149,6 +181,12 @@ class BatchReport(NamedTuple):
     """Whether the executor has no message of the batch left."""
     times: Sequence[float] = ()
     """Seconds that each call of the listener took."""
+
+
+class ReportQueue(Protocol):
+    """Where executors put their reports: the queue of the dispatcher's mailbox."""
+
+    def put(self, item: BatchReport, /) -> None: ...
 
 
 class BatchResults:

@@ -10,14 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
-from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight
+from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.heartbeat import Watchdog
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
@@ -40,7 +39,7 @@ class ExecutorPool:
     def __init__(
         self,
         count: int,
-        mailbox: SimpleQueue[Any],
+        mailbox: ReportQueue,
         hooks: Hooks,
         notes: SharedProgress | None,
         concurrency: Mapping[str, int] | None = None,
@@ -253,7 +252,7 @@ class ThreadReplacer:
 
     def _shut(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
-        slot: ConsumedSlot = batch.slot
+        slot = batch.slot
         if slot.topic.serial:
             self._table.block(slot, batch)
             self._schedule.waiting.pop(slot, None)
@@ -364,7 +363,7 @@ class BatchRouter:
     def finished(self, report: BatchReport) -> None:
         """Process an executor's report: queue its acknowledgements, and make the slot ready if the batch has ended."""
         batch = report.batch
-        slot: ConsumedSlot = batch.slot
+        slot = batch.slot
         released = report.released
         # The report may be late: the dispatcher has given these members back itself, or this worker no longer holds them.
         if released and (batch.cut or batch.stale):

@@ -269,9 +269,7 @@ class FetchPlanner:
             self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
         plan, capacity = self.nothing(under_way), self._capacity
         parked: list[ConsumedSlot] = []
-        left = (
-            MESSAGES_IN_FLIGHT - self._in_flight.messages - (0 if under_way is None else under_way.messages)
-        )
+        left = MESSAGES_IN_FLIGHT - self._in_flight.messages - (under_way.messages if under_way else 0)
         for slot in (each for each in self._schedule.waiting if each not in left_out):
             topic = slot.topic
             overlaps = topic.name in capacity.async_capacity

@@ -14,11 +14,18 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
-from queue import SimpleQueue
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from django_rmq.core.consumer import failures
-from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults, ListenerLike, Outcome
+from django_rmq.core.consumer.batch import (
+    Batch,
+    BatchReport,
+    BatchResults,
+    ListenerLike,
+    Outcome,
+    ReportQueue,
+)
 from django_rmq.core.consumer.failures import Undecodable, Unfit, failure_of, judged, name_of, text_of
 from django_rmq.core.consumer.progress import BEGUN, DONE
 from django_rmq.core.consumer.slot_schedule import uptime
@@ -38,11 +45,14 @@ def watch(kind: type[threading.Thread]) -> None:
     _watched.append(kind)
 
 
+SignalHandler = Callable[[int, FrameType | None], object]
+"""The handler of a signal, which is called with its number and the frame that it interrupts."""
+
 _handled: set[int] = set()
 """The signals whose handlers are a worker's."""
 
 
-def handle_signal(number: int, handler: Any) -> object:
+def handle_signal(number: int, handler: SignalHandler) -> object:
     """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
 
     Otherwise a SIGTERM to a child process of a listener would call the handler of a worker, and not end the process.
@@ -347,7 +357,7 @@ class BatchRun:
         self,
         batch: Batch,
         take_states: Callable[[Batch], ProgressStates],
-        mailbox: SimpleQueue[Any],
+        mailbox: ReportQueue,
         flush_seconds: float,
         after_failure: Callable[[], None] = lambda: None,
     ) -> None:
@@ -491,7 +501,7 @@ class BatchRun:
         failures.done(batch.topic, batch.slot.number, committed)
 
 
-def report_failed_run(batch: Batch, mailbox: SimpleQueue[Any]) -> None:
+def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
     """Report that a batch failed outside its listener.
 
     At least one message counts as begun, so that one that fails again and again uses its retries in the end.

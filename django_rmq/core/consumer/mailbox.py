@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.progress import SharedProgress, mark_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import SlotMoved
@@ -62,15 +62,29 @@ class Stop(NamedTuple):
     """The worker has to end."""
 
 
+MailboxItem = (
+    BatchReport
+    | Own
+    | Disown
+    | Wake
+    | Resubscribed
+    | MaxRuntimeExceeded
+    | HardTimeoutExceeded
+    | LimitsChange
+    | Stop
+)
+Item = TypeVar("Item", bound=MailboxItem)
+
+
 class Mailbox:
     """Any thread may put an item into ``queue``; the dispatcher's thread reads it."""
 
     def __init__(self) -> None:
         # ``put`` of a SimpleQueue is reentrant, so a signal handler may call it while its own thread is in the queue.
-        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.queue: SimpleQueue[MailboxItem] = SimpleQueue()
         self._handlers: dict[type, Callable[[Any], None]] = {}
 
-    def on(self, kind: type, handler: Callable[[Any], None]) -> None:
+    def on(self, kind: type[Item], handler: Callable[[Item], None]) -> None:
         """Pass items of this kind to ``handler``."""
         self._handlers[kind] = handler
 
@@ -88,7 +102,7 @@ class Mailbox:
         except Empty:
             pass
 
-    def handle(self, item: object) -> None:
+    def handle(self, item: MailboxItem) -> None:
         """Do what an item asks for."""
         self._handlers[type(item)](item)
 

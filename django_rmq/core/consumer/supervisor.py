@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from django_rmq.core.consumer.heartbeat import stack_of_thread
+from django_rmq.core.consumer.invoke import SignalHandler
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
     FORCED,
@@ -68,7 +69,7 @@ class HealthServer:
     ``selector`` can be read, and from time to time.
     """
 
-    def __init__(self, address: str, answer: Callable[[str], tuple[bool, dict[str, Any]]]) -> None:
+    def __init__(self, address: str, answer: Callable[[str], tuple[bool, dict[str, object]]]) -> None:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         self._answer = answer
@@ -140,7 +141,7 @@ class HealthServer:
     def _reply(self, said: bytes) -> bytes:
         method, _, rest = said.partition(b" ")
         path = rest.split(b" ", 1)[0].split(b"?", 1)[0].strip(b"/").decode("latin-1")
-        body: dict[str, Any]
+        body: dict[str, object]
         if method not in (b"GET", b"HEAD"):
             status, body = "405 Method Not Allowed", {"error": "GET only"}
         elif path not in ("live", "ready"):
@@ -480,7 +481,7 @@ After that it is considered hung, and killed."""
 
 @contextmanager
 def handling_signals(
-    handler: Callable[[int, Any], object], *numbers: int, install: Callable[[int, Any], Any] = signal.signal
+    handler: SignalHandler, *numbers: int, install: Callable[[int, SignalHandler], Any] = signal.signal
 ) -> Iterator[None]:
     """Call ``handler`` for each of these signals. ``install`` sets it, and returns the previous one.
 
@@ -602,7 +603,7 @@ class Supervisor:
         """The ids of the running processes."""
         return [child.pid for child in self._children if child.pid]
 
-    def health(self, what: str) -> tuple[bool, dict[str, Any]]:
+    def health(self, what: str) -> tuple[bool, dict[str, object]]:
         """Return whether all children are alive ("live"), or have slots to work on ("ready"), and which are running."""
         is_so = self._is_alive()
         if what == "ready":

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import invoke
-from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.batch import Batch, ReportQueue
 from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
 from django_rmq.core.consumer.progress import ThreadProgress
@@ -52,7 +51,7 @@ class ExecutorThread(threading.Thread):
     """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
     def __init__(
-        self, index: int, mailbox: SimpleQueue[Any], hooks: Hooks, marks: ThreadProgress | None = None
+        self, index: int, mailbox: ReportQueue, hooks: Hooks, marks: ThreadProgress | None = None
     ) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
         self.index = index

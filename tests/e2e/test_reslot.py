@@ -16,6 +16,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
 from tests.e2e.processes import ROOT, Start, WorkerProcess, environment_of, is_gone
+from tests.support import preloaded
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
 
@@ -56,7 +57,7 @@ class Load:
         """Run a command to its end; return its exit code and what it printed."""
         how = ["-m", module] if module else ["manage.py"]
         done = subprocess.run(
-            [sys.executable, *how, *arguments],
+            [*preloaded.python(), *how, *arguments],
             check=False,
             cwd=ROOT,
             env=self.env,

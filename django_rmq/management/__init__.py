@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from django_rmq.core.model.background_action import ActionProgress
     from django_rmq.operations import BulkProgress, BulkRun, Operations
 
-BACKGROUND = "let workers do it, and end at once; see rmqworkers --actions"
-"""The help of the option by which workers do what the command would."""
-
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
 

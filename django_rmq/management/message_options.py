@@ -69,6 +69,28 @@ def add_priority(parser: ArgumentParser) -> None:
     )
 
 
+def add_bulk_options(
+    parser: ArgumentParser, *, has_rate: bool = True, in_background: bool = True, counted: str = ""
+) -> None:
+    """Add the options of an action on many messages. ``counted``: how a dry run counts them."""
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
+    if has_rate:
+        parser.add_argument(
+            "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
+        )
+    if in_background:
+        parser.add_argument(
+            "--background",
+            action="store_true",
+            help="let workers do it, and end at once; see rmqworkers --actions",
+        )
+    parser.add_argument("--dry-run", action="store_true", help=f"only print how many there are{counted}")
+    parser.add_argument(
+        "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def filter_of(options: Options) -> Filter:
     """Return the filter that the options describe."""
     names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")

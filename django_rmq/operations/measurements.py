@@ -159,4 +159,13 @@ def _heard(broker: Broker) -> Iterator[list[dict[str, object]]]:
         subscription.close()
 
 
-__all__ = ["EDGES_MS", "Measurement", "TopicMetrics", "measured"]
+__all__ = [
+    "EDGES_MS",
+    "Measurement",
+    "TopicMetrics",
+    "events",
+    "history",
+    "last_minutes",
+    "last_rates",
+    "measured",
+]

@@ -364,3 +364,22 @@ def test_an_operation_on_all_topics_is_for_those_who_may_know_of_all(shop: Any) 
             with pytest.raises(UnknownTopic, match=f"there is no topic '{name}'"):
                 ask_about(name)
     assert {found.topic for found in one.health(DEFAULT_THRESHOLDS).findings} == {"", SEEN}
+
+
+def test_django_is_asked_once_about_each_permission_of_a_request(
+    shop: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    has_perm = User.has_perm
+
+    def count(user: User, perm: str, obj: Any = None) -> bool:
+        asked.append(perm)
+        return has_perm(user, perm, obj)
+
+    client.force_login(User.objects.create_superuser("someone"))
+    monkeypatch.setattr(User, "has_perm", count)
+    client.post(
+        reverse("admin:django_rmq_topic_act", args=(SEEN,)), {"act": "replay", "state": "dead", "id": "0.x"}
+    )
+    assert sorted(asked) == sorted({*asked}), asked
+    assert Permission.REPLAY.full_name in asked

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import BACKGROUND, RmqCommand, at_least
+from django_rmq.management import RmqCommand
 from django_rmq.management.message_options import (
+    add_bulk_options,
     add_filter,
     add_priority,
     add_state,
@@ -31,13 +32,7 @@ class Command(RmqCommand):
         add_state(parser, "waiting", "resting", "dead")
         add_filter(parser)
         add_priority(parser)
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
-        parser.add_argument("--background", action="store_true", help=BACKGROUND)
-        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
-        parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
-        )
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_bulk_options(parser, has_rate=False)
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name, state = self.operations(), options["topic"], options["state"]

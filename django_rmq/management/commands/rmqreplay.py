@@ -11,16 +11,15 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.exceptions import MessageGone
 from django_rmq.management import (
-    BACKGROUND,
     Options,
     RmqCommand,
-    at_least,
     messages_text,
     one_line,
     outcomes_text,
     progress_as_json,
 )
 from django_rmq.management.message_options import (
+    add_bulk_options,
     add_filter,
     add_names,
     filter_of,
@@ -51,20 +50,7 @@ class Command(RmqCommand):
         parser.add_argument(
             "--new-body", metavar="JSON", help="with one named message: replay it with this body instead"
         )
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
-        parser.add_argument(
-            "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
-        )
-        parser.add_argument("--background", action="store_true", help=BACKGROUND)
-        parser.add_argument(
-            "--dry-run",
-            action="store_true",
-            help="only print how many there are, by the class of their error",
-        )
-        parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
-        )
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_bulk_options(parser, counted=", by the class of their error")
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]

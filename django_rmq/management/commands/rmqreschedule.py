@@ -19,6 +19,7 @@ from django_rmq.management import (
     outcomes_text,
 )
 from django_rmq.management.message_options import (
+    add_bulk_options,
     add_filter,
     add_names,
     add_priority,
@@ -64,15 +65,7 @@ class Command(RmqCommand):
         add_state(parser, "waiting", "resting", default="waiting")
         add_filter(parser)
         add_priority(parser)
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
-        parser.add_argument(
-            "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
-        )
-        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
-        parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
-        )
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_bulk_options(parser, in_background=False)
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name, wanted = self.operations(), options["topic"], filter_of(options)

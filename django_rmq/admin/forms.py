@@ -114,6 +114,21 @@ class BodyForm(forms.Form):
         return body
 
 
+TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
+"""A date and time as a browser sends it."""
+
+
+class TypedTimeField(forms.DateTimeField):
+    """A date and time, for which a browser has a calendar."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format=TYPED_TIME),
+            input_formats=[TYPED_TIME, "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
+            **options,
+        )
+
+
 class DurationField(forms.Field):
     """A duration as text, such as ``90``, ``250ms`` or ``15m``."""
 
@@ -172,11 +187,7 @@ class SendForm(BodyForm):
         required=False,
         help_text=_("Whole seconds, or a time such as 30s or 5m. Leave empty for the topic's TIMEOUT."),
     )
-    fixed_time = forms.DateTimeField(
-        label=_("Due"),
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
-    )
+    fixed_time = TypedTimeField(label=_("Due"))
 
     def __init__(
         self, topic: Topic, data: QueryDict | None = None, initial: dict[str, object] | None = None

@@ -17,6 +17,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_rmq.admin.forms import TYPED_TIME, TypedTimeField
 from django_rmq.admin.labels import STATES, Text
 from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.topic import Topic
@@ -29,9 +30,6 @@ from django_rmq.operations import (
     Permission,
 )
 
-TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
-"""A date and time as a browser sends it."""
-
 
 class QuestionForm(forms.Form):
     """A form without fields, for a plain confirmation."""
@@ -43,7 +41,7 @@ class QuestionForm(forms.Form):
         self.prepare()
 
     def prepare(self) -> None:
-        """Remove the fields that do not apply to this topic and state."""
+        """Choose the fields that apply to this topic and state."""
 
 
 class BuryForm(QuestionForm):
@@ -72,29 +70,17 @@ class RateForm(QuestionForm):
 class RescheduleForm(QuestionForm):
     """When, or with which priority, waiting messages are taken."""
 
-    due = forms.DateTimeField(
-        label=gettext_lazy("Due"),
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
-        help_text=gettext_lazy("A time in the past means now."),
-    )
-    priority = forms.IntegerField(
-        label=gettext_lazy("Priority"),
-        max_value=MAX_PRIORITY,
-        help_text=gettext_lazy("The highest number is delivered first."),
-    )
+    due = TypedTimeField(label=gettext_lazy("Due"), help_text=gettext_lazy("A time in the past means now."))
 
     def prepare(self) -> None:
         if self.topic.is_priority:
             del self.fields["due"]
             self.fields["priority"] = forms.IntegerField(
-                label=gettext_lazy("Priority"),
+                label=_("Priority"),
                 min_value=self.topic.min_priority,
                 max_value=MAX_PRIORITY,
-                help_text=gettext_lazy("The highest number is delivered first."),
+                help_text=_("The highest number is delivered first."),
             )
-        else:
-            del self.fields["priority"]
 
 
 class PurgeForm(QuestionForm):

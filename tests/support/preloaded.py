@@ -135,13 +135,18 @@ def begin(client: socket.socket, path: str, program: list[Any], streams: list[in
 
 
 def ask(path: str, arguments: list[str]) -> int:
-    """Run a program with the streams of this process; return its exit code. Signals are passed on."""
+    """Run a program with the streams of this process; return its exit code. Signals are passed on to it."""
     with socket.socket(socket.AF_UNIX) as client:
         pid = begin(client, path, [arguments, str(Path.cwd()), dict(os.environ), False], [0, 1, 2])
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(client.recv(16))
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        # It ends as the program did: by this signal.
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 # --- in the server

@@ -1231,6 +1231,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
     "worker_overview": ({Permission.VIEW}, lambda o: o.worker_overview()),
     "running_messages": ({Permission.VIEW}, lambda o: o.running_messages()),
+    "annotations_of": ({Permission.VIEW}, lambda o: o.annotations_of(["timed"], 0.0)),
     "live_worker": (CONTROL, lambda o: o.live_worker(joined(o))),
     "ask_worker": (CONTROL, lambda o: o.ask_worker(joined(o), "quiet")),
     "ask_for_stacks": (STACK, lambda o: o.ask_for_stacks("timed", running(o))),

@@ -145,8 +145,7 @@ class ResponseSerializer(serializers.Serializer[Any]):
 def _readers(kind: type[ResponseSerializer]) -> dict[str, tuple[Callable[[object], object], bool]]:
     """Return how each field is read, and whether every answer has it."""
     return {
-        name: (_reader(field, field.source or name), field.required)
-        for name, field in kind._declared_fields.items()  # noqa: SLF001 - the fields without a copy of them
+        name: (_reader(field, field.source or name), field.required) for name, field in kind().fields.items()
     }
 
 

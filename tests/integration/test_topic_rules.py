@@ -217,6 +217,29 @@ def test_a_page_shows_nothing_of_a_topic_that_the_user_must_not_know_of(shop: An
             assert named_in(client.get(address)) == [], name
 
 
+@pytest.mark.parametrize("permitted", [Permission.DELETE, Permission.VIEW_STACK])
+def test_what_runs_has_the_buttons_that_the_rule_permits(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, permitted: Permission
+) -> None:
+    client, message = person(), message_id(0, b"running-pear")
+    pages = [
+        reverse("admin:django_rmq_topic_running"),
+        reverse("admin:django_rmq_topic_message", args=[SEEN, message]),
+    ]
+    for page in pages:
+        shown = text(client.get(page))
+        assert 'value="cancel"' in shown and "Show stack" in shown, page
+
+    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
+        return topic.name == SEEN and view.needed in (Permission.VIEW, permitted)
+
+    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    for page in pages:
+        shown = text(client.get(page))
+        assert ('value="cancel"' in shown) is (permitted is Permission.DELETE), page
+        assert ("Show stack" in shown) is (permitted is Permission.VIEW_STACK), page
+
+
 def test_what_is_wrong_with_a_hidden_topic_is_not_counted(shop: Any) -> None:
     """Neither the title, nor the icon, nor the findings, nor a link counts it."""
     shell = Operations(Actor("shell", "command"))

@@ -81,7 +81,7 @@ def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
         "done": one.done,
         "total": action.total,
         "is_exact": action.is_exact,
-        "outcomes": outcomes_sentence(one.outcomes),
+        "outcomes": outcomes_sentence(one.outcomes) if one.done else "",
         "rate": one.rate(now_ms),
         "seconds_left": one.seconds_left(now_ms),
         "ended_ms": one.ended_ms,

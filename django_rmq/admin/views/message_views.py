@@ -88,6 +88,9 @@ def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) ->
         "error_class": visible(copy.error_class),
         "withheld": copy.raw is None or redacted,
         "acts": named_acts(operations, topic, copy.queue),
+        "stack_url": pages.url("stack", quote(topic.name), copy.id)
+        if copy.queue == "prepare" and operations.may(topic, Permission.VIEW_STACK)
+        else "",
         "edit_url": f"{pages.url('edit', quote(topic.name), copy.id)}?{query}"
         if copy.state == "dead" and may_edit
         else "",

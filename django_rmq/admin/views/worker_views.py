@@ -190,20 +190,20 @@ def _question(
 
 def _running(pages: Pages, operations: Operations) -> dict[str, object]:
     found = operations.running_messages()
+    lines = _calls(pages, operations, found)
     return {
         "heading": _("Running now"),
         "now_ms": found.now_ms,
-        "lines": _calls(pages, found),
+        "lines": lines,
         "unlisted": found.unlisted,
         "shows_progress": any(one.call.progress is not None for one in found.messages),
-        "may_cancel": operations.actor.may(Permission.DELETE),
-        "may_stack": operations.actor.may(Permission.VIEW_STACK),
+        "has_actions": any(line["may_cancel"] or line["may_stack"] for line in lines),
         "workers_url": pages.url("workers"),
         "urls": PageAddresses(live=pages.url("running_live")),
     }
 
 
-def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, object]]:
+def _calls(pages: Pages, operations: Operations, found: RunningMessages) -> list[dict[str, object]]:
     lines = []
     for one in found.messages:
         call, usual = one.call, found.usual.get(one.call.topic)
@@ -217,6 +217,8 @@ def _calls(pages: Pages, found: RunningMessages) -> list[dict[str, object]]:
                 "url": pages.url("message", quoted, call.id),
                 "act_url": pages.url("act", quoted),
                 "stack_url": pages.url("stack", quoted, call.id),
+                "may_cancel": operations.may(one.topic, Permission.DELETE),
+                "may_stack": operations.may(one.topic, Permission.VIEW_STACK),
                 "seconds": found.running_ms(one) / 1000,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,

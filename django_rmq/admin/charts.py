@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import Any
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -20,7 +18,7 @@ from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Annotation, Minute, Operations, TopicStats
+from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
 
 Values = Sequence[float | None]
@@ -304,9 +302,6 @@ HOUR_MINUTES = 60
 SPARK_POINTS = 20
 """The number of points of a small line: a page has four for each of a hundred topics."""
 
-HELD_MINUTES = 5
-"""Minutes for which a sample is taken for those that are missing after it."""
-
 RECENT_MINUTES = 3
 """Minutes after which the last sampled rate is too old to be shown as current."""
 
@@ -412,50 +407,25 @@ def from_first_sample(minutes: Sequence[Minute]) -> Sequence[Minute]:
     return minutes[first:] if len(minutes) - first > 1 else minutes
 
 
-_DEPTHS = attrgetter("due", "dead")
-_RATES = attrgetter("sent", "committed", "failed")
-
-
-def whole_site(found: Iterable[Recent]) -> list[Titled]:
-    """Return charts of the last hour of many topics together; none before two samples.
-
-    Topics are sampled one after the other. So the present minute is left out, and depths hold until the next sample.
-    """
-    hours = [one.minutes[:-1] for one in found if one.minutes]
-    depths = [_sums(_DEPTHS, column) for column in zip(*map(_held, hours), strict=True)]
-    first = next((at for at, sums in enumerate(depths) if sums), len(depths))
-    if len(depths) - first < 2:
+def of_several(minutes: Sequence[SummedMinute]) -> list[Titled]:
+    """Return charts of several topics together; none before two minutes."""
+    if len(minutes) < 2:
         return []
-    rates = [_sums(_RATES, (minute.rates for minute in column)) for column in zip(*hours, strict=True)]
 
-    def line(name: str, kind: str, sums: Sequence[Sequence[float] | None], at: int) -> Series:
-        return Series(name, kind, [one[at] if one else None for one in sums[first:]])
+    def line(name: str, kind: str, at: int, field: str) -> Series:
+        sums = (getattr(minute, field) for minute in minutes)
+        return Series(name, kind, [values[at] if values else None for values in sums])
 
-    waiting = [line(_("due"), "store", depths, 0), line(_("dead"), "dead", depths, 1)]
+    waiting = [line(_("due"), "store", 0, "depths"), line(_("dead"), "dead", 1, "depths")]
     events = [
-        line(_("sent"), "sent", rates, 0),
-        line(_("done"), "done", rates, 1),
-        line(_("failed"), "failed", rates, 2),
+        line(_("sent"), "sent", 0, "rates"),
+        line(_("done"), "done", 1, "rates"),
+        line(_("failed"), "failed", 2, "rates"),
     ]
-    minutes = hours[0][first:]
     return [
         _drawn(minutes, "site-depth", _("Due and dead"), waiting, number),
         _drawn(minutes, "site-rates", _("Per minute"), events, number),
     ]
-
-
-def _held(minutes: Sequence[Minute]) -> list[object]:
-    """Return the depths, the last one in place of one that is missing, for five minutes at most."""
-    found, last, missing = list[object](), None, 0
-    for minute in minutes:
-        last, missing = (minute.depth, 0) if minute.depth else (last, missing + 1)
-        found.append(last if missing <= HELD_MINUTES else None)
-    return found
-
-
-def _sums(values: Callable[[Any], tuple[float, ...]], found: Iterable[object]) -> list[float] | None:
-    known = [values(one) for one in found if one is not None]
-    return [sum(column) for column in zip(*known, strict=True)] if known else None
 
 
 def spans(seconds_kept: float) -> list[int]:
@@ -483,7 +453,11 @@ def read(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
 
 
 def _drawn(
-    minutes: Sequence[Minute], name: str, title: str, series: Sequence[Series], label: Callable[[float], str]
+    minutes: Sequence[Minute | SummedMinute],
+    name: str,
+    title: str,
+    series: Sequence[Series],
+    label: Callable[[float], str],
 ) -> Titled:
     times = [minute.at_ms / 1000 for minute in minutes]
     drawn = chart(

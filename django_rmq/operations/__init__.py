@@ -13,7 +13,7 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
-from django_rmq.core.monitoring.history import Minute
+from django_rmq.core.monitoring.history import Minute, SummedMinute, summed
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
@@ -97,6 +97,7 @@ class Operations(OperationContext):
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
     last_minutes, last_rates = measurements.last_minutes, measurements.last_rates
+    shared_hour = shared_reads.shared_hour
     annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
@@ -171,6 +172,7 @@ __all__ = [
     "SearchResult",
     "SlotStats",
     "SlotsStats",
+    "SummedMinute",
     "TopicCard",
     "TopicCounters",
     "TopicLimits",
@@ -185,5 +187,6 @@ __all__ = [
     "WorkerStats",
     "identify",
     "not_found",
+    "summed",
     "topic_permission",
 ]

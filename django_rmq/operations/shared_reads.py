@@ -26,6 +26,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.monitoring.history import SummedHour, SummedMinute
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import health, stats
 from django_rmq.operations.annotations import Annotation, read_annotations
@@ -52,6 +53,9 @@ KEPT_SECONDS = 1.0
 
 OTHERS_SECONDS = 5.0
 """Seconds for which a process keeps the figures of the outbox, the schedules, and the reports of workers."""
+
+HOUR_SECONDS = 60.0
+"""Seconds for which a process keeps the sums of very many topics: they are sampled once a minute."""
 
 STRANDED_SECONDS = 60.0
 """Seconds for which a process keeps what it has seen of topics that are not declared. They change when a project is changed."""
@@ -228,6 +232,14 @@ def shared_health(
     return health.sorted_by_severity(chosen)
 
 
+def shared_hour(context: OperationContext, topics: Sequence[Topic]) -> list[SummedMinute]:
+    """Return the sums of what was sampled of ``topics`` in the last hour, up to a minute late. Raises ``ServerTrouble``."""
+    context.actor.require(Permission.VIEW)
+    names = [topic.name for topic in topics]
+    hour = _shared(("hour of", context.broker, *names), lambda: SummedHour(topics), float("inf"))
+    return _shared(("hour", context.broker, *names), lambda: hour.read(context.broker), HOUR_SECONDS)
+
+
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
     """Return what ``count`` found out about up to ``limit`` dead messages at most two seconds ago. Raises ``ServerTrouble``."""
     return _shared(("deaths", broker, topic, limit), count, DEATHS_SECONDS)
@@ -349,6 +361,7 @@ __all__ = [
     "shared_deaths",
     "shared_flow",
     "shared_health",
+    "shared_hour",
     "shared_limits",
     "shared_outbox",
     "shared_schedules",

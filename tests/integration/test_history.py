@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from dataclasses import replace
@@ -18,6 +19,7 @@ from django_rmq.core.monitoring.history import (
     EDGES_MS,
     Lateness,
     Minute,
+    SummedHour,
     TimesCount,
 )
 from django_rmq.core.monitoring.history import minute_record as sampler_of_history
@@ -365,6 +367,29 @@ def test_a_server_that_lost_its_data_shows_no_negative_rates(broker: Any, clock:
         broker.client.delete(key)
     sampler.minute()
     assert last(broker).rates is None
+
+
+def test_an_hour_of_several_topics_that_is_read_on_is_the_same_as_one_that_is_read_whole(
+    broker: Any, clock: Clock
+) -> None:
+    chance, topics = random.Random(7), [replace(TOPIC, name=name) for name in ("one", "other")]
+    read_on, lengths = SummedHour(topics), set[int]()
+    for at in range(150):
+        minute = broker.now_ms() // 60_000
+        for number, topic in enumerate(topics):
+            # Sometimes a topic is not sampled for some minutes, and once none is for a quarter of an hour.
+            if chance.random() < 0.6 and not 60 <= at < 75:
+                depths = (minute * 60_000 + 9, 4, 4, at, at + number, 0, 0, 0, number, 0)
+                record = " ".join(map(str, (*depths, 3 * at, 0, at, 2 * at, number, 0)))
+                assert broker.keep_minute(topic, minute, record, 2880) == "kept"
+        if chance.random() < 0.3 or at == 149:
+            found = read_on.read(broker)
+            assert found == SummedHour(topics).read(broker)
+            lengths.add(len(found))
+        clock.advance(60)
+    assert min(lengths) < 10 and max(lengths) == 59
+    clock.advance(-7_200)
+    assert read_on.read(broker) == SummedHour(topics).read(broker) != found
 
 
 def test_several_minutes_are_read_as_one(broker: Any, clock: Clock) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from django_rmq.admin.charts import (
     HEIGHT,
-    HELD_MINUTES,
     HOUR_MINUTES,
     LEFT,
     MARKER_WIDTH,
@@ -21,14 +20,15 @@ from django_rmq.admin.charts import (
     Series,
     chart,
     markers,
+    of_several,
     read,
     recent,
     scale,
     sparkline,
-    whole_site,
 )
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.monitoring.history import EDGES_MS, Depth, Lateness, Minute, Rates
+from django_rmq.core.monitoring.history import EDGES_MS, Depth, Lateness, Minute, Rates, summed
+from django_rmq.core.monitoring.history.queries import HELD_MINUTES
 from django_rmq.operations import Annotation
 
 VALUES = st.lists(
@@ -182,20 +182,20 @@ def test_the_charts_of_the_site_are_the_sums_of_topics() -> None:
     # It was not sampled in every minute, and the present one may still come.
     gaps = [sampled(at, 5, done=1.0) if at % 2 == 0 else None for at in range(50, 60)]
     found = recents(one=one, other=hour_of(*gaps))
-    depth, rates = whole_site(found.values())
+    depth, rates = of_several(summed(one.minutes for one in found.values()))
     (due, dead), (sent, done, _) = depth.chart.lines, rates.chart.lines
     assert (due.least, due.most, dead.most) == ("15", "15", "1")
     assert (done.least, done.most, sent.last) == ("2", "3", "3")
     # Ten minutes of data, without the present one.
     assert len(depth.chart.readings) == 9
-    assert whole_site([]) == []
-    assert whole_site(recents(one=hour_of(), other=hour_of(sampled(59, 1))).values()) == []
+    assert of_several(summed([])) == []
+    assert summed([hour_of(), hour_of(sampled(59, 1))]) == []
 
 
 def test_a_depth_is_not_held_for_longer_than_five_minutes() -> None:
     once = hour_of(sampled(20, 5), *([None] * 38), sampled(59, 9))
     other = hour_of(*(sampled(at, 1) for at in range(60)))
-    depth, _ = whole_site(recents(one=once, other=other).values())
+    depth, _ = of_several(summed([once, other]))
     texts = [one.text for one in depth.chart.readings]
     assert sum("due 6" in text for text in texts) == HELD_MINUTES + 1
     assert sum("due 1" in text for text in texts) == 59 - HELD_MINUTES - 1

@@ -26,7 +26,7 @@ from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Operations, Permission, TopicStats
+from django_rmq.operations import Operations, Permission, TopicStats, summed
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -182,7 +182,7 @@ def _figures(
         "filters": _filters(found, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "totals": DashboardTotals.of(rows, seen.workers),
-        "trends": charts.annotated(operations, charts.whole_site(recent[one] for one in shown), shown),
+        "trends": _trends(operations, [one.topic for one in listed], recent),
         "findings": findings_panel(
             pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))
         ),
@@ -197,6 +197,17 @@ def _figures(
         "next": _query(given, at + 1) if at < count else "",
         "urls": PageAddresses(live=pages.url("dashboard_live") + _query(given, at)),
     }
+
+
+def _trends(
+    operations: Operations, listed: Sequence[Topic], recent: Mapping[Topic, charts.Recent]
+) -> charts.AnnotatedCharts:
+    """Return charts of all topics that are listed, on whichever page."""
+    if len(listed) <= TOPICS_SHOWN:
+        minutes = summed(recent[topic].minutes for topic in listed)
+    else:
+        minutes = operations.shared_hour(listed)
+    return charts.annotated(operations, charts.of_several(minutes), listed)
 
 
 def _spark_labels() -> dict[str, str]:

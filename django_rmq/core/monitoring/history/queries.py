@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate, islice
+from itertools import accumulate, dropwhile, islice
 from operator import sub
 from typing import NamedTuple, TypeVar
 
@@ -129,6 +129,85 @@ def last_rates(broker: Broker, topics: Sequence[Topic], minutes: int) -> dict[To
         topic: records if isinstance(records, RmqError) else _last_rates(records, minutes)
         for topic, records in zip(topics, _answers(broker, calls), strict=True)
     }
+
+
+HOUR_MINUTES = 60
+
+HELD_MINUTES = 5
+"""Minutes for which a sample is taken for those that are missing after it, where topics are added up."""
+
+
+class SummedMinute(NamedTuple):
+    """One minute of several topics together. None: none of them was sampled."""
+
+    at_ms: int
+    depths: Sequence[float] | None
+    """Due and dead messages."""
+    rates: Sequence[float] | None
+    """Sent, committed and failed, per minute."""
+
+
+def summed(hours: Iterable[Sequence[Minute]]) -> list[SummedMinute]:
+    """Return the sums of the same minutes of several topics, from the first sample on.
+
+    Topics are sampled one after the other. So the present minute is left out, and depths hold until the next sample.
+    """
+    whole = [minutes[:-1] for minutes in hours if minutes]
+    depths = [_sums(column) for column in zip(*map(_held_depths, whole), strict=True)]
+    first = next((at for at, sums in enumerate(depths) if sums), len(depths))
+    if first == len(depths):
+        return []
+    rates = (
+        _sums(
+            (one.rates.sent, one.rates.committed, one.rates.failed) if one.rates else None for one in column
+        )
+        for column in zip(*whole, strict=True)
+    )
+    found = zip(whole[0], depths, rates, strict=True)
+    return [SummedMinute(minute.at_ms, *sums) for minute, *sums in islice(found, first, None)]
+
+
+class SummedHour:
+    """The last hour of several topics together. Of very many topics an hour is much, so each minute is read once."""
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self._topics = tuple(topics)
+        self._minutes: list[SummedMinute] = []
+
+    def read(self, broker: Broker) -> list[SummedMinute]:
+        """Return ``summed`` of the last hour. A topic that cannot be read is left out."""
+        now = broker.now_ms() // 60_000
+        newest = self._minutes[-1].at_ms // 60_000 if self._minutes else now
+        if newest >= now:
+            # Nothing was read before, or the clock was set back.
+            self._minutes, newest = [], now - HOUR_MINUTES
+        # The depths of a minute without a sample are those of the minutes before it.
+        count = min(HOUR_MINUTES, now - newest) + HELD_MINUTES
+        hours = read_last(broker, dict.fromkeys(self._topics, count)).values()
+        sums = summed(minutes for minutes in hours if not isinstance(minutes, RmqError))
+        found = {one.at_ms // 60_000: one for one in sums}
+        self._minutes += [
+            found.get(minute, SummedMinute(minute * 60_000, None, None)) for minute in range(newest + 1, now)
+        ]
+        del self._minutes[: 1 - HOUR_MINUTES]
+        return list(dropwhile(lambda one: one.depths is None, self._minutes))
+
+
+def _held_depths(minutes: Sequence[Minute]) -> list[Sequence[float] | None]:
+    """Return what was due and dead, the last sample in place of one that is missing, for some minutes at most."""
+    found, last, missing = list[Sequence[float] | None](), None, 0
+    for minute in minutes:
+        if minute.depth:
+            last, missing = (minute.depth.due, minute.depth.dead), 0
+        else:
+            missing += 1
+        found.append(last if missing <= HELD_MINUTES else None)
+    return found
+
+
+def _sums(column: Iterable[Sequence[float] | None]) -> list[float] | None:
+    known = [values for values in column if values is not None]
+    return [sum(values) for values in zip(*known, strict=True)] if known else None
 
 
 def _last_rates(records: Sequence[bytes | None], minutes: int) -> Rates | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
+from django.apps import apps
 from django.db import DatabaseError
 
 from django_rmq.core.commands.broker_interface import Broker
@@ -44,6 +45,9 @@ def read_annotations(broker: Broker, names: Collection[str]) -> list[Annotation]
 
 
 def _actions(names: Collection[str]) -> list[Annotation]:
+    # Where Django's admin is not installed, there is no table, and nobody writes to it.
+    if not apps.is_installed("django.contrib.admin"):
+        return []
     from django.contrib.admin.models import LogEntry
     from django.contrib.contenttypes.models import ContentType
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, connection
-from django.test import Client, override_settings
+from django.test import Client, modify_settings, override_settings
 from django.urls import reverse
 
 from django_rmq import connections
@@ -196,6 +196,14 @@ def test_charts_are_drawn_without_a_database_for_actions(
     found = Operations(Actor("tester", "test")).annotations_of(NAMES, 0)
     assert [one.text for one in found] == ["2026.11.3"]
     assert "could not be read for a chart" in caplog.text
+
+
+def test_without_the_admin_there_are_versions_alone(shop: Any) -> None:
+    now = shop.now_ms()
+    shop.run(write_code_version(CodeVersion("2026.11.3", now, now)))
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
+        found = Operations(Actor("tester", "test")).annotations_of(NAMES, 0)
+    assert [one.text for one in found] == ["2026.11.3"]
 
 
 @pytest.mark.django_db

@@ -353,6 +353,8 @@ class BatchRun:
     has failed.
     """
 
+    # Single calls and lists have a loop each: with one for both, a drain of single messages took 30 % more CPU.
+
     def __init__(
         self,
         batch: Batch,

@@ -236,13 +236,13 @@ bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a mi
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, every count reconciled; with BENCH_ARGS="--kills 48" every value, through kills
-	$(BIN)/python -m benchmarks.flights $(BENCH_ARGS)
+	$(BIN)/python -m tests.spark.flights $(BENCH_ARGS)
 
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions, a million messages in order (SOAK_ARGS=...)
-	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+	$(BIN)/python -m tests.e2e.soak $(SOAK_ARGS)
 
 exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and PostgreSQL die: every balance has to be exact (EXACTLY_ONCE_ARGS=...)
-	$(BIN)/python -m benchmarks.exactly_once $(EXACTLY_ONCE_ARGS)
+	$(BIN)/python -m tests.e2e.bank.run $(EXACTLY_ONCE_ARGS)
 
 # What reads files of ours alone, and the broker in memory, meet none of these versions.
 OF_FILES := cells charts deploy flow locale log_events lua naming packaging papers repository style

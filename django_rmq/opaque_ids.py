@@ -94,6 +94,3 @@ def _masked(key: bytes, mark: bytes, text: bytes) -> bytes:
 def _blocks(key: bytes, mark: bytes, length: int) -> Iterator[bytes]:
     for number in range(math.ceil(length / _BLOCK_BYTES)):
         yield hashlib.blake2b(mark + number.to_bytes(8), key=key).digest()
-
-
-__all__ = ["LONGEST_PLAIN", "digest", "seal", "sealed_id", "unseal", "unsealed_digest"]

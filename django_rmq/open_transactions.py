@@ -214,14 +214,3 @@ def isolated(listener: str, function: Callable[[Any], object]) -> Callable[[Any]
         return context.run(call_closed, listener, function, argument)  # rule: shares_a_context
 
     return call
-
-
-__all__ = [
-    "TransactionLeftOpen",
-    "call_closed",
-    "error_of",
-    "isolated",
-    "log_open",
-    "note_opened_before",
-    "roll_back_open",
-]

@@ -113,18 +113,3 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
         if count
     ]
     return _(", ").join(parts) or _("nothing")
-
-
-__all__ = [
-    "CLAIM_STATES",
-    "DID",
-    "EMPTY",
-    "END_NAMES",
-    "MARKS",
-    "OUTCOMES",
-    "PLAIN_STATES",
-    "REASONS",
-    "STATES",
-    "STATE_NOTES",
-    "outcomes_sentence",
-]

@@ -108,6 +108,3 @@ class TopicAdmin(Pages):
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]
         """Page through the history, the newest first."""
         return super().get_paginator(request, queryset.order_by("-action_time", "-pk"), *args, **kwargs)
-
-
-__all__ = ["TopicAdmin"]

@@ -173,6 +173,3 @@ def _roll_back() -> None:
     for database in databases.all(initialized_only=True):
         if database.settings_dict["ATOMIC_REQUESTS"] and database.in_atomic_block:
             database.set_rollback(True)
-
-
-__all__ = ["ANSWERS", "BodyTooLarge", "Conflict", "Invalid", "NotFound", "answer"]

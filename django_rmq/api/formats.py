@@ -173,15 +173,3 @@ def milliseconds(when: datetime) -> int:
 def maybe(field: type[AnyField] = serializers.IntegerField, **how: Any) -> Any:
     """Return a field that may be null."""
     return field(allow_null=True, **how)
-
-
-__all__ = [
-    "InstantField",
-    "Json",
-    "Parser",
-    "Renderer",
-    "ResponseSerializer",
-    "check_size",
-    "maybe",
-    "renderers",
-]

@@ -56,6 +56,3 @@ def outcome(done: ActionResult, message_id: str, good: Mapping[str, int]) -> Res
     if word not in good:
         raise errors.Conflict(f"Not possible: the message is {word.replace('_', ' ')}.", word)
     return Response({"id": message_id, "outcome": word}, status=good[word])
-
-
-__all__ = ["MESSAGE_ID", "MessageRoute", "outcome"]

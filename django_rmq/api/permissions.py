@@ -33,6 +33,3 @@ class TopicPermission(BasePermission):
     def has_object_permission(self, request: Request, view: APIView, obj: Topic) -> bool:
         """Return whether the user may know of a topic; ``view.needed`` is the required permission."""
         return True
-
-
-__all__ = ["TopicPermission"]

@@ -160,6 +160,3 @@ class RmqView(APIView):
 @cache
 def _log_throttle_once(name: str, error: str) -> None:
     logger.error("The throttle %s does not limit the API of RMQ: %s", name, error)
-
-
-__all__ = ["RmqView"]

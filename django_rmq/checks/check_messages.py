@@ -52,6 +52,3 @@ def read_project() -> Config | None:
 def sentence(text: object) -> str:
     """Return the text of an error with a full stop, which texts of servers and drivers may have already."""
     return f"{str(text).rstrip('. ')}."
-
-
-__all__ = ["AppError", "AppInfo", "AppWarning", "read_project", "sentence"]

@@ -222,14 +222,3 @@ def with_task_topics(
                 )
             found[topic.name] = topic
     return MappingProxyType(found)
-
-
-__all__ = [
-    "OPTION_KEYS",
-    "QUEUE_KEYS",
-    "Queue",
-    "TaskBackend",
-    "TaskOptions",
-    "read_tasks",
-    "with_task_topics",
-]

@@ -53,6 +53,3 @@ def _may_see(request: HttpRequest) -> bool:
         return True
     user = getattr(request, "user", None)
     return user is not None and Actor.of_user(user, "metrics").may(Permission.VIEW)
-
-
-__all__ = ["metrics", "page", "shows_token"]

@@ -69,6 +69,3 @@ def _read_server(config: Config) -> dict[str, str | int]:
     if parts.scheme == "unix":
         return {SERVER: unquote(parts.path)}
     return {SERVER: parts.hostname or "localhost", PORT: parts.port or 6379}
-
-
-__all__ = ["attributes", "error_type"]

@@ -226,18 +226,3 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-__all__ = [
-    "Actor",
-    "Permission",
-    "TopicRule",
-    "Trace",
-    "is_redacted",
-    "is_withheld",
-    "logger",
-    "may_search",
-    "record",
-    "require_search",
-    "topic_permission",
-]

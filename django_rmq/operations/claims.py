@@ -126,6 +126,3 @@ def _returning(
                 tally.failed(slot, error)
             yield tally.progress()
     yield tally.progress(is_complete=True)
-
-
-__all__ = ["ClaimStats", "claims", "return_claims"]

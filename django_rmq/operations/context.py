@@ -161,6 +161,3 @@ def identified(context: OperationContext, topic: Topic, text: str) -> MessageIde
 def search_rounds(context: OperationContext) -> int:
     """Return the number of times that a message is searched; a command searches until it is found."""
     return ALL_ROUNDS if context.actor.permits is None else ROUNDS
-
-
-__all__ = ["OperationContext", "identified", "search_rounds"]

@@ -120,6 +120,3 @@ def _edited_origin(topic: Topic, dead: MessageCopy, raw: bytes) -> str:
     key = (dead.member or b"").hex()
     named = [topic.name, key, dead.slot_basis, dead.score, dead.first_failed_ms, sha256(raw).hexdigest()]
     return derived_origin(dead.at_ms or 0, f"edited {json.dumps(named)}")
-
-
-__all__ = ["replay_edited"]

@@ -165,6 +165,3 @@ def check_age(topic: Topic, queue: str) -> None:
         raise OperationRefused(
             f"topic {topic.name} is ordered by priority, so its waiting messages cannot be filtered by age"
         )
-
-
-__all__ = ["Filter", "check_age"]

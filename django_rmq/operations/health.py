@@ -517,26 +517,3 @@ def _severity(value: float, limit: float | None, usual: float | None, beyond_usu
 
 def _ok(name: str, text: str, topic: str = "") -> Finding:
     return Finding(name, topic, Severity.OK, text)
-
-
-__all__ = [
-    "CHECKS",
-    "DEFAULT_THRESHOLDS",
-    "USUAL_LIMITS",
-    "USUAL_UNDRAINED",
-    "USUAL_UNOWNED",
-    "Check",
-    "Finding",
-    "Health",
-    "HealthThresholds",
-    "Severity",
-    "check_health",
-    "judge_schedule",
-    "judge_server",
-    "judge_topic",
-    "judge_undeclared",
-    "judge_vanished",
-    "judge_waiting",
-    "read_servers",
-    "sorted_by_severity",
-]

@@ -390,6 +390,3 @@ def causes(
         else:
             found.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
     return Causes(found, len(order) - len(found))
-
-
-__all__ = ["GROUPED", "KINDS", "MOST_EXAMINED", "Causes", "MessageGroup", "MessageGroups", "causes", "groups"]

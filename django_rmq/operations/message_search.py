@@ -151,6 +151,3 @@ def _identity(topic: Topic, text: str) -> MessageIdentity | None:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-__all__ = ["SearchResult", "search_messages"]

@@ -245,6 +245,3 @@ def _due_ms(topic: Topic, looked: DescribeReply) -> int | None:
         return math.floor(looked.retry)
     is_timed = not topic.is_priority and not is_retry(topic, looked.store) and math.isfinite(looked.store)
     return math.floor(looked.store) if is_timed else None
-
-
-__all__ = ["REASONS", "Hold", "holds", "holds_of"]

@@ -56,6 +56,3 @@ class ParallelReads(threading.Thread, Generic[T]):
     def hangs(self) -> bool:
         """Whether a caller has waited for the answer in vain, and it is still missing."""
         return self.is_alive() and time.monotonic() > self._end
-
-
-__all__ = ["ParallelReads"]

@@ -394,16 +394,3 @@ def _parsed(field: str, value: object) -> object:
         return SCHEDULE_KEYS[field.upper()][1](value)
     except InvalidSetting as wanted:
         raise InvalidRequest(f"{field} must be {wanted}") from None
-
-
-__all__ = [
-    "ScheduleStats",
-    "delete_schedule",
-    "edit_schedule",
-    "pause_schedule",
-    "reset_schedule",
-    "resume_schedule",
-    "run_schedule",
-    "schedule",
-    "schedules",
-]

@@ -353,21 +353,3 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
             replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
         )
     return Overview(found, workers, problem, now_ms, took_ms)
-
-
-__all__ = [
-    "annotations_of",
-    "kept_ms",
-    "shared_deaths",
-    "shared_flow",
-    "shared_health",
-    "shared_hour",
-    "shared_limits",
-    "shared_outbox",
-    "shared_schedules",
-    "shared_servers",
-    "shared_stranded",
-    "shared_survey",
-    "shared_survey_of",
-    "shared_workers",
-]

@@ -399,24 +399,3 @@ def _ends_with(sealed_message_id: str, sealed: str) -> bool:
 
 def _names(call: RunningCall, topic: str, sealed: str) -> bool:
     return call.topic == topic and _ends_with(call.id, sealed)
-
-
-__all__ = [
-    "MOST_RUNNING",
-    "MessageStacks",
-    "ReportedWorker",
-    "RunningMessage",
-    "RunningMessages",
-    "UsualTimes",
-    "VanishedWorker",
-    "WorkerOverview",
-    "WorkerStack",
-    "ask_for_stacks",
-    "ask_worker",
-    "live_worker",
-    "message_stacks",
-    "processes_of",
-    "running_messages",
-    "seen_overview",
-    "worker_overview",
-]

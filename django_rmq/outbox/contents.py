@@ -187,6 +187,3 @@ def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
     chosen = sorted(set(numbers))
     for start in range(0, len(chosen), BATCH):
         yield chosen[start : start + BATCH]
-
-
-__all__ = ["FoundRows", "Waiting", "missing", "remove", "retry", "rows", "together", "topic_of", "waiting"]

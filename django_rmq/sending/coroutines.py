@@ -42,6 +42,3 @@ def coroutine_of(
         f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections."
     )
     return call
-
-
-__all__ = ["coroutine_of"]

@@ -67,6 +67,3 @@ def is_native() -> bool:
 def is_installed(package: str = "") -> bool:
     """Return whether ``framework`` would find one."""
     return (not package and is_native()) or find_spec(package or PACKAGE) is not None
-
-
-__all__ = ["NATIVE", "PACKAGE", "Framework", "framework", "is_installed", "is_native"]

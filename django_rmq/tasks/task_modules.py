@@ -105,6 +105,3 @@ def import_each(names: Iterable[str]) -> list[tuple[str, Exception]]:
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises
             failed.append((name, error))
     return failed
-
-
-__all__ = ["declared_modules", "import_each", "import_tasks", "imported", "of_apps"]

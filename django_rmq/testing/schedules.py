@@ -60,6 +60,3 @@ def send_ticks(broker: Broker) -> None:
 
 def _instant(ms: int | None) -> datetime | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-
-
-__all__ = ["ScheduleState", "schedule_state", "send_ticks", "start_schedules"]

@@ -214,6 +214,3 @@ def _warn_of(message: Message) -> None:
             topic,
             extra={"rmq_event": "no_origin", "rmq_topic": topic, "rmq_message": message.name},
         )
-
-
-__all__ = ["NotCommitted", "OnceListener"]

@@ -200,6 +200,3 @@ def has_table(alias: str) -> bool:
     connection = connections[alias]
     with connection.cursor() as cursor:
         return _MODEL.db_table in connection.introspection.table_names(cursor)
-
-
-__all__ = ["Inserted", "Row", "forgetting", "has_table", "insert", "is_there", "row_of"]

@@ -106,6 +106,3 @@ def start_again() -> NoReturn:
     """Replace this process by one that runs the same command with the current code."""
     arguments = autoreload.get_child_arguments()
     os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
-
-
-__all__ = ["SourceWatch", "start_again", "try_out"]

@@ -195,6 +195,3 @@ def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str
     parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
     several = f" in each of {processes} processes" if processes > 1 else ""
     return f"{READY}{parts} with {threads} threads{several}"
-
-
-__all__ = ["Preparation", "check_start", "chosen_topics", "ready_line"]

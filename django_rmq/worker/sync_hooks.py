@@ -137,6 +137,3 @@ async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], Any]) -
     """Call a function in the thread that has the connections of a call. Return None if the call has no thread."""
     executor = _executor_of(thread)
     return None if executor is None else await asyncio.get_running_loop().run_in_executor(executor, function)
-
-
-__all__ = ["SyncThreads", "hooks"]

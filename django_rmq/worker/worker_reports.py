@@ -296,6 +296,3 @@ def _load() -> float:
         return os.getloadavg()[0]
     except OSError:
         return 0.0
-
-
-__all__ = ["FORGET_MS", "REPORT_SECONDS", "STACKS_MS", "ReportDuty", "running_calls", "stacks_of"]

@@ -88,6 +88,3 @@ def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
         "stopped_by": visible(one.stopped_by),
         "problem": visible(one.problem),
     }
-
-
-__all__ = ["KIND_OF", "background_live_view", "background_view"]

@@ -97,6 +97,3 @@ def _spark(group: MessageGroup, now_ms: int) -> Sparkline | None:
 
 def _address(pages: Pages, topic: Topic, sample: GroupSample, place: str, back: str) -> str:
     return f"{pages.url(place, quote(topic.name), sample.id)}?{urlencode({'state': 'dead', 'back': back})}"
-
-
-__all__ = ["causes_view", "topic_causes_view"]

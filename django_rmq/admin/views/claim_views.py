@@ -100,6 +100,3 @@ def _question(name: str, consumer: str, count: int) -> str:
             count,
         )
     return text % given
-
-
-__all__ = ["claims_view"]

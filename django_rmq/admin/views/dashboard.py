@@ -245,6 +245,3 @@ def _query(given: Mapping[str, str], page: int = 1) -> str:
     """Return the query string of a page of the dashboard."""
     all_given = {name: value for name, value in given.items() if value}
     return f"?{urlencode(all_given | ({'p': str(page)} if page > 1 else {}))}"
-
-
-__all__ = ["TOPICS_SHOWN", "changelist_view", "live_view", "pin_view", "pinned"]

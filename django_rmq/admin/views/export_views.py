@@ -141,6 +141,3 @@ _FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy], Sequence[str]], Itera
     "csv": (_csv, "text/csv; charset=utf-8", "csv"),
 }
 """Name → writer, content type, and ending of the file."""
-
-
-__all__ = ["export_view"]

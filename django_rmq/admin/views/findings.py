@@ -90,6 +90,3 @@ def _url(pages: Pages, one: Finding) -> str:
         return ""
     topic = pages.places(one.topic).topic
     return topic if where == "topic" else f"{topic}?tab={where}"
-
-
-__all__ = ["FindingLine", "FindingsPanel", "findings_panel"]

@@ -124,6 +124,3 @@ def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, obj
         "action": ACTIONS.get(one.act, one.act),
         "url": "" if topic is None else pages.url("change", quote(one.topic)),
     }
-
-
-__all__ = ["ROWS_SHOWN", "outbox_view"]

@@ -130,6 +130,3 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
         "edit_url": pages.url("schedule", quote(one.name)),
     }
-
-
-__all__ = ["CATCH_UPS", "schedule_view", "schedules_view"]

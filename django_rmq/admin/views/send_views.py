@@ -117,6 +117,3 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
         topic,
         status,
     )
-
-
-__all__ = ["edit_view", "send_view"]

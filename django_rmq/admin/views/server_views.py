@@ -134,6 +134,3 @@ def _replicas(server: ServerInfo, count: Callable[[str], int]) -> str:
             f" ({fields.get('lag', '?')} s)"
         )
     return ", ".join(texts)
-
-
-__all__ = ["servers_view"]

@@ -300,13 +300,3 @@ def _shown(report: WorkerReport) -> dict[str, object]:
         "at_ms": report.at_ms,
         "state": report.state,
     }
-
-
-__all__ = [
-    "running_live_view",
-    "running_view",
-    "stack_live_view",
-    "stack_view",
-    "workers_live_view",
-    "workers_view",
-]

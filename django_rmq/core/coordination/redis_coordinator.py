@@ -311,6 +311,3 @@ def _holdings(plan: bytes) -> tuple[Holding, ...]:
         # Another program wrote the assignment; the first worker computes it again.
         return ()
     return tuple(Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans)
-
-
-__all__ = ["RedisCoordinator", "describe", "describe_roster", "members", "members_of_roster"]

@@ -35,6 +35,3 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
 def safe_logger(name: str) -> SafeLogger:
     """Return the logger of this name, wrapped so that it never raises."""
     return SafeLogger(logging.getLogger(name), {})
-
-
-__all__ = ["SafeLogger", "safe_logger"]

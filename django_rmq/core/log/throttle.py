@@ -90,6 +90,3 @@ class LogThrottle:
 def counted(left_out: int, what: str = "") -> str:
     """Return the end of a line that stands for ``left_out`` others; ``what`` names them."""
     return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
-
-
-__all__ = ["LogThrottle", "counted"]

@@ -31,6 +31,3 @@ class WorkerFilter(logging.Filter):
         """Set ``rmq_worker`` of a line, and let it through."""
         record.rmq_worker = _worker[:SHOWN]
         return True
-
-
-__all__ = ["WorkerFilter", "name_worker", "this_worker"]

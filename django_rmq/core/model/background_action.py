@@ -145,13 +145,3 @@ def _is_sound(action: BackgroundAction) -> bool:
         and 0 < rate < 1e9
         and isinstance(conditions, dict)
     )
-
-
-__all__ = [
-    "KEPT_MS",
-    "MOST_ACTIONS",
-    "ActionKind",
-    "ActionProgress",
-    "BackgroundAction",
-    "decode_actions",
-]

@@ -32,6 +32,3 @@ def name(topic: str, slot: int, member: bytes) -> str:
 def hides(topic: str) -> bool:
     """Return whether the contents of the messages of ``topic`` are hidden, and with them errors, which quote the contents."""
     return rules.hides(topic)
-
-
-__all__ = ["RedactionRules", "hides", "name"]

@@ -134,17 +134,3 @@ def unusable(where: str, names: Iterable[str], error: Exception) -> str:
     blamed = sorted(name for name in names if f"'{name}'" in text)
     about = f" (see {', '.join(blamed)})" if blamed else ""
     return f"the options for Redis at {where} cannot be used{about}: redis-py answers {type(error).__name__}"
-
-
-__all__ = [
-    "LOGIN",
-    "SCHEMES",
-    "Address",
-    "UnreadableAddress",
-    "database",
-    "parse",
-    "printable_url",
-    "several",
-    "unusable",
-    "without_login",
-]

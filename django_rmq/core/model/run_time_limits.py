@@ -68,6 +68,3 @@ def decode(text: bytes) -> RunTimeLimits | None:
 def limited(topic: Topic, changed: RunTimeLimits | None) -> Topic:
     """Return ``topic`` with the limits in effect."""
     return replace(topic, **changed.values) if changed is not None else topic
-
-
-__all__ = ["LIMITS", "RunTimeLimits", "check_limit", "decode", "limited"]

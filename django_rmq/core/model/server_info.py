@@ -141,6 +141,3 @@ def size_text(size: int) -> str:
         if size >= factor:
             return f"{size / factor:,.1f} {unit}"
     return f"{size} bytes"
-
-
-__all__ = ["ALMOST_FULL", "SETTINGS", "ServerInfo", "SlowCommand", "size_text"]

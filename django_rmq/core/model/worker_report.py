@@ -220,22 +220,3 @@ def _short(value: object, longest: int = LONGEST_TEXT) -> str:
         raise TypeError("not a text")
     # A lone surrogate is no valid text in a page.
     return value[:longest].encode("utf-8", "replace").decode()
-
-
-__all__ = [
-    "LONGEST_STACK",
-    "MOST_CALLS",
-    "MOST_STACKS",
-    "CodeVersion",
-    "RunningCall",
-    "Stack",
-    "StackRequest",
-    "WorkerReport",
-    "WorkerRequest",
-    "decode",
-    "decode_code_version",
-    "decode_stack_requests",
-    "decode_stacks",
-    "encode_stack_requests",
-    "encode_stacks",
-]

@@ -200,6 +200,3 @@ def read(payload: bytes) -> list[dict[str, Any]]:
         ):
             found.append(event)
     return found
-
-
-__all__ = ["EventStream", "read"]

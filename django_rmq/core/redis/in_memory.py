@@ -125,6 +125,3 @@ def _client() -> Any:
 
 def _system_clock() -> int:
     return time.time_ns() // 1000
-
-
-__all__ = ["INSTALL", "InMemoryBroker", "is_installed"]

@@ -175,6 +175,3 @@ async def _close_with_loop(connection: Any) -> AsyncGenerator[None, None]:
         yield
     finally:
         await connection.disconnect(nowait=True)
-
-
-__all__ = ["SharedConnection", "build_connection"]

@@ -226,6 +226,3 @@ class Declarations:
                     extra={"rmq_event": "schedule_moved", "rmq_topic": record.schedule.topic},
                 )
         return found
-
-
-__all__ = ["Declarations"]

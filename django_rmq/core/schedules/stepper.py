@@ -254,6 +254,3 @@ def lateness_ms(record: ScheduleRecord, now_ms: int) -> int:
     following = next_tick(record.schedule, record.at)
     overdue = 0 if following is None else now_ms - following
     return overdue if overdue > 0 else record.late_ms
-
-
-__all__ = ["LONGEST_PAUSE", "Stepper", "lateness_ms", "message", "next_run", "plan_again"]

@@ -184,6 +184,3 @@ def _body_text(copy: MessageCopy) -> str:
 def _cell(text: str) -> str:
     line = one_line(text)
     return line if len(line) <= LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
-
-
-__all__ = ["Command"]

@@ -139,6 +139,3 @@ def _due(options: Options) -> datetime | None:
     if options["after"] is not None:
         return datetime.now(UTC) + timedelta(seconds=options["after"])
     return None if options["at"] is None else instant_of("--at", options["at"])
-
-
-__all__ = ["Command"]

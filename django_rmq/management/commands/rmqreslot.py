@@ -108,6 +108,3 @@ class Command(RmqCommand):
 
 def _as_json(topic: str, before: int, slots: int, moved: int = 0, strays: int = 0) -> dict[str, object]:
     return {"topic": topic, "before": before, "slots": slots, "moved": moved, "strays": strays}
-
-
-__all__ = ["Command"]

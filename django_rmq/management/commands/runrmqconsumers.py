@@ -262,6 +262,3 @@ def _log_to_stderr(verbosity: int) -> None:
         handler.addFilter(WorkerFilter())
         ours.addHandler(handler)
         ours.setLevel(_LEVELS[verbosity])
-
-
-__all__ = ["Command"]

@@ -151,6 +151,3 @@ def _setting(text: str) -> tuple[str, str]:
     if not found or not key:
         raise ArgumentTypeError(f"{text!r} is not a setting of the form key=value")
     return key, value
-
-
-__all__ = ["Command"]

@@ -186,6 +186,3 @@ def decoded(frame: DataFrame, schema: str) -> DataFrame:
     columns = [read["body"].getField(name).alias(name) for name in wanted.fieldNames()]
     result = read.select(*columns, *kept, sql.when(~fits, read["value"]).alias(MALFORMED))
     return result.observe(MALFORMED, sql.count(MALFORMED).alias("bodies"))
-
-
-__all__ = ["Consume"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_rmq.core.log.worker_name import WorkerFilter
+    from django_rmq.core.log import WorkerFilter
     from django_rmq.core.model.message import Message
     from django_rmq.core.model.send_results import SendResult, SendResults
     from django_rmq.core.model.status import MessageStatus
@@ -93,7 +93,7 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
-        "core.log.worker_name": ("WorkerFilter",),
+        "core.log": ("WorkerFilter",),
         "core.model.message": ("Message",),
         "core.model.send_results": (
             "SendResult",

@@ -19,7 +19,7 @@ from django.db import Error as DatabaseError
 from django.db import connections as databases
 from django.db.backends.signals import connection_created
 
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 
 logger = safe_logger("django_rmq.consumer")
 

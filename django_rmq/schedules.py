@@ -22,8 +22,7 @@ from django_rmq.connections import Purpose
 from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.background_jobs import Duty
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.send_results import SendResult

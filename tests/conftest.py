@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.connections import SOCKET_TIMEOUTS
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from django_rmq.tasks.frameworks import is_native

@@ -17,7 +17,7 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as rest
 from rest_framework.response import Response
 
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import (
     ConfigurationError,
     InvalidBody,

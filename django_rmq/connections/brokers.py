@@ -30,7 +30,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model import redis_url
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.message import message_id

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_rmq import connections, signals
 from django_rmq.conf import get_config
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import SendOptions

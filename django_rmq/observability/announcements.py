@@ -18,8 +18,7 @@ from django.db import connections as databases
 
 from django_rmq import open_transactions, signals
 from django_rmq.conf import get_config
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure, error_class

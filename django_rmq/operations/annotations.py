@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import read_code_versions
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.operations")

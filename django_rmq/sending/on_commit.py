@@ -32,7 +32,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_rmq import connections, observability, outbox
 from django_rmq.conf import get_config
 from django_rmq.conf.settings_reader import Config
-from django_rmq.core.log.throttle import LogThrottle, counted
+from django_rmq.core.log import LogThrottle, counted
 from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult, SendStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing

@@ -32,9 +32,7 @@ from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import place_of
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle, counted
-from django_rmq.core.log.worker_name import this_worker
+from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
 from django_rmq.core.model.message import Message
 from django_rmq.exceptions import (
     Cancelled,

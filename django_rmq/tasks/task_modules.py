@@ -18,7 +18,7 @@ from django.apps import apps
 from django.utils.module_loading import module_has_submodule
 
 from django_rmq.conf import Config, get_config
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError
 
 logger = safe_logger("django_rmq.tasks")

@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_rmq import open_transactions
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.message import Message
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.observability import telemetry

@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from django_rmq.core.consumer.background_jobs import Duty
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.envelope import uuid_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic

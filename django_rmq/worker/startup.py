@@ -9,7 +9,7 @@ from django_rmq import connections, schedules
 from django_rmq import typed_bodies as validating
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable

@@ -44,9 +44,7 @@ from django_rmq.core.consumer.progress import (
 from django_rmq.core.consumer.rate_limits import return_permits
 from django_rmq.core.consumer.supervisor import Supervisor, collect_less
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
-from django_rmq.core.log.worker_name import name_worker
+from django_rmq.core.log import LogThrottle, name_worker, safe_logger
 from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.run_time_limits import RunTimeLimits, limited
 from django_rmq.core.model.topic import Topic, slot_counts

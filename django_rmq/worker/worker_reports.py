@@ -35,7 +35,7 @@ from django_rmq.core.commands.registry import (
 )
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
 from django_rmq.core.model.run_time_limits import RunTimeLimits

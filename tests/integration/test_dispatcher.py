@@ -18,7 +18,7 @@ from django_rmq.core.consumer import executor_pool, fetch
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import SlotState
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core import log
 from django_rmq.core.consumer import failures as outcome_log
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, BatchReport
@@ -20,7 +21,6 @@ from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
-from django_rmq.core.log import throttle
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure
@@ -283,7 +283,7 @@ def test_failures_that_repeat_are_one_traceback_and_counted_lines(
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(throttle, "time", clock)
+    monkeypatch.setattr(log, "time", clock)
 
     def listener(given: Message) -> None:
         if given.body == 7:

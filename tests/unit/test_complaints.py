@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.log import throttle
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core import log
+from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 
 AWAY = ServerUnavailable("connection refused")
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
             return self.now
 
     found = Clock()
-    monkeypatch.setattr(throttle, "time", found)
+    monkeypatch.setattr(log, "time", found)
     return found
 
 
@@ -53,11 +53,11 @@ def test_trouble_that_was_over_is_logged_at_once_when_it_comes_back(
         complain("redis", "unavailable: %s", AWAY)
         clock.now += 0.1
     caplog.clear()
-    clock.now += 2 * throttle.LONGEST_SECONDS
+    clock.now += 2 * log.LONGEST_SECONDS
     complain("redis", "unavailable: %s", AWAY)  # stands for those that were still left out
-    clock.now += 2 * throttle.LONGEST_SECONDS
+    clock.now += 2 * log.LONGEST_SECONDS
     complain("redis", "unavailable: %s", AWAY)
-    clock.now += throttle.FIRST_SECONDS + 0.1
+    clock.now += log.FIRST_SECONDS + 0.1
     complain("redis", "unavailable: %s", AWAY)
     assert len(caplog.records) == 3
     assert caplog.messages[1:] == ["unavailable: connection refused"] * 2
@@ -66,7 +66,7 @@ def test_trouble_that_was_over_is_logged_at_once_when_it_comes_back(
 def test_kinds_do_not_hide_each_other_and_are_not_remembered_without_end(
     complain: LogThrottle, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(throttle, "KINDS", 3)
+    monkeypatch.setattr(log, "KINDS", 3)
     assert [complain.admit(kind) for kind in "abcd"] == [0, 0, 0, 0]
     assert complain.admit("d") is None
     assert complain.admit("a") == 0
@@ -78,7 +78,7 @@ def test_what_passes_by_itself_is_a_warning_and_only_the_first_line_has_a_traceb
     for error in (AWAY, ServerRefused("NOPERM"), ValueError("a bug")):
         for _ in range(3):
             complain(error.args, "failed: %s", error, exc_info=True)
-        clock.now += throttle.FIRST_SECONDS
+        clock.now += log.FIRST_SECONDS
         complain(error.args, "failed: %s", error, exc_info=True)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2 + ["ERROR"] * 4
     assert [record.exc_info is not None for record in caplog.records] == [True, False] * 3

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from django_rmq import WorkerFilter
-from django_rmq.core.log import worker_name
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core import log
+from django_rmq.core.log import safe_logger
 
 logger = safe_logger("django_rmq.test")
 
@@ -59,12 +59,12 @@ def test_without_a_standard_error_it_is_silent(monkeypatch: pytest.MonkeyPatch) 
 def test_each_line_of_a_handler_names_the_worker_of_its_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_name, "_worker", "-")
+    monkeypatch.setattr(log, "_worker", "-")
     caplog.handler.addFilter(worker_filter := WorkerFilter())
     try:
         with caplog.at_level(logging.INFO):
             logging.getLogger("of.somebody.else").info("before")
-            worker_name.name_worker("0123456789abcdef0123456789abcdef")
+            log.name_worker("0123456789abcdef0123456789abcdef")
             logger.info("after")
     finally:
         caplog.handler.removeFilter(worker_filter)

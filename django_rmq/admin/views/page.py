@@ -26,7 +26,7 @@ from django.utils.translation import ngettext
 from django_rmq.admin.dashboard_rows import Banner, PageAddresses
 from django_rmq.admin.filter_form import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES, outcomes_sentence
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
     ConfigurationError,

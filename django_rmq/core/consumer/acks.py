@@ -19,8 +19,7 @@ from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure

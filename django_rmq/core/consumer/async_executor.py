@@ -35,8 +35,7 @@ from django_rmq.core.consumer.invoke import (
 from django_rmq.core.consumer.progress import MARKS, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import Hooks
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.message import Message
 
 T = TypeVar("T")

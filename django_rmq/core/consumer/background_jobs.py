@@ -18,8 +18,7 @@ from itertools import count
 
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble

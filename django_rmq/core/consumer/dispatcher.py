@@ -51,8 +51,7 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotTable,
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 

@@ -12,8 +12,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle, counted
+from django_rmq.core.log import LogThrottle, counted, safe_logger
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.limits import delay_ms
 from django_rmq.core.model.message import Message

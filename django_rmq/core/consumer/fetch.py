@@ -33,7 +33,7 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotTable,
     uptime,
 )
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.replies import Delivery, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved

@@ -27,8 +27,7 @@ from django_rmq.core.consumer.mailbox import (
     Wake,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError

@@ -30,7 +30,7 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotTable,
     uptime,
 )
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Acquired, HeldReply
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable

@@ -39,7 +39,7 @@ from django_rmq.core.consumer.progress import (
     WATCHDOG,
     SharedProgress,
 )
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 THRESHOLD = 10_000

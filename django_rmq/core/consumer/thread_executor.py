@@ -16,7 +16,7 @@ from django_rmq.core.consumer.batch import Batch, ReportQueue
 from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
 from django_rmq.core.consumer.progress import ThreadProgress
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic
 
 logger = safe_logger("django_rmq.consumer")

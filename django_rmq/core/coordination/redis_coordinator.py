@@ -38,7 +38,7 @@ from django_rmq.core.coordination.shared_coordinator import (
     log_assigned,
     uptime,
 )
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Beat, Roster
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 

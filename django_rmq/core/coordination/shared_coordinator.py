@@ -20,8 +20,7 @@ from functools import partial
 
 from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced, less, pairs
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
 
 logger = safe_logger("django_rmq.coordination")

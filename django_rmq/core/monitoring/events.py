@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.events")

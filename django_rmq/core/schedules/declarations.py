@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.schedule import Schedule, ScheduleRecord
 from django_rmq.core.schedules.stepper import LONGEST_PAUSE, plan_again
 from django_rmq.core.schedules.tick_times import has_moved

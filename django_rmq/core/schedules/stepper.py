@@ -14,7 +14,7 @@ from zlib import crc32
 
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
 from django_rmq.core.model.schedule import (

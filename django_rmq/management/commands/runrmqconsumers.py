@@ -28,7 +28,7 @@ from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.progress import RECYCLE
 from django_rmq.core.consumer.supervisor import handling_signals
-from django_rmq.core.log.worker_name import WorkerFilter
+from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import Options, RmqCommand, at_least, discard_output, duration

@@ -32,7 +32,7 @@ from django_rmq.core.coordination.shared_coordinator import (
 )
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.session import Ensemble, ZooKeeperSession
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import (
     ConfigurationError,

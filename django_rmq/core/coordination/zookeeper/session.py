@@ -19,7 +19,7 @@ from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from django_rmq.core.log.safe_logger import safe_logger
+from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 
 

@@ -17,8 +17,7 @@ from zlib import crc32
 
 from django_rmq.core.commands import activity
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.log.safe_logger import safe_logger
-from django_rmq.core.log.throttle import LogThrottle
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Sample
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError

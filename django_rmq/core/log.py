@@ -1,18 +1,45 @@
-"""A throttle for repeated errors in the log: the first line at once, then fewer and fewer, each with the number left out.
-
-A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. An error that stops and comes
-back later is logged at once again.
-"""
+"""What all processes log with: a logger that never raises, a throttle for repeated errors, and the name of the worker."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+import traceback
 from typing import Any
 
-from django_rmq.core.log.safe_logger import SafeLogger
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
+
+
+class SafeLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs like the logger that it wraps, and never raises: an error of a filter or a handler goes to standard error.
+
+    A project may attach filters and handlers to RMQ's loggers, and Python does not catch what a filter raises. If
+    such an error ended a worker's thread, the thread's slots would be held without being served.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """See ``logging.Logger.log``."""
+        try:
+            # One level up is the line that logs.
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+        # rule: log_calls_raise
+        except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises
+            self._report(msg)
+
+    def _report(self, text: object) -> None:
+        try:
+            sys.stderr.write(f"{self.logger.name}: cannot write this log record: {text}\n")
+            traceback.print_exc()
+        except Exception:  # noqa: BLE001, S110 - there is no other place to report it to
+            pass
+
+
+def safe_logger(name: str) -> SafeLogger:
+    """Return the logger of this name, wrapped so that it never raises."""
+    return SafeLogger(logging.getLogger(name), {})
+
 
 FIRST_SECONDS = 10.0
 """Seconds after a line for which the same kind of error is not logged; doubled each time the error continues."""
@@ -35,7 +62,11 @@ class _Streak:
 
 
 class LogThrottle:
-    """Decides which lines about repeated errors are written, and writes them to ``logger``. Thread-safe."""
+    """Writes the first line about an error to ``logger`` at once, then fewer, with the number left out. Thread-safe.
+
+    A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. An error that stops and
+    comes back later is logged at once again.
+    """
 
     def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
@@ -90,3 +121,32 @@ class LogThrottle:
 def counted(left_out: int, what: str = "") -> str:
     """Return the end of a line that stands for ``left_out`` others; ``what`` names them."""
     return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
+
+
+SHOWN = 8
+"""The number of characters shown of a worker's id, by which the admin and ``rmqworkers`` list it."""
+
+_worker = "-"
+
+
+def name_worker(worker: str) -> None:
+    """Set the id of this process's worker."""
+    global _worker  # noqa: PLW0603 - a process has one worker
+    _worker = worker
+
+
+def this_worker() -> str:
+    """Return the id of this process's worker; "-" in a process without one."""
+    return _worker
+
+
+class WorkerFilter(logging.Filter):
+    """A filter for handlers: it lets all lines through and gives each ``rmq_worker``, the id of the worker.
+
+    The id is "-" in processes without a worker. ``process`` is the id of the process, as always in ``logging``.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set ``rmq_worker`` of a line, and let it through."""
+        record.rmq_worker = _worker[:SHOWN]
+        return True

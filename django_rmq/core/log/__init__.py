@@ -1,1 +1,0 @@
-"""Logging that never ends the thread that writes a line, and that writes repeated errors less often."""

@@ -27,8 +27,7 @@ from django_rmq.admin.charts import (
     sparkline,
 )
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.monitoring.history import EDGES_MS, Depth, Lateness, Minute, Rates, summed
-from django_rmq.core.monitoring.history.queries import HELD_MINUTES
+from django_rmq.core.monitoring.history import EDGES_MS, HELD_MINUTES, Depth, Lateness, Minute, Rates, summed
 from django_rmq.operations import Annotation
 
 VALUES = st.lists(

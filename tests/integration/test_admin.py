@@ -26,7 +26,7 @@ from django.urls import URLPattern, path, reverse
 from django_rmq import connections
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin.views import action_views as pages
-from django_rmq.admin.views import export_views
+from django_rmq.admin.views import message_views
 from django_rmq.admin.views.page import so_far
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -312,7 +312,7 @@ def exported(client: Client, name: str, **query: str) -> str:
 def test_a_list_is_exported_as_json_lines_and_csv(
     broker: Broker, boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_views, "PAGE", 2)
+    monkeypatch.setattr(message_views, "PAGE", 2)
     kill(broker, "timed", *members("a", 5), error="shop.Boom: 17")
     kill(broker, "timed", b'"=1+1"', error="Other: @x")
     page = text(boss.get(url("change", "timed"), {"tab": "dead", "error": "Boom"}))
@@ -331,7 +331,7 @@ def test_a_list_is_exported_as_json_lines_and_csv(
     assert len(table) == 6 and all(row["at"].startswith("20") for row in table)
     (formula,) = [row for row in table if row["error_class"] == "Other"]
     assert formula["body"] == "'=1+1" and {row["slot"].isdigit() for row in table} == {True}
-    monkeypatch.setattr(export_views, "MOST_EXPORTED", 3)
+    monkeypatch.setattr(message_views, "MOST_EXPORTED", 3)
     assert len(exported(boss, "timed", tab="dead", **{"as": "jsonl"}).splitlines()) == 3
     assert exported(boss, "timed", tab="retry", **{"as": "jsonl"}) == ""
     for query, status in (
@@ -343,9 +343,9 @@ def test_a_list_is_exported_as_json_lines_and_csv(
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
-    assert export_views._cell(f"{start}1") == f"'{start}1"
-    assert export_views._cell([f"{start}1"]).startswith("[")
-    assert (export_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == ("-5", "", "?")
+    assert message_views._cell(f"{start}1") == f"'{start}1"
+    assert message_views._cell([f"{start}1"]).startswith("[")
+    assert (message_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == ("-5", "", "?")
 
 
 def test_an_export_holds_what_its_reader_may_see(

@@ -13,10 +13,9 @@ from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
 from django_rmq.api.formats import Json, ResponseSerializer
-from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute, outcome
 from django_rmq.api.requests import Fields, body_for
 from django_rmq.api.schema import documented
-from django_rmq.api.view import RmqView
+from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
 
 

@@ -8,9 +8,8 @@ from rest_framework.response import Response
 
 from django_rmq.api import requests
 from django_rmq.api.formats import Json, ResponseSerializer, maybe
-from django_rmq.api.outcome_errors import MESSAGE_ID, MessageRoute
 from django_rmq.api.schema import documented
-from django_rmq.api.view import RmqView
+from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView
 from django_rmq.core.model.run_time_limits import LIMITS
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import (

@@ -16,13 +16,15 @@ from django_rmq.core.redis.in_memory import InMemoryBroker
 from django_rmq.testing.captured import (
     CapturedMessage,
     CapturedMessages,
+    Clock,
+    RMQTestMixin,
     assert_message_sent,
     assert_no_messages,
     captured_messages,
+    clock_from_now,
+    memory_broker,
 )
-from django_rmq.testing.cases import Clock, RMQTestMixin, clock_from_now, memory_broker
-from django_rmq.testing.inline_worker import adrain, drain
-from django_rmq.testing.schedules import ScheduleState, schedule_state, start_schedules
+from django_rmq.testing.inline_worker import ScheduleState, adrain, drain, schedule_state, start_schedules
 
 __all__ = [
     "CapturedMessage",

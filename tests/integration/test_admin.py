@@ -312,7 +312,7 @@ def exported(client: Client, name: str, **query: str) -> str:
 def test_a_list_is_exported_as_json_lines_and_csv(
     broker: Broker, boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_views, "PAGE", 2)
+    monkeypatch.setattr(message_views, "PAGE_EXPORTED", 2)
     kill(broker, "timed", *members("a", 5), error="shop.Boom: 17")
     kill(broker, "timed", b'"=1+1"', error="Other: @x")
     page = text(boss.get(url("change", "timed"), {"tab": "dead", "error": "Boom"}))
@@ -345,7 +345,11 @@ def test_a_list_is_exported_as_json_lines_and_csv(
 def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
     assert message_views._cell(f"{start}1") == f"'{start}1"
     assert message_views._cell([f"{start}1"]).startswith("[")
-    assert (message_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == ("-5", "", "?")
+    assert (message_views._cell(-5), message_views._cell(None), message_views._cell("\ud800")) == (
+        "-5",
+        "",
+        "?",
+    )
 
 
 def test_an_export_holds_what_its_reader_may_see(

@@ -110,7 +110,7 @@ def measure_once(turns: int, messages: int) -> dict[str, list[float]]:
         with transaction.atomic():
             pay(message)
 
-    functions: dict[str, Callable[[Any], None]] = {
+    functions: dict[str, Callable[[Any], object]] = {
         "own": own,
         "once": OnceListener("benchmark", pay, "default"),
     }
@@ -124,7 +124,7 @@ def measure_once(turns: int, messages: int) -> dict[str, list[float]]:
     return times
 
 
-def _time_listener(listener: Callable[[Any], None], messages: int) -> float:
+def _time_listener(listener: Callable[[Any], object], messages: int) -> float:
     """Send messages, let a worker with one thread take them, and return the milliseconds of each."""
     from django.db import connections
 

@@ -204,7 +204,7 @@ def isolated(listener: str, function: Callable[[Any], object]) -> Callable[[Any]
     context of its thread. Database connections stay, without a transaction.
     """
 
-    def call(argument: Any) -> Any:
+    def call(argument: object) -> object:
         context = copy_context()
         for variable in context:
             if variable.name == "decimal_context":

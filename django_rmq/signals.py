@@ -61,38 +61,40 @@ class TopicSignal(Signal):
 
     def connect(
         self,
-        receiver: Callable[..., Any],
+        receiver: Callable[..., object],
         sender: object | None = None,
         weak: bool = True,
-        dispatch_uid: Any = None,
+        dispatch_uid: object = None,
     ) -> None:
         """Connect ``receiver`` to all topics, or to the one named by ``sender``."""
         super().connect(receiver, _sender(sender), weak, dispatch_uid)
 
     def disconnect(
         self,
-        receiver: Callable[..., Any] | None = None,
+        receiver: Callable[..., object] | None = None,
         sender: object | None = None,
-        dispatch_uid: Any = None,
+        dispatch_uid: object = None,
     ) -> bool:
         """Disconnect ``receiver``; the arguments are those of ``connect``."""
         return super().disconnect(receiver, _sender(sender), dispatch_uid)
 
-    def has_listeners(self, sender: Any | None = None) -> bool:
+    def has_listeners(self, sender: object | None = None) -> bool:
         """Return whether a receiver is connected to the topic ``sender``."""
         # Django takes a lock to find its live receivers, even if there never were any.
         return bool(self.receivers) and super().has_listeners(_sender(sender))
 
-    def send(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], str | None]]:
+    def send(self, sender: object, **named: object) -> list[tuple[Callable[..., Any], str | None]]:
         """Send as the topic ``sender``."""
         return super().send(_sender(sender), **named)
 
-    def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Exception | Any]]:
+    def send_robust(
+        self, sender: object, **named: object
+    ) -> list[tuple[Callable[..., Any], Exception | Any]]:
         """Send as the topic ``sender``; an error of a receiver is logged and returned."""
         return super().send_robust(_sender(sender), **named)
 
     async def asend_robust(
-        self, sender: Any, **named: Any
+        self, sender: object, **named: object
     ) -> list[tuple[Callable[..., Any], Exception | Any]]:
         """Send as the topic ``sender`` from an event loop; an error of a receiver is logged and returned."""
         return await super().asend_robust(_sender(sender), **named)

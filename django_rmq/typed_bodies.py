@@ -59,7 +59,7 @@ class DeclaredBody:
         if self.upcast is not None:
             function_of(self.upcast)
 
-    def plain(self, body: object) -> Any:
+    def plain(self, body: object) -> object:
         """Return an instance, or plain data, as the data to be stored as JSON. Raises ``InvalidBody``.
 
         The JSON is read again before it is returned: pydantic does not validate instances inside a body again, and a body
@@ -75,7 +75,7 @@ class DeclaredBody:
         except Exception as error:  # noqa: BLE001 - whatever a validator or a serializer of the project raises
             raise self._invalid(error, "as the type writes it " if written else "") from None
 
-    def read(self, raw: bytes) -> Any:
+    def read(self, raw: bytes) -> object:
         """Return the instance from a stored body. Raises ``InvalidBody``."""
         adapter_of(self.path)
         upcast = None if self.upcast is None else function_of(self.upcast)
@@ -84,7 +84,7 @@ class DeclaredBody:
         except Exception as error:  # noqa: BLE001 - whatever a validator or UPCAST raises
             raise self._invalid(error) from None
 
-    def schema(self, mode: Literal["validation", "serialization"] = "validation") -> dict[str, Any] | None:
+    def schema(self, mode: Literal["validation", "serialization"] = "validation") -> dict[str, object] | None:
         """Return the JSON schema of bodies that may be sent, or of those that are stored ("serialization").
 
         Return None if the type has parts that no schema can describe.
@@ -102,7 +102,7 @@ class DeclaredBody:
         """Return the fields that the type does not read as it writes them, each with the reason."""
         return sorted(set(_unread(adapter_of(self.path).core_schema, {})))
 
-    def _instance(self, adapter: TypeAdapter[Any], body: object) -> Any:
+    def _instance(self, adapter: TypeAdapter[object], body: object) -> object:
         """Return the validated ``body``, which may have texts where the type has objects such as dates."""
         from pydantic import ValidationError
 
@@ -116,7 +116,7 @@ class DeclaredBody:
                 raise error from None
             return self._from_json(raw)
 
-    def _from_json(self, raw: bytes) -> Any:
+    def _from_json(self, raw: bytes) -> object:
         """Return the validated instance of a JSON text, with all digits of its Decimals."""
         adapter = adapter_of(self.path)
         if MANY_DIGITS.search(raw) and _has_decimals(self.path):
@@ -144,7 +144,7 @@ class DeclaredBody:
         return InvalidBody(text, fields)
 
 
-def _dumped(adapter: TypeAdapter[Any], instance: Any) -> Any:
+def _dumped(adapter: TypeAdapter[object], instance: object) -> object:
     """Return the data of an instance under the names by which it is read."""
     # dump_python has the argument `fallback` only since pydantic 2.11.
     return adapter.serializer.to_python(
@@ -169,14 +169,14 @@ def _has_decimals(path: str) -> bool:
     return _mentions(adapter_of(path).core_schema, "decimal")
 
 
-def _mentions(schema: Any, kind: str) -> bool:
+def _mentions(schema: object, kind: str) -> bool:
     """Return whether a core schema of pydantic has a part of this kind."""
     if isinstance(schema, Mapping):
         return schema.get("type") == kind or any(_mentions(part, kind) for part in schema.values())
     return isinstance(schema, (list, tuple)) and any(_mentions(part, kind) for part in schema)
 
 
-def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
+def _unread(schema: object, config: Mapping[str, object]) -> Iterator[str]:
     """Yield the fields in a core schema of pydantic that are written under a name under which they are not read."""
     if isinstance(schema, (list, tuple)):
         for each in schema:
@@ -200,7 +200,7 @@ def _unread(schema: Any, config: Mapping[str, Any]) -> Iterator[str]:
             yield from _unread(each, config)
 
 
-def _unread_field(name: str, field: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+def _unread_field(name: str, field: Mapping[str, Any], config: Mapping[str, object]) -> Iterator[str]:
     if field.get("serialization_exclude") or field.get("init_only"):
         if field["schema"]["type"] != "default" and field.get("required", True):
             yield f"{name} is required, and not written"
@@ -222,7 +222,7 @@ def _first_names(alias: str | Sequence[Any]) -> set[str]:
     return {path[0] for path in paths if len(path) == 1}
 
 
-def _upcasted(upcast: Callable[[Any], Any], raw: bytes) -> bytes:
+def _upcasted(upcast: Callable[[object], object], raw: bytes) -> bytes:
     """Return what UPCAST makes of stored data."""
     data = json.loads(raw, parse_float=stored_number)
     try:
@@ -245,7 +245,7 @@ def place(path: Sequence[int | str]) -> str:
 
 
 @lru_cache(None)
-def adapter_of(path: str) -> TypeAdapter[Any]:
+def adapter_of(path: str) -> TypeAdapter[object]:
     """Return the validator of the type at ``path``. Raises ``Unusable``."""
     try:
         import pydantic
@@ -272,7 +272,7 @@ def adapter_of(path: str) -> TypeAdapter[Any]:
 
 
 @lru_cache(None)
-def function_of(path: str) -> Callable[[Any], Any]:
+def function_of(path: str) -> Callable[[object], object]:
     """Return the function at ``path``. Raises ``Unusable``."""
     function = _imported("E103", path)
     if not callable(function):
@@ -348,7 +348,7 @@ def _of_options(place: str, topic: Topic, schema: Mapping[str, Any]) -> Iterator
         )
 
 
-def _has(schema: Any, keyword: str) -> bool:
+def _has(schema: object, keyword: str) -> bool:
     """Return whether ``keyword`` is true anywhere in a schema."""
     if isinstance(schema, Mapping):
         return schema.get(keyword) is True or any(_has(each, keyword) for each in schema.values())

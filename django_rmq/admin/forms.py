@@ -93,10 +93,10 @@ class BodyForm(forms.Form):
             self.fields["body"].help_text = _("JSON of the type %(path)s.") % {"path": topic.typed.path}
         self.schema = "" if schema is None else json.dumps(schema, ensure_ascii=False, indent=2)
 
-    def clean_body(self) -> Any:
+    def clean_body(self) -> object:
         # Browsers send line ends as CR LF, whatever the original text had.
         text = str(self.cleaned_data["body"]).replace("\r\n", "\n")
-        body: Any = text
+        body: object = text
         if self.topic.body == "json":
             try:
                 body = exact_json(text)

@@ -170,6 +170,6 @@ def milliseconds(when: datetime) -> int:
     return int(when.timestamp() * 1000)
 
 
-def maybe(field: type[AnyField] = serializers.IntegerField, **how: Any) -> Any:
+def maybe(field: type[AnyField] = serializers.IntegerField, **how: Any) -> object:
     """Return a field that may be null."""
     return field(allow_null=True, **how)

@@ -199,7 +199,7 @@ def body_for(topic: Topic, body: Any) -> object:
         raise InvalidMessage(f"topic {topic.name} has BODY 'bytes': body must be base64") from None
 
 
-def some(kind: type[Strict]) -> Any:
+def some(kind: type[Strict]) -> object:
     """Return a field for a list of 1 to 1,000 items."""
     several: Any = kind
     return several(many=True, min_length=1, max_length=BATCH)

@@ -153,13 +153,15 @@ def view_schema() -> ViewInspector:
     class Schema(AutoSchema):
         """A schema in which requests refuse unknown fields."""
 
-        def _map_basic_serializer(self, serializer: object, direction: str) -> Any:
+        def _map_basic_serializer(self, serializer: object, direction: str) -> object:
             found = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found["additionalProperties"] = False
             return found
 
-        def _map_serializer_field(self, field: Any, direction: str, bypass_extensions: bool = False) -> Any:
+        def _map_serializer_field(
+            self, field: Any, direction: str, bypass_extensions: bool = False
+        ) -> object:
             found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
             if direction == "request":
                 found.update(_unsaid(field, found))
@@ -168,7 +170,7 @@ def view_schema() -> ViewInspector:
                     found.update(_typed(self.registry))
             return found
 
-        def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> Any:
+        def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> object:
             found, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
             return found, required or isinstance(serializer, PolymorphicProxySerializer)
 
@@ -217,7 +219,7 @@ def documented(
     name: str,
     *,
     answers: Mapping[int, _Serializer],
-    takes: _Serializer | tuple[str, list[type[serializers.Serializer[Any]]]] | None = None,
+    takes: _Serializer | tuple[str, list[type[serializers.Serializer[object]]]] | None = None,
     query: _Serializer | None = None,
     path: Mapping[str, _Schema] | None = None,
     errors: Iterable[int] = (),
@@ -260,7 +262,7 @@ def documented(
     return describe
 
 
-def _responses(answers: Mapping[int, _Serializer], errors: set[int]) -> dict[int, Any]:
+def _responses(answers: Mapping[int, _Serializer], errors: set[int]) -> dict[int, object]:
     """Return the answers by status, those that succeed first."""
     from drf_spectacular.utils import OpenApiResponse
 

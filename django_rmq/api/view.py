@@ -144,7 +144,7 @@ class RmqView(APIView):
                 lambda topic, _needed: permission.has_object_permission(self.request, self, topic)
             )
         # A project may have None in place of Django's anonymous user.
-        user: Any = self.request.user
+        user: object = self.request.user
         return Operations(Actor.of_user(user or AnonymousUser(), "rest", rule))
 
     def known(self) -> list[str]:
@@ -159,7 +159,7 @@ class RmqView(APIView):
             raise errors.NotFound(f"There is no topic {name[:100]!r}.") from None
 
     @staticmethod
-    def read(kind: type[BaseSerializer[Any]], data: object) -> Fields:
+    def read(kind: type[BaseSerializer[object]], data: object) -> Fields:
         """Return the validated values of a request. Raises ``ValidationError``."""
         fields = kind(data=data)
         fields.is_valid(raise_exception=True)

@@ -79,7 +79,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from django.core.checks import CheckMessage, Tags, register
 
@@ -90,7 +89,7 @@ TAGS = ("django_rmq", "rmq")
 def _register(module: str, name: str, *tags: str, deploy: bool = False) -> Callable[..., list[CheckMessage]]:
     """Register the check ``name`` of ``module``, and return it. The module is imported when the check runs."""
 
-    def check(**kwargs: Any) -> list[CheckMessage]:
+    def check(**kwargs: object) -> list[CheckMessage]:
         messages: list[CheckMessage] = getattr(import_module(f"{__name__}.{module}"), name)(**kwargs)
         return messages
 

@@ -33,11 +33,11 @@ class RedisServer:
     """If given: the URLs of some nodes of a Redis Cluster, including ``url``."""
     username: str | None = None
     password: str | None = None
-    pool: Mapping[str, Any] = field(default_factory=dict)
+    pool: Mapping[str, object] = field(default_factory=dict)
     """CONNECTION_POOL_KWARGS of the alias."""
     sentinels: tuple[tuple[str, int], ...] = ()
     """If given, ``url`` names the service, and these know its primary."""
-    sentinel_options: Mapping[str, Any] = field(default_factory=dict)
+    sentinel_options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return ", ".join(redis_url.printable_url(url) for url in self.cluster or (self.url,))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from django_rmq.conf.problems import Problems, did_you_mean, printable
 from django_rmq.conf.values import InvalidSetting, dotted_path, keys_of, one_of, optional, seconds, setting
@@ -43,7 +42,7 @@ def _auth(value: object) -> tuple[tuple[str, str], ...]:
     return tuple((str(scheme), str(credential)) for scheme, credential in pairs)
 
 
-def _tls(value: object) -> Mapping[str, Any]:
+def _tls(value: object) -> Mapping[str, object]:
     allowed = ("CA", "CERT", "KEY", "KEY_PASSWORD", "VERIFY")
     if not isinstance(value, Mapping) or not set(value) <= set(allowed):
         raise InvalidSetting(f"a dict with the keys {', '.join(allowed)}")
@@ -61,7 +60,7 @@ class ZooKeeper:
     """(scheme, credential) pairs."""
     acl: str = setting(one_of("open", "creator"), "open")
     """``open``, or ``creator``: only clients that logged in with the same AUTH (the default if AUTH is set)."""
-    tls: Mapping[str, Any] | None = setting(optional(_tls), None, is_secret=True)
+    tls: Mapping[str, object] | None = setting(optional(_tls), None, is_secret=True)
     """CA, CERT, KEY, KEY_PASSWORD and VERIFY, or None without TLS."""
     when_away: str = setting(one_of("continue", "stop"), "continue")
     """What workers do with their slots while ZooKeeper is unavailable: ``continue``, or ``stop``."""

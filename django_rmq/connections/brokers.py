@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import redis
 from django.views.decorators.debug import sensitive_variables
@@ -76,7 +76,7 @@ def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -
 
     # A node that is down must not delay the calls to the other nodes, so a connection has less time than a call.
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout, min(socket_timeout, 1.0))}
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     try:
         seeds, options = parse_seeds(server.cluster)
         clients.checked(Pool(**{**options, **ours}))
@@ -85,7 +85,7 @@ def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -
     return Cluster(seeds, {**options, **ours}, patience=patience)
 
 
-def _given_options(server: RedisServer) -> dict[str, Any]:
+def _given_options(server: RedisServer) -> dict[str, object]:
     """Return the options of a connection that the settings give."""
     logins = {name: value for name in redis_url.LOGIN if (value := getattr(server, name))}
     return {**server.pool, **logins}

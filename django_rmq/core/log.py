@@ -70,7 +70,7 @@ class LogThrottle:
 
     def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
-        self._streaks: dict[Any, _Streak] = {}
+        self._streaks: dict[object, _Streak] = {}
         self._lock = threading.Lock()
 
     def admit(self, kind: object) -> int | None:

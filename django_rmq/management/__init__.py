@@ -343,7 +343,7 @@ def at_least(low: float, kind: type = int) -> Any:
     """Return an argument's type: a number from ``low`` up to the maximum for counts (int) or waiting times (float)."""
     high = LARGEST if kind is int else MAX_AGE
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         try:
             value = kind(text)
         except ValueError:

@@ -173,5 +173,5 @@ def line_of_hold(hold: Hold) -> str:
     return f"{'held by':14}{texts[hold.reason]}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value

@@ -452,7 +452,7 @@ class _ObservedCall:
 
 
 class _ObservedAsync(_ObservedCall):
-    async def __call__(self, argument: Any) -> object:
+    async def __call__(self, argument: object) -> object:
         with self._call(argument) as call:
             call.returned = returned = await self._function(argument)
         return returned

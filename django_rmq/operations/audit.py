@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from django_rmq.core.commands import inspect, operate, registry, send
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -217,7 +216,7 @@ class Audit:
         )
 
 
-def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bool) -> Audit:
+def audit(broker: Broker, topic: Topic, registered: dict[str, object], *, adopt: bool) -> Audit:
     """Read the ledgers of a topic. ``adopt``: record messages beyond the account as foreign."""
     topic = as_registered(topic, registered)
     # Slots from before a re-slotting are empty, and their counters describe what happened then.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -292,7 +292,7 @@ def _fetch(
     # If a step takes fewer messages than there are slots, the other slots wait for the next step.
     now, later = turn[:step], turn[step:]
     search = meant.wanted.search
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "limit": max(1, min(PER_SLOT, step // len(turn))),
         "min_score": meant.low,
         "max_score": meant.high,

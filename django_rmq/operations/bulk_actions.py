@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
 from uuid import uuid4
 
 from django_rmq import connections
@@ -442,7 +441,7 @@ def _end(broker: Broker, found: ActionProgress, *, is_complete: bool = False, pr
     action = found.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
     broker.run(registry.write_action(action.id, "ended", json.dumps(ended)))
-    user: Any = SimpleNamespace(pk=action.user) if action.user is not None else None
+    user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
     note = action.described if is_complete else f"{action.described}, incomplete"
     if found.stopped_by:
         note = f"{action.described}, stopped by {found.stopped_by}"

@@ -228,7 +228,7 @@ def _value(topic: Topic, key: str) -> str:
 
 def _back_off(topic: Topic) -> str:
     if topic.backoff.function is not None:
-        function: Any = topic.backoff.function
+        function: object = topic.backoff.function
         return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
     first, last = (
         duration_text(timedelta(milliseconds=ms)) for ms in (topic.backoff.base_ms, topic.backoff.cap_ms)

@@ -128,7 +128,7 @@ def topic_of(database: str, number: int) -> str | None:
     return found
 
 
-def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> Any:
+def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> object:
     chosen = model().objects.using(alias).order_by("id")
     if topics is not None:
         chosen = chosen.filter(topic__in=topics)

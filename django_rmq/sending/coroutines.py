@@ -22,7 +22,7 @@ Shortcut = Callable[[tuple[Any, ...], Mapping[str, Any]], Coroutine[Any, Any, R 
 
 def coroutine_of(
     function: Callable[P, R], shortcut: Shortcut[R] | None = None
-) -> Callable[P, Coroutine[Any, Any, R]]:
+) -> Callable[P, Coroutine[object, object, R]]:
     """Return a coroutine function that does the same as ``function``, by ``shortcut`` where that is possible.
 
     It has the signature of ``function``. So each parameter is declared once, and type checkers and editors know them all.

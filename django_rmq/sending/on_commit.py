@@ -23,7 +23,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
@@ -253,7 +253,7 @@ class DeferredSend:
     others: MutableMapping[int, DeferredSend]
     """All waiting calls of the connection, in order, including this one until it is flushed."""
     results: Sequence[DeferredResult | RemoveResult] = ()
-    context: Any = None
+    context: object = None
     """The context of its span, if sends are traced."""
     rows: Sequence[StoredSend] = ()
     """The row of each message in the outbox, if the topic has one."""

@@ -175,7 +175,7 @@ def _number_texts(column: pa.Array) -> pa.Array:
     return pa.array([encode_json(value).decode() for value in rows], pa.string())
 
 
-def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
+def _converter(kind: pa.DataType) -> Callable[[Any], object] | None:
     """Return what makes of a value of this type, as Arrow gives it, the value to write as JSON. None: it is that value."""
     if pa.types.is_float32(kind):
         return _shortest_float
@@ -474,7 +474,7 @@ class ArrowBulk:
                 pipeline.add(part)
         return pipeline
 
-    def _answers(self, call: PackedCall, found: list[Any]) -> list[Any]:
+    def _answers(self, call: PackedCall, found: list[object]) -> list[Any]:
         if call.bounds is not None:
             found = self._with_declined(call, found[insert.PARTS - 1 :: insert.PARTS])
         for answer in found:
@@ -482,7 +482,7 @@ class ArrowBulk:
                 raise answer
         return found
 
-    def _with_declined(self, call: PackedCall, found: list[Any]) -> list[Any]:
+    def _with_declined(self, call: PackedCall, found: list[object]) -> list[object]:
         """Return the answers, after sending what has to be looked at one by one."""
         declined = [index for index, answer in enumerate(found) if not isinstance(answer, Counter)]
         if not declined:

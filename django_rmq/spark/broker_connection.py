@@ -129,7 +129,7 @@ class ServerAddress(NamedTuple):
     sentinel_options: str
     """In JSON."""
 
-    def client(self, given: dict[str, Any]) -> Any:
+    def client(self, given: dict[str, object]) -> object:
         """Return a client of a single server, or of the primary that sentinels report."""
         if self.sentinels:
             ours = {**clients.own_options(), **clients.timeouts(self.timeout)}
@@ -140,7 +140,7 @@ class ServerAddress(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _broker(server: ServerAddress) -> Broker:
-    given: dict[str, Any] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
+    given: dict[str, object] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
     if server.provider is not None:
         given["credential_provider"] = _credentials(server.provider)
     urls = redis_url.several(server.url) if server.is_cluster else [server.url]
@@ -158,7 +158,7 @@ def _broker(server: ServerAddress) -> Broker:
         raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
 
 
-def _credentials(path: str) -> Any:
+def _credentials(path: str) -> object:
     """Return the credential provider that a function or class without arguments makes."""
     module, _, name = path.rpartition(".")
     try:

@@ -394,7 +394,7 @@ def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
     return column if least <= found["min"] and found["max"] <= most else None
 
 
-def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[Any]:
+def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[object]:
     """Return a column as values for ``Producer.build``; times are in ms."""
     column = batch.column(name)
     found: list[Any] = column.to_pylist()

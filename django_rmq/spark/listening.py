@@ -31,17 +31,17 @@ class Acknowledger(StreamingQueryListener):
         self._at_once = {**self._options, "patience": "0"}
         self._topics = set(SourceOptions(self._options, CONNECTION, "Acknowledger").names("topic"))
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryStarted(self, event: object) -> None:  # noqa: N802 - Spark's name
         """Do nothing: nothing is recorded yet."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Acknowledge the batch whose record Spark has just written."""
         self.note(event.progress)
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryIdle(self, event: object) -> None:  # noqa: N802 - Spark's name
         """Do nothing: nothing was recorded."""
 
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryTerminated(self, event: object) -> None:  # noqa: N802 - Spark's name
         """Do nothing: its last batch had its progress."""
 
     def note(self, progress: Any) -> None:
@@ -53,7 +53,7 @@ class Acknowledger(StreamingQueryListener):
         except RmqError as error:
             logger.warning("Cannot acknowledge a batch (%s); the next poll tries again", error)
 
-    def acknowledge(self, progress: Any) -> None:
+    def acknowledge(self, progress: object) -> None:
         """Acknowledge everything that a progress record reports as done, with the patience of the options.
 
         Raises ``RmqError``.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyspark
@@ -177,7 +177,7 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
     return math.floor(score) if has_fraction else score, left, None
 
 
-def _instants(ms: Sequence[float | None]) -> Any:
+def _instants(ms: Sequence[float | None]) -> object:
     # Foreign scores may be outside the range of a timestamp.
     micros = [None if at is None or not 0 <= at <= 253_402_300_799_999 else int(at * 1000) for at in ms]
     return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
@@ -462,7 +462,7 @@ class PushdownReader(Reader):
         if not hasattr(datasource, "EqualTo"):
             raise too_old("pushed filters", "4.1")
         super().__init__(options, schema)
-        self._slots: set[Any] | None = None
+        self._slots: set[object] | None = None
         """The slots that may have rows. None: all."""
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.model.keys import TOPIC_NAME, check_prefix, check_topic_name
@@ -159,7 +158,7 @@ class SourceOptions:
         """Return an option as a list of names."""
         return [part.strip() for part in (self.text(name) or default).split(",") if part.strip()]
 
-    def keywords(self, name: str) -> dict[str, Any]:
+    def keywords(self, name: str) -> dict[str, object]:
         """Return an option that is a JSON object of keyword arguments."""
         try:
             found = json.loads(self.text(name) or "{}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
@@ -107,7 +107,7 @@ class PartitionSend:
 
     def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         self._options = options
-        self._local: dict[str, Any] = {}
+        self._local: dict[str, object] = {}
         if options.text("timeRange") is not None:
             self._local["time_range_ms"] = milliseconds(
                 options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
@@ -376,7 +376,7 @@ class Target:
         return found, parsed
 
 
-def _options_of(topic: Topic, raw: bytes) -> dict[str, Any]:
+def _options_of(topic: Topic, raw: bytes) -> dict[str, object]:
     """Return the options with which a message was sent that is stored as ``raw``, as far as ``topic`` takes them."""
     kept = decode_envelope(raw)
     options = {
@@ -445,7 +445,7 @@ def _shown(batch: pa.RecordBatch, row: int) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _cell(column: pa.Array) -> Any:
+def _cell(column: pa.Array) -> object:
     """Return the one value of a column, also one that Python cannot represent: text that is not UTF-8, the year 10000."""
     try:
         return column[0].as_py()

@@ -178,7 +178,7 @@ class Tasks:
     supports_get_result = True
     supports_priority = True
 
-    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def enqueue(self, task: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Send the task to its queue, and return its result, which is not finished.
 
         Inside a transaction it is sent at the commit (``OPTIONS["ON_COMMIT"]``), and with the outbox it is
@@ -232,7 +232,7 @@ class Tasks:
                 "find the queues by this name"
             ) from None
 
-    def _announce(self, result: Any, sent: SendResult) -> None:
+    def _announce(self, result: object, sent: SendResult) -> None:
         """Send the signal ``task_enqueued``, once the task is in Redis or in the outbox."""
         if sent.ok or sent.status == "in_outbox":
             self.framework.signals.task_enqueued.send(type(self), task_result=result)

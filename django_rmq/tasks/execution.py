@@ -262,7 +262,7 @@ class Attempt:
         """Return what notes in Redis that the attempt runs."""
         return self._kept(2 * self.message.receipt, self.record.written())
 
-    def succeed(self, returned: Any) -> Callable[[], None]:
+    def succeed(self, returned: object) -> Callable[[], None]:
         """Record that the function has returned; return the function that writes the record.
 
         Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.

@@ -132,7 +132,7 @@ def _class_of(error: Any) -> type[BaseException]:
     return found if isinstance(found, type) and issubclass(found, BaseException) else Exception
 
 
-def update(framework: Framework, result: Any, record: TaskRecord) -> None:
+def update(framework: Framework, result: object, record: TaskRecord) -> None:
     """Bring a result that programs have up to date, as ``TaskResult.refresh`` does."""
     base = framework.base
     for name, value in (
@@ -145,7 +145,7 @@ def update(framework: Framework, result: Any, record: TaskRecord) -> None:
         object.__setattr__(result, name, value)
 
 
-def result_of(framework: Framework, task: Any, key: str, job: Job, record: TaskRecord) -> Any:
+def result_of(framework: Framework, task: object, key: str, job: Job, record: TaskRecord) -> Any:
     """Return what programs get: a ``TaskResult`` of the framework."""
     base = framework.base
     found = base.TaskResult(

@@ -58,7 +58,7 @@ class _Recorder:
         self.messages = CapturedMessages()
         self._lock = threading.Lock()
 
-    def see(self, outgoing: Any, body: Any, options: SendOptions, result: SendResult) -> None:
+    def see(self, outgoing: Any, body: object, options: SendOptions, result: SendResult) -> None:
         message = CapturedMessage(
             outgoing.topic.name,
             body,
@@ -152,7 +152,7 @@ def _comparable(name: str, options: SendOptions) -> SendOptions:
     return dict(options) if topic is None else options_in_ms(topic, options)
 
 
-def _has_body(message: CapturedMessage, body: Any) -> bool:
+def _has_body(message: CapturedMessage, body: object) -> bool:
     """Return whether a message was sent with ``body``, or with what is stored as the same."""
     from django_rmq.conf import get_config
 

@@ -44,7 +44,7 @@ class Listener:
     """The function that is called with the messages of one topic."""
 
     topic: str
-    function: Callable[[Any], Any]
+    function: Callable[[Any], object]
     """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function: it runs one
     to its end."""
     batch_size: int | None
@@ -169,7 +169,7 @@ def add(
     except ValueError:
         pass  # some functions written in C do not expose their arguments
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
-    runs: Callable[[Any], Any] = async_to_sync(function) if runs_later else function
+    runs: Callable[[Any], object] = async_to_sync(function) if runs_later else function
     if using is not None:
         runs = OnceListener(name, runs, using)
     coroutine = function if runs_later and using is None else None
@@ -188,7 +188,7 @@ def schedule(
     name: str,
     *,
     topic: str | None = None,
-    body: Any = None,
+    body: object = None,
     cron: str | None = None,
     every: Duration | None = None,
     timezone: str | None = None,

@@ -40,11 +40,11 @@ class _PartlyDone(Exception):
 class OnceListener:
     """Stands in for the listener ``name`` with ``once``; ``using`` is the database in which its effects happen."""
 
-    def __init__(self, name: str, function: Callable[[Any], Any], using: str) -> None:
+    def __init__(self, name: str, function: Callable[[Any], object], using: str) -> None:
         self._name, self._function = name, function
         self.using = using
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: Any) -> object:
         """Call the listener with a message, or with the messages of a list that were not processed before."""
         if isinstance(argument, list):
             return self._call_list(argument)

@@ -39,7 +39,7 @@ class SyncThreads:
         """Return the function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
         watched, name = announcements.around_async(topic, function), listener_registry.name_of(topic.name)
 
-        async def call(argument: Any) -> Any:
+        async def call(argument: object) -> object:
             # The last one first, so that few threads and connections stay in use.
             thread = self._idle.pop() if self._idle else ThreadSensitiveContext()
             SyncToAsync.thread_sensitive_context.set(thread)  # rule: shares_connections
@@ -114,7 +114,7 @@ def _around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], 
     if not is_debug():
         return isolated
 
-    def call(argument: Any) -> Any:
+    def call(argument: object) -> object:
         reset_queries()
         return isolated(argument)
 
@@ -133,7 +133,7 @@ def _end_call() -> list[str]:
     return left
 
 
-async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], Any]) -> Any:
+async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], object]) -> Any:
     """Call a function in the thread that has the connections of a call. Return None if the call has no thread."""
     executor = _executor_of(thread)
     return None if executor is None else await asyncio.get_running_loop().run_in_executor(executor, function)

@@ -148,7 +148,7 @@ class Topology:
     def __init__(
         self,
         seeds: Iterable[tuple[str, int]],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         *,
         patience: float = PATIENCE_SECONDS,
     ) -> None:

@@ -80,7 +80,7 @@ def _json_default(value: object) -> Any:
     )
 
 
-def _evaluated(value: Any) -> Any:
+def _evaluated(value: Any) -> object:
     """Return the value of a lazy object of Django: a lazy translation, or for example ``request.user``."""
     make, arguments = value.__reduce__()[:2]
     if hasattr(type(value), "_setup"):
@@ -110,7 +110,7 @@ def _json_encoder(default: Callable[[object], object]) -> Callable[[object], str
     return lambda body: "".join(chunks(body, 0))
 
 
-def _marked(value: object) -> Any:
+def _marked(value: object) -> object:
     return (
         f"{_MARK}{value}"
         if type(value) is ExactNumber or type(value) is StoredDecimal
@@ -295,7 +295,7 @@ _decode_stored = json.JSONDecoder(parse_float=exact_number).decode
 _decode_exactly = json.JSONDecoder(parse_float=exact_number, object_pairs_hook=unique_keys).decode
 
 
-def exact_json(text: str | bytes) -> Any:
+def exact_json(text: str | bytes) -> object:
     """Return the value of a JSON text, so that ``encode_json`` writes each of its numbers as it was.
 
     Raises ``ValueError`` for any other text, and for an object that has a key twice.

@@ -30,7 +30,7 @@ class BodyType(Protocol):
     def read(self, raw: bytes) -> Any:
         """Return the instance from what is stored. Raises ``InvalidBody``."""
 
-    def schema(self) -> dict[str, Any] | None:
+    def schema(self) -> dict[str, object] | None:
         """Return the JSON schema of the bodies that may be sent, or None if no schema can describe them."""
 
 

@@ -51,7 +51,7 @@ class _Noted(NamedTuple):
     at_ms: int
     topic: str
     messages: Sequence[tuple[int, bytes]]
-    more: dict[str, Any]
+    more: dict[str, object]
 
 
 class EventStream:

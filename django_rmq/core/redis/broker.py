@@ -231,7 +231,7 @@ class RedisBroker:
         """Subscribe to the events of messages."""
         return Events(self._ear(), {events_channel(self.prefix): ""})
 
-    def _ear(self) -> Any:
+    def _ear(self) -> object:
         """Return the client used for subscriptions."""
         return self.client
 
@@ -477,7 +477,7 @@ class RedisPipeline:
             self._repeat_behind(calls, replies)
         return self._set_answers(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
-    def _take_calls(self) -> tuple[list[Call[object]], list[Answer[Any]]]:
+    def _take_calls(self) -> tuple[list[Call[object]], list[Answer[object]]]:
         """Return the collected calls and their answers, and start collecting again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
@@ -519,7 +519,7 @@ class RedisPipeline:
         return again.execute()[0]
 
     @staticmethod
-    def _set_answers(answers: list[Answer[Any]], results: list[Any]) -> list[Any]:
+    def _set_answers(answers: list[Answer[object]], results: list[object]) -> list[object]:
         """Return the results, and set the answer of each call."""
         for answer, result in zip(answers, results, strict=True):
             answer.become(result)

@@ -287,13 +287,13 @@ def own_options() -> dict[str, Any]:
     }
 
 
-def timeouts(seconds: float, connect: float | None = None) -> dict[str, Any]:
+def timeouts(seconds: float, connect: float | None = None) -> dict[str, object]:
     """Return the options for waiting ``seconds`` for Redis, and ``connect`` seconds for a connection."""
     return {"socket_timeout": seconds, "socket_connect_timeout": seconds if connect is None else connect}
 
 
 def build_client(
-    url: str, given: Mapping[str, Any], ours: Mapping[str, Any], kind: type[RenewingPool] | None = None
+    url: str, given: Mapping[str, object], ours: Mapping[str, object], kind: type[RenewingPool] | None = None
 ) -> redis.Redis:
     """Return a client of the server at ``url`` with the options ``given``; ``ours`` take precedence over all others.
 
@@ -315,8 +315,8 @@ def build_client(
 def build_client_behind_sentinels(
     url: str,
     sentinels: Sequence[tuple[str, int]],
-    sentinel_options: Mapping[str, Any],
-    given: Mapping[str, Any],
+    sentinel_options: Mapping[str, object],
+    given: Mapping[str, object],
     ours: Mapping[str, Any],
 ) -> redis.Redis:
     """Return a client of the primary that ``sentinels`` report for the service that ``url`` names."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.send_results import Confirmed, Durability
@@ -113,7 +113,7 @@ def is_installed() -> bool:
     return all(find_spec(name) is not None for name in ("fakeredis", "lupa"))
 
 
-def _client() -> Any:
+def _client() -> object:
     if not is_installed():
         raise ConfigurationError(f"a broker in memory runs on fakeredis, which is not installed: {INSTALL}")
     import fakeredis

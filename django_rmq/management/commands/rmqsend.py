@@ -164,7 +164,7 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"{result.status} in slot {result.slot} as {sent_id}")
 
-    def _send_lines(self, topic: Topic, shared: dict[str, Any], options: Options) -> None:
+    def _send_lines(self, topic: Topic, shared: dict[str, object], options: Options) -> None:
         operations, outcomes = self.operations(), Counter[str]()
         lines = enumerate(sys.stdin.buffer, 1)
         while chunk := list(islice(lines, CHUNK)):
@@ -209,7 +209,7 @@ def _shared(options: Options) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _body(topic: Topic, raw: bytes) -> Any:
+def _body(topic: Topic, raw: bytes) -> object:
     """Return the body that a person has typed or piped."""
     if topic.body == "bytes":
         return raw
@@ -220,7 +220,7 @@ def _body(topic: Topic, raw: bytes) -> Any:
         raise InvalidMessage(f"the body is not {topic.body}: {error}") from None
 
 
-def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
+def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> object:
     try:
         found = exact_json(line)
         if with_options:

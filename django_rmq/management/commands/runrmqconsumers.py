@@ -249,7 +249,7 @@ def _run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
     return run_parts(worker, is_over)
 
 
-def _or_default(option: Any, default: Any) -> Any:
+def _or_default(option: object, default: object) -> Any:
     return default if option is None else option
 
 

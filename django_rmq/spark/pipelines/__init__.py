@@ -381,7 +381,7 @@ class Pipeline(ABC):
         """Add arguments to those of all pipelines. ``type="duration"`` reads seconds from 90, 15m or 7d."""
 
     @abstractmethod
-    def run(self, context: Context, **options: Any) -> None:
+    def run(self, context: Context, **options: object) -> None:
         """Run the pipeline; ``options`` are its own arguments.
 
         Raises ``RmqError``, or errors of Spark.

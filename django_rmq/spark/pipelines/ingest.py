@@ -52,7 +52,7 @@ class Pieces:
     """The pieces of one ingest. ``arguments`` choose its messages, ``sending`` are the options of a write."""
 
     def __init__(
-        self, context: Context, topic: Topic, arguments: Mapping[str, Any], sending: Mapping[str, str]
+        self, context: Context, topic: Topic, arguments: Mapping[str, object], sending: Mapping[str, str]
     ) -> None:
         self._context = context
         self._topic = topic
@@ -157,7 +157,7 @@ def _size(rate: float | None, max_backlog: int | None) -> int:
     return size if max_backlog is None else min(size, max(1, max_backlog // SHARE))
 
 
-def fingerprint(topic: str, arguments: Mapping[str, Any]) -> str:
+def fingerprint(topic: str, arguments: Mapping[str, object]) -> str:
     """Return what distinguishes one ingest from another, without the secrets in it."""
     kept = {
         name: [one for one in value if not SECRET.search(one.partition("=")[0])]

@@ -35,7 +35,7 @@ class Ensemble:
     """(scheme, credential) pairs."""
     is_closed: bool = False
     """Whether only clients with the creator's login may use the nodes, instead of everyone."""
-    tls: Mapping[str, Any] | None = field(default=None, repr=False)
+    tls: Mapping[str, object] | None = field(default=None, repr=False)
     """CA, CERT, KEY, KEY_PASSWORD, VERIFY, or None without TLS."""
     key_prefix: str = ""
     """The prefix of the keys in Redis. Workers with another prefix are not coordinated with these."""
@@ -45,7 +45,7 @@ class Ensemble:
         return "/".join((self.root, *parts))
 
     @property
-    def acl(self) -> list[Any]:
+    def acl(self) -> list[object]:
         """The permissions of this application's nodes."""
         return list(CREATOR_ALL_ACL if self.is_closed else OPEN_ACL_UNSAFE)
 

@@ -229,7 +229,7 @@ bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging
 bench-report: $(INSTALLED) ## all that is published, written into docs/explanation/performance.md and benchmarks/README.md (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
-bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)
+bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages, and before a thousand topics (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.admin $(BENCH_ARGS)
 
 bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a million messages (BENCH_ARGS=...)

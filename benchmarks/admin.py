@@ -1,7 +1,8 @@
 """``python -m benchmarks.admin``: how long the admin's pages take before a large backlog, and how long a script holds Redis.
 
 One topic gets a million waiting and a hundred thousand dead messages (by default), as producers and listeners would
-make them; then each page is asked for as a browser would, without the network between.
+make them; then each page is asked for as a browser would, without the network between. Then there are 1,013 topics and 200
+workers, and what looks at all of them is measured by the CPU of this process and of Redis.
 """
 
 from __future__ import annotations
@@ -12,17 +13,31 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
 
-from benchmarks.harness import command_line, conditions, server, text, told, write
+from benchmarks.harness import command_line, conditions, redis_seconds, server, text, told, write
 from django_rmq.core.commands import ack, fetch
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan, write_record
+from django_rmq.core.model.keys import history_keys, worker_keys
 
 GOAL_SECONDS = 0.3
 GOAL_SCRIPT_MS = 15.0
 TITLES = ("page", "median s", "worst s", "script ms", "worst ms", "met")
+MANY_GOALS = {
+    "survey": (None, 0.05),
+    "scrape": (0.3, None),
+    "dashboard": (0.15, None),
+    "rmqstats": (0.8, None),
+}
+"""What looks at many topics -> the seconds of CPU that it may take, of Python and of Redis."""
+MANY_TITLES = ("many topics", "Python CPU s", "goal", "Redis CPU s", "goal", "met")
+MANY_SLOTS, WORKERS = 16, 200
 TOPIC = "price-changes"
 ERROR = "requests.exceptions.ConnectTimeout: no answer within 5 s\n" + "  File 'listeners.py', line 1\n" * 12
 
@@ -31,6 +46,7 @@ def main() -> int:
     parser = command_line("benchmarks.admin", __doc__, rounds=7)
     parser.add_argument("--waiting", type=int, default=1_000_000)
     parser.add_argument("--dead", type=int, default=100_000)
+    parser.add_argument("--topics", type=int, default=1_013)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, server() as (client, url):
         os.environ |= {
@@ -41,10 +57,12 @@ def main() -> int:
         }
         where = conditions(client)
         rows = _measure(client, options)
+        many = _measure_many(client, url, options)
     print(f"{told(where)}\n{text(TITLES, rows)}")
     print(f"goals of the medians: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms for its longest script")
-    write(options.json, where, pages=[dict(zip(TITLES, row, strict=True)) for row in rows])
-    return int(any(row[-1] == "NO" for row in rows))
+    print(f"\n{options.topics:,} topics of {MANY_SLOTS} slots, {WORKERS} workers\n{text(MANY_TITLES, many)}")
+    write(options.json, where, pages=[dict(zip(TITLES, row, strict=True)) for row in rows], many=many)
+    return int(any(row[-1] == "NO" for row in (*rows, *many)))
 
 
 def _measure(redis: Redis, options: argparse.Namespace) -> list[list[str]]:
@@ -138,6 +156,77 @@ def _fill(waiting: int, dead: int) -> None:
     for start in range(0, waiting, 50_000):
         bodies = [{"sku": sku, "source": "feed-2"} for sku in range(start, min(start + 50_000, waiting))]
         producer.send_bodies(topic, bodies, time_range=3_600_000)
+
+
+def register_workers(redis: Redis, prefix: str, topics: Iterable[str], slots: int, count: int) -> None:
+    """Let workers be there that share the slots of all topics, and two minutes of history of each topic."""
+    names = tuple(topics)
+    keys, now = worker_keys(prefix), time.time_ns() // 1_000_000
+    consumed = tuple(TopicSlots(name, slots) for name in names)
+    workers = [Worker(f"w{number:03}", "host", number, 1.0, 8, consumed) for number in range(count)]
+    pipeline = redis.pipeline(transaction=False)
+    for worker in workers:
+        pipeline.zadd(keys.sessions, {worker.id: now + 3_600_000})
+        pipeline.hset(keys.workers, worker.id, write_record("t" * 32, worker))
+    assignment = {
+        name: tuple((slot, slot + 1, workers[(at + slot) % count].id) for slot in range(slots))
+        for at, name in enumerate(names)
+    }
+    plan = AssignmentPlan({}).renewed(assignment, now // 1000)  # type: ignore[arg-type]
+    pipeline.hset(keys.assignment, "plan", plan.encode())
+    for name in names:
+        for ago in (0, 1, 2):
+            # ms slots asked store due prepare claimed retry dead oldest, and six counters: ten done in each minute
+            numbers = (now - ago * 60_000, slots, slots, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 20 - 10 * ago, 0, 0)
+            record = " ".join(map(str, numbers))
+            pipeline.hset(history_keys(prefix, name).minutes, str(now // 60_000 - ago), record)
+        pipeline.zadd(f"{prefix}{name}_0", {b"1": 4e12})
+    pipeline.execute()
+
+
+def _measure_many(redis: Redis, url: str, options: argparse.Namespace) -> list[list[str]]:
+    """Return a row for each look at all topics."""
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.test import Client, override_settings
+    from django.urls import reverse
+
+    from django_rmq.metrics.collector import RmqCollector
+    from django_rmq.operations import Actor, Operations
+
+    topics = {f"topic-{n:04}": {"TYPE": "fixed_time", "SLOTS": MANY_SLOTS} for n in range(options.topics)}
+    redis.flushall()
+    redis.config_set("slowlog-log-slower-than", -1)
+    register_workers(redis, "", topics, MANY_SLOTS, WORKERS)
+    client = Client(SERVER_NAME="localhost")
+    client.force_login(User.objects.get(username="bench"))
+    looks: dict[str, Callable[[], object]] = {
+        "survey": Operations(Actor("bench", "bench")).survey,
+        "scrape": lambda: list(RmqCollector().collect()),
+        "dashboard": lambda: _timed(client, reverse("admin:django_rmq_topic_changelist")),
+        "rmqstats": lambda: call_command("rmqstats", stdout=StringIO()),
+    }
+    rows = []
+    with override_settings(RMQ={"REDIS": url, "TOPICS": topics}):
+        for name, look in looks.items():
+            look()  # The first one loads what it needs.
+            costs = [_cpu(redis, look) for _ in range(options.rounds)]
+            row, met = [name], True
+            for cost, goal in zip(
+                map(statistics.median, zip(*costs, strict=True)), MANY_GOALS[name], strict=True
+            ):
+                row += [f"{cost:.3f}", f"≤ {goal:g}" if goal else "-"]
+                met &= not goal or cost <= goal
+            rows.append([*row, "yes" if met else "NO"])
+    return rows
+
+
+def _cpu(redis: Redis, look: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of CPU that this process and Redis take for a look that finds nothing kept."""
+    time.sleep(2.5)  # so long web processes share a survey
+    server_before, before = redis_seconds(redis), time.process_time()
+    look()
+    return time.process_time() - before, redis_seconds(redis) - server_before
 
 
 if __name__ == "__main__":

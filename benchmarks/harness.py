@@ -96,6 +96,12 @@ def conditions(client: redis.Redis) -> dict[str, str]:
     }
 
 
+def redis_seconds(client: redis.Redis) -> float:
+    """Return the seconds of CPU that the server has taken."""
+    info = client.info("cpu")
+    return float(info["used_cpu_sys"] + info["used_cpu_user"])
+
+
 def product(info: dict[str, Any]) -> str:
     """Return which server it is: Valkey's `redis_version` is that of the Redis that it is compatible with."""
     if "valkey_version" in info:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, redis_seconds
 
 SLOTS = 1024
 ROOT = Path(__file__).parents[1]
@@ -61,11 +61,6 @@ def _cpu_seconds(session: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _redis_seconds(client: redis.Redis) -> float:
-    info = client.info("cpu")
-    return float(info["used_cpu_sys"] + info["used_cpu_user"])
-
-
 def _commands_per_second(client: redis.Redis, seconds: float) -> float:
     """Return how many commands clients send; what scripts call is not counted."""
     count, end = 0, time.monotonic() + seconds
@@ -96,11 +91,11 @@ def measure(client: redis.Redis, url: str, seconds: float) -> list[Row]:
                 raise RuntimeError("the idle worker did not start")
             time.sleep(0.2)
         time.sleep(2)
-        worker, served, begun = _cpu_seconds(process.pid), _redis_seconds(client), time.monotonic()
+        worker, served, begun = _cpu_seconds(process.pid), redis_seconds(client), time.monotonic()
         time.sleep(seconds)
         spent = time.monotonic() - begun
         worker = (_cpu_seconds(process.pid) - worker) / spent
-        served = (_redis_seconds(client) - served) / spent
+        served = (redis_seconds(client) - served) / spent
         commands = _commands_per_second(client, seconds)
     return [
         _row(

@@ -12,12 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
+from benchmarks.admin import register_workers
 from django_rmq import connections
 from django_rmq.admin.views.dashboard import TOPICS_SHOWN
 from django_rmq.conf import get_config
-from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.coordination.assignment_storage import AssignmentPlan, write_record
-from django_rmq.core.model.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations, shared_reads
 from tests.support.brokers import Broker
@@ -29,11 +27,6 @@ TOPICS = {f"topic-{number:04}": {"TYPE": "fixed_time", "SLOTS": SLOTS} for numbe
 CPU_SECONDS = 1.0
 
 
-def crew(count: int) -> list[Worker]:
-    topics = tuple(TopicSlots(name, SLOTS) for name in TOPICS)
-    return [Worker(f"w{number:03}", "host", number, 1.0, 8, topics) for number in range(count)]
-
-
 @pytest.fixture(scope="module")
 def many(redis_url: str) -> Iterator[Broker]:
     """A broker with all topics, all workers, an assignment, and two minutes of history of each topic."""
@@ -42,27 +35,7 @@ def many(redis_url: str) -> Iterator[Broker]:
     client = redis.Redis.from_url(redis_url)
     prefix = "many-topics:"
     broker = Broker(client, prefix)
-    keys = worker_keys(prefix)
-    workers = crew(WORKERS)
-    pipeline = client.pipeline(transaction=False)
-    now = broker.now_ms()
-    for worker in workers:
-        pipeline.zadd(keys.sessions, {worker.id: now + 3_600_000})
-        pipeline.hset(keys.workers, worker.id, write_record("t" * 32, worker))
-    assignment = {
-        name: tuple((slot, slot + 1, workers[(at + slot) % WORKERS].id) for slot in range(SLOTS))
-        for at, name in enumerate(TOPICS)
-    }
-    plan = AssignmentPlan({}).renewed(assignment, now // 1000)  # type: ignore[arg-type]
-    pipeline.hset(keys.assignment, "plan", plan.encode())
-    for name in TOPICS:
-        for ago in (0, 1, 2):
-            # ms slots asked store due prepare claimed retry dead oldest, and six counters: ten done in each minute
-            numbers = (now - ago * 60_000, SLOTS, SLOTS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 20 - 10 * ago, 0, 0)
-            record = " ".join(map(str, numbers))
-            pipeline.hset(history_keys(prefix, name).minutes, str(now // 60_000 - ago), record)
-        pipeline.zadd(f"{prefix}{name}_0", {b"1": 4e12})
-    pipeline.execute()
+    register_workers(client, prefix, TOPICS, SLOTS, WORKERS)
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq), connections.replaced_broker(broker):
         yield broker

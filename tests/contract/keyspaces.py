@@ -102,11 +102,12 @@ class RedisKeyspace:
                 pipeline.hgetall(key)
         return {key: dict(value) for key, value in zip(keys, pipeline.execute(), strict=True)}
 
-    def dump_slots(self, slots: list[SlotKeys]) -> Dump:
-        """Return the keys of these slots in one round trip, and prove that there are no others."""
+    def dump_slots(self, slots: list[SlotKeys], hashes: list[bytes]) -> Dump:
+        """Return the keys of these slots and more hashes in one round trip, and prove that there are no others."""
         pipeline = self.client.pipeline(transaction=False)
         pipeline.keys(f"*{self.prefix}*")
         named = [(name, key) for keys in slots for name, key in zip(SlotKeys._fields, keys, strict=True)]
+        named += [("trash", key) for key in hashes]
         for name, key in named:
             if name in SETS:
                 pipeline.zrange(key, 0, -1, withscores=True)

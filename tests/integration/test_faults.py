@@ -17,9 +17,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import lua
+from django_rmq.core.commands import operate
+from django_rmq.core.commands.operate import Trash, into_trash
 from django_rmq.core.commands.script_call import Call, RedisCommand
-from django_rmq.core.model.keys import SlotKeys
-from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply
+from django_rmq.core.model.keys import SlotKeys, trash_key
+from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply, Restored
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
@@ -74,6 +76,11 @@ def stage(slot: Slot, script: str = "") -> int:
     slot.extend(receipt, [b"flying", b"failing", b"marked"])
     slot.remove([b"marked"])
     slot.send(b"waiting", b"waiting too")
+    if script == "restore":
+        trash = Trash("act", 10, 10_000)
+        for copy, members in (("live", [b"waiting too", b"resting"]), ("dead", [b"dead"])):
+            slot.broker.run(into_trash(operate.remove(slot.topic, 0, members, copy), trash))
+        slot.send(b"resting")
     if script in ("reopen", "move_out", "move_in"):
         if script == "move_out":
             slot.release(receipt, [b"flying", b"failing", b"marked", b"timed out"])
@@ -145,6 +152,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "discard": lambda slot, receipt: slot.discard([slot.now_ms - 31_000], [b"dead"]),
     "reschedule": lambda slot, receipt: slot.reschedule([slot.fresh_score()], [b"waiting"]),
     "purge": lambda slot, receipt: slot.purge("store"),
+    "restore": lambda slot, receipt: slot.restore("act"),
     "pause": lambda slot, receipt: slot.pause(),
     "configure": lambda slot, receipt: slot.with_topic(timeout=31).configure(),
     "adopt": lambda slot, receipt: slot.adopt(1, 0),
@@ -195,6 +203,7 @@ REPEATED: dict[str, Any] = {
     "discard": ["not_found"],
     "reschedule": ["waiting"],
     "purge": 0,
+    "restore": Restored("0", 0, 0),
     "pause": "unchanged",
     "configure": "ok",
     "adopt": "changed",
@@ -405,6 +414,7 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     slot = slot_of(redis_client, prefix, kind)
     receipt = stage(slot, script)
     names = dict(zip(slot.keys, SlotKeys._fields, strict=True))
+    names |= {trash_key(prefix, "topic", 0, act): "trash" for act in ("", "act")}
     whole = raw(redis_client, prefix)
     keys = keys_of(script, slot)
     assert keys
@@ -573,6 +583,22 @@ def test_on_a_full_server_a_person_can_make_room(
         assert slot.pause(True) == "paused"
         assert slot.pause(False) == "resumed"
     assert slot.zset(state) == {}
+    assert drift(slot) == Drift(0, 0, 0, 0)
+
+
+def test_a_full_server_deletes_without_keeping(small_server: redis.Redis, prefix: str) -> None:
+    slot, trash = slot_of(small_server, prefix), Trash("act", 10, 10_000)
+    stage(slot)
+    calls: list[Any] = [
+        operate.remove(slot.topic, 0, [b"waiting"], "live"),
+        operate.discard(slot.topic, 0, [slot.zset("dead")[b"dead"]], [b"dead"]),
+        operate.purge(slot.topic, 0, "retry"),
+    ]
+    with memory_full(small_server):
+        answers = [slot.broker.run(into_trash(call, trash)) for call in calls]
+        assert slot.restore("act") == Restored("0", 0, 0)
+    assert [answer.answer for answer in answers] == [["waiting"], ["dead"], 2]
+    assert {answer[1:] for answer in answers} == {(0, 0)}
     assert drift(slot) == Drift(0, 0, 0, 0)
 
 

@@ -91,6 +91,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "reopen": moving.reopen,
     "replay": people.replay,
     "reschedule": people.reschedule,
+    "restore": people.restore,
     "retire": tending.retire,
     "retract": ticks.retract,
     "return_claim": claims.return_claim,

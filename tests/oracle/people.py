@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from django_rmq.core.model.keys import look_again
+from django_rmq.core.commands.operate import Deleted
+from django_rmq.core.model.keys import look_again, trash_key
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
-from django_rmq.core.model.replies import Death
-from tests.oracle.collecting import collects, join
+from django_rmq.core.model.replies import Death, Restored
+from tests.oracle.collecting import collects, dead_body, join, joined_death
 from tests.oracle.failing import Copy, die, forget, supersede_resting
-from tests.oracle.numbers import bounded, floor
+from tests.oracle.keyspace import Hash
+from tests.oracle.numbers import bounded, floor, score_text
 from tests.oracle.outcomes import note_end
 from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
 from tests.oracle.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
@@ -119,9 +122,71 @@ def bury_waiting(slot: Slot, member: bytes, why: bytes) -> None:
     die(slot, Copy.of(slot, member, score, slot.body.get(member)), "buried", why, 0)
 
 
+class Keeping(NamedTuple):
+    """What a deletion may keep: where, how many copies, and how many bytes of them."""
+
+    slot: Slot
+    act: str
+    copies: int
+    size: int
+
+    def keep(self, rows: Sequence[tuple[str, bytes, float, bytes, bytes]]) -> tuple[int, int]:
+        """Keep rows of state, member, score, failure and rest; return how many are kept, and their bytes."""
+        kept: dict[bytes, bytes] = {}
+        size = number = 0
+        for state, member, score, failure, rest in rows:
+            if number >= self.copies or size >= self.size:
+                break
+            head = f"{score_text(score)} {self.slot.now_us} {len(failure)}\n".encode()
+            field, value = state[:1].encode() + member, head + failure + rest
+            kept[field] = value
+            number, size = number + 1, size + len(field) + len(value)
+        with trash_of(self.slot, self.act) as trash:
+            added = len(kept.keys() - trash.keys())
+            trash.update(kept)
+        return (added, size) if kept else (0, 0)
+
+    def answer(self, found: Any, kept: tuple[int, int]) -> Any:
+        return Deleted(found, *kept) if self.act else found
+
+
+@contextmanager
+def trash_of(slot: Slot, act: str) -> Iterator[Hash]:
+    """Open what an act has deleted from the slot."""
+    with slot.memory.hash(trash_key(slot.memory.prefix, slot.topic.name, slot.index, act)) as trash:
+        yield trash
+
+
+def copy_of(slot: Slot, state: str, member: bytes) -> tuple[str, bytes, float, bytes, bytes]:
+    """Return what is kept of a copy: its state, member, score, failure, and envelope or death."""
+    score = slot.members(state)[member]
+    if state == "dead":
+        return state, member, score, b"", slot.deaths.get(member, b"")
+    # The failures of what runs are its own.
+    failure = b"" if slot.runs(member) else slot.failures.get(member, b"")
+    return state, member, score, failure, slot.body.get(member, b"")
+
+
+def removed_copies(slot: Slot, which: str, members: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
+    """Yield what ``remove`` will delete."""
+    for member in members:
+        lives = which != "dead" and (slot.waits(member) or slot.runs(member))
+        if which != "dead":
+            yield from (copy_of(slot, at, member) for at in ("store", "retry") if member in slot.members(at))
+        if not lives and which in ("any", "dead") and member in slot.dead:
+            yield copy_of(slot, "dead", member)
+
+
 @on(*ENDING, "claim")
-def remove(slot: Slot, which: str, *members: bytes) -> list[str]:
+def remove(slot: Slot, act: str, copies: int, size: int, which: str, *members: bytes) -> Any:
     check_batch(members)
+    keeping = Keeping(slot, act, copies, size)
+    kept = keeping.keep(list(removed_copies(slot, which, members)))
+    return keeping.answer(removed(slot, which, members), kept)
+
+
+def removed(slot: Slot, which: str, members: Sequence[bytes]) -> list[str]:
+    """Delete messages; return the state in which each was found."""
     if which == "cancel":
         return _cancel(slot, members)
     words: list[str] = []
@@ -167,9 +232,12 @@ def _cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
 
 
 @on("dead", "deaths", "stats")
-def discard(slot: Slot, *rest: Any) -> list[str]:
+def discard(slot: Slot, act: str, copies: int, size: int, *rest: Any) -> Any:
     pairs = grouped(rest, 2)
     check_batch(pairs)
+    keeping = Keeping(slot, act, copies, size)
+    seen = [member for score, member in pairs if slot.dead.get(member) == float(score)]
+    kept = keeping.keep([copy_of(slot, "dead", member) for member in seen])
     words: list[str] = []
     for score, member in pairs:
         died = slot.dead.get(member)
@@ -182,7 +250,7 @@ def discard(slot: Slot, *rest: Any) -> list[str]:
             slot.deaths.pop(member, None)
             slot.count("removed_dead")
             words.append("dead")
-    return words
+    return keeping.answer(words, kept)
 
 
 @on("store", "retry", "prepare", "stats", "control", "claim")
@@ -236,10 +304,14 @@ def rest_until(slot: Slot, member: bytes, score: int) -> None:
     "outcomes",
     "outcome_times",
 )
-def purge(slot: Slot, state: str, lowest: str, highest: str, limit: int) -> int:
+def purge(
+    slot: Slot, act: str, copies: int, size: int, state: str, lowest: str, highest: str, limit: int
+) -> Any:
     emptied = slot.members(state)
     found = [member for member, score in emptied.rows() if float(lowest) <= score <= float(highest)]
     gone = found[: min(limit, BATCH)]
+    keeping = Keeping(slot, act, copies, size)
+    kept = keeping.keep([copy_of(slot, state, member) for member in gone])
     for member in gone:
         del emptied[member]
         if state == "dead":
@@ -251,4 +323,74 @@ def purge(slot: Slot, state: str, lowest: str, highest: str, limit: int) -> int:
     slot.count("purged_dead" if state == "dead" else "purged", len(gone))
     if gone:
         note_undrained(slot)
-    return len(gone)
+    return keeping.answer(len(gone), kept)
+
+
+@on(*ENDING, "claim")
+def restore(slot: Slot, act: str, _cursor: str, _limit: int) -> Restored:
+    check_not_moved(slot)
+    back = merged = 0
+    dues: list[float | None] = []
+    with trash_of(slot, act) as trash:
+        for state in ("store", "retry", "dead"):
+            for field in [field for field in trash if field[:1] == state[:1].encode()]:
+                head, _, value = trash.pop(field).partition(b"\n")
+                score, deleted_us, length = head.split()
+                failure, rest = value[: int(length)], value[int(length) :]
+                if state == "dead":
+                    is_back = restore_dead(slot, field[1:], float(score), rest)
+                else:
+                    is_back = restore_live(
+                        slot, state, field[1:], float(score), int(deleted_us), failure, rest
+                    )
+                    if is_back:
+                        dues.append(0 if slot.topic.is_priority and state == "store" else float(score))
+                back, merged = back + is_back, merged + (not is_back)
+    note_undrained(slot)
+    wake(slot, earliest(dues))
+    return Restored("0", back, merged)
+
+
+def restore_dead(slot: Slot, member: bytes, score: float, rest: bytes) -> bool:
+    """Bring a dead copy back, unless the message has died again since; return whether it is back."""
+    slot.count("restored_dead")
+    if member in slot.dead:
+        slot.count("dead_merged")
+        if member in slot.deaths:
+            slot.deaths[member] = joined_death(slot.deaths[member], dead_body(rest))
+        return False
+    slot.dead[member] = score
+    if rest:
+        slot.deaths[member] = rest
+    return True
+
+
+def restore_live(
+    slot: Slot, state: str, member: bytes, score: float, deleted_us: int, failure: bytes, rest: bytes
+) -> bool:
+    """Bring back a copy that waited or rested, unless there is a newer one; return whether it is back."""
+    slot.count("restored")
+    is_fresh = state == "store" and not is_retry(slot, score)
+    if slot.waits(member) or runs_newer(slot, member, is_fresh, deleted_us, rest):
+        slot.count("dropped")
+        if slot.waits(member):
+            join(slot, member, rest)
+        return False
+    slot.members(state)[member] = score
+    if failure:
+        slot.failures.setdefault(member, failure)
+    if rest:
+        slot.body[member] = rest
+    return True
+
+
+def runs_newer(slot: Slot, member: bytes, is_fresh: bool, deleted_us: int, rest: bytes) -> bool:
+    """Return whether a copy that runs is newer than one that was deleted at ``deleted_us``, or may be."""
+    if collects(rest):
+        return False
+    if member in slot.claim:
+        return not is_fresh or bool(rest)
+    if member not in slot.prepare:
+        return False
+    record = slot.flight(member)
+    return not is_fresh or (not record.mark and record.receipt > deleted_us)

@@ -94,7 +94,7 @@ class Slot:
         self.counts: Counter[str] = Counter()
         self.noted: dict[bytes, bytes] = {}
         """Digest of a member -> what is to be kept about it at the end of the transition."""
-        self._memory = memory
+        self.memory = memory
         # A transition that does not name it touches no claimed message.
         self.claim = SortedSet()
         self.claimants = SortedSet()
@@ -180,8 +180,8 @@ class Slot:
 
     def publish(self, told: int | None = None) -> None:
         """Publish on the topic's wake-up channel. ``told``: the value to publish instead of the slot."""
-        channel = wake_channel(self._memory.prefix, self.topic.name)
-        self._memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
+        channel = wake_channel(self.memory.prefix, self.topic.name)
+        self.memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
 
 
 def grouped(arguments: Sequence[Any], size: int) -> list[tuple[Any, ...]]:

@@ -1626,6 +1626,92 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_persons.py::test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number[redis-store-range_merge]",
         mark="purge_within_bounds",
     ),
+    "trash_without_bound": Mutant(
+        GONE,
+        "An act keeps no more than it may.",
+        "tests/contract/test_trash.py::test_an_act_keeps_as_many_as_it_may_and_the_rest_is_deleted_for_good",
+    ),
+    "trash_blocks_the_deletion": Mutant(
+        As("local added = redis.call('HSET', trash, unpack(kept_copies))"),
+        "A full server lets people delete.",
+        "tests/integration/test_faults.py::test_a_full_server_deletes_without_keeping",
+    ),
+    "trash_stays_for_ever": Mutant(
+        GONE,
+        "What an act has deleted is forgotten after an hour.",
+        "tests/contract/test_trash.py::test_what_was_deleted_is_forgotten_after_an_hour",
+    ),
+    "trash_takes_the_failures_of_what_runs": Mutant(
+        As("local failure = redis.call('HGET', failures, member) or ''"),
+        "The failures of a delivery are not those of the copy behind it.",
+        "tests/contract/test_trash.py::test_what_runs_keeps_its_failures",
+    ),
+    "purge_keeps_the_failures_of_what_runs": Mutant(
+        As("local failure = redis.call('HGET', failures, member) or ''"),
+        "The failures of a delivery are not those of the copy behind it, also in a purge.",
+        "tests/contract/test_trash.py::test_what_runs_keeps_its_failures",
+    ),
+    "restored_into_a_former_slot": Mutant(
+        GONE,
+        "A slot with another slot count takes nothing back.",
+        "tests/contract/test_trash.py::test_a_slot_with_another_slot_count_takes_nothing_back",
+    ),
+    "restored_bodies_dropped": Mutant(
+        GONE,
+        "Collected bodies come back behind a delivery.",
+        "tests/contract/test_trash.py::test_collected_bodies_come_back_behind_a_newer_delivery",
+    ),
+    "restored_behind_a_claim": Mutant(
+        GONE,
+        "Beside a claim no body comes back that may be older.",
+        "tests/contract/test_trash.py::test_beside_a_claim_only_what_has_no_body_comes_back",
+    ),
+    "retry_restored_beside_a_delivery": Mutant(
+        GONE,
+        "A retry does not come back beside a delivery.",
+        "tests/contract/test_trash.py::test_a_retry_does_not_come_back_beside_a_delivery",
+    ),
+    "restored_behind_a_newer_delivery": Mutant(
+        As("return false"),
+        "A delivery that began after the deletion is the newer copy.",
+        "tests/contract/test_trash.py::test_a_delivery_that_began_since_is_the_newer_copy",
+    ),
+    "restored_before_an_older_delivery": Mutant(
+        As("return true"),
+        "What waited behind a delivery, or meets a marked one, comes back.",
+        "tests/contract/test_trash.py::test_what_waited_behind_a_delivery_waits_behind_it_again",
+        mark="restored_behind_a_newer_delivery",
+    ),
+    "restored_over_a_later_death": Mutant(
+        If("false"),
+        "A later death stays.",
+        "tests/contract/test_trash.py::test_a_copy_that_was_sent_since_stays",
+    ),
+    "restored_twice": Mutant(
+        As("local waits = nil"),
+        "A copy that was sent since stays.",
+        "tests/contract/test_trash.py::test_a_copy_that_was_sent_since_stays",
+    ),
+    "restored_without_its_failures": Mutant(
+        GONE,
+        "A retry comes back with its failures.",
+        "tests/contract/test_trash.py::test_a_retry_that_waits_comes_back_with_the_retries_that_it_had",
+    ),
+    "restored_without_its_body": Mutant(
+        GONE,
+        "What comes back has its body.",
+        "tests/contract/test_trash.py::test_what_was_deleted_comes_back_as_it_was",
+    ),
+    "restored_again": Mutant(
+        GONE,
+        "What came back is no longer in the trash.",
+        "tests/contract/test_trash.py::test_what_was_deleted_comes_back_as_it_was",
+    ),
+    "restored_unheard": Mutant(
+        GONE,
+        "Who sleeps is woken by what comes back.",
+        "tests/contract/test_trash.py::test_who_sleeps_is_woken_by_what_comes_back",
+    ),
     "loose_takes_what_rests": Mutant(
         As("records, homes = body, { store }"),
         "What rests keeps its records.",

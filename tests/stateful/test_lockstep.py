@@ -25,9 +25,12 @@ from hypothesis.stateful import (
 )
 
 from django_rmq.core.commands import insert as insert_commands
+from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.operate import Deleted, Trash, into_trash
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
-from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.keys import slot_keys, trash_key
 from django_rmq.core.model.limits import MAX_PRIORITY, NEVER
 from django_rmq.core.model.replies import (
     Area,
@@ -52,6 +55,7 @@ from tests.support.brokers import Broker, OracleBroker
 START_MS = 1_800_000_000_123
 OWNERS = ["A", "B"]
 CONSUMERS = ["s", "s", "t"]
+ACTS = ["one", "two"]
 FOREIGN_SCORES = [-math.inf, math.inf, -5.0, 0.0, 0.5, 7.0, 16.0, 99.75, 999.0, 1e15, 1e300]
 MEMBERS = [b"a", b"a", b"b", b"b", b"c", b"", b"\0\xff"]
 
@@ -145,12 +149,17 @@ class Lockstep(RuleBasedStateMachine):
         self.asleep_until: int | None = None
         """The ms until which the last consumer that asked need not ask again unless it is woken."""
         self.heard: list[tuple[str, int]] = []
+        self.has_old_places = False
+        """Whether a message came back to its place of fifo, which a clock that was set back may have given again."""
+        self.trash: dict[str, dict[tuple[str, bytes], Promise]] = {act: {} for act in ACTS}
+        """Act -> what it has deleted that waited or rested, as it was promised; the dead have no promise."""
 
     @initialize(topic=topics)
     def declare(self, topic: Topic) -> None:
         self.topic = topic
         self.keys = slot_keys(self.prefix, topic.name, 0)
         self.all_keys = [self.keys, slot_keys(self.prefix, topic.name, 1)]
+        self.trash_keys = {act: trash_key(self.prefix, topic.name, 0, act) for act in ACTS}
         self.wakeups = [broker.wakeups([topic]) for broker in (self.redis, self.memory)]
 
     def teardown(self) -> None:
@@ -167,12 +176,13 @@ class Lockstep(RuleBasedStateMachine):
             # Nobody uses the topic any more: an empty slot leaves nothing behind, another one stays as it is.
             held = self.after
             answer = self.both(lambda b: b.retire(self.topic, 0))
-            self.require("INV-14", self.after == ({} if answer == "retired" else held), answer)
+            trash = {key: held[key] for key in self.trash_keys.values() if key in held}
+            self.require("INV-14", self.after == (trash if answer == "retired" else held), answer)
         finally:
             for wakeups in self.wakeups:
                 wakeups.close()
             if keys := [key for keys in self.all_keys for key in keys]:
-                self.client.unlink(*keys)
+                self.client.unlink(*keys, *self.trash_keys.values())
 
     # --- both at once
 
@@ -197,7 +207,10 @@ class Lockstep(RuleBasedStateMachine):
         return answer
 
     def look(self) -> None:
-        self.before, self.after = self.after, self.redis_keys.dump_slots(self.all_keys)
+        self.before, self.after = (
+            self.after,
+            self.redis_keys.dump_slots(self.all_keys, list(self.trash_keys.values())),
+        )
         mine = self.memory_keys.dump()
         self.require("INV-2", self.after == mine, self.after, mine)
 
@@ -369,7 +382,7 @@ class Lockstep(RuleBasedStateMachine):
             alive = {*promises.waiting, *promises.flying, *promises.claimed} - {member}
             if sent.status == "stored":
                 alike = [score for name, score in self.zset("store").items() if name in alive]
-                is_free = bool(self.kept_by_strangers) or sent.score not in alike
+                is_free = bool(self.kept_by_strangers) or self.has_old_places or sent.score not in alike
                 self.require("INV-18", is_free, sent, alike)
             if sent.status == "stored" and not delay_ms:
                 ahead = [place for name, place in self.line.items() if name in alive]
@@ -916,7 +929,18 @@ class Lockstep(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         action=st.sampled_from(
-            ["replay", "replay", "bury", "remove", "cancel", "discard", "reschedule", "purge"]
+            [
+                "replay",
+                "replay",
+                "bury",
+                "remove",
+                "cancel",
+                "discard",
+                "reschedule",
+                "purge",
+                "purge",
+                "restore",
+            ]
         ),
     )
     def a_person_acts(self, data: st.DataObject, action: str) -> None:
@@ -970,7 +994,7 @@ class Lockstep(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         names, which = data.draw(some_members), data.draw(st.sampled_from(["any", "live", "dead"]))
         gone = self.waiting_alone(names) if which != "dead" else set()
-        self.both(lambda b: b.remove(self.topic, 0, names, which))
+        self.delete(data, operate.remove(self.topic, 0, names, which))
         if which != "dead":
             self.note_marked(names)
         for member in gone:
@@ -995,7 +1019,55 @@ class Lockstep(RuleBasedStateMachine):
     def discard(self, data: st.DataObject) -> None:
         names, off = data.draw(some_members), data.draw(st.sampled_from([0, 0, 1]))
         scores = [self.zset("dead").get(name, 0.0) + off for name in names]
-        self.both(lambda b: b.discard(self.topic, 0, scores, names))
+        self.delete(data, operate.discard(self.topic, 0, scores, names))
+
+    def delete(self, data: st.DataObject, call: Call[Any]) -> Any:
+        """Run a call that deletes, as an act that keeps what it deletes or without one; return its answer."""
+        act = data.draw(st.sampled_from(["", *ACTS]))
+        if not act:
+            return self.both(lambda b: b.run(call))
+        trash = Trash(
+            act, data.draw(st.sampled_from([1, 1_000, 1_000])), data.draw(st.sampled_from([1, 10**6, 10**6]))
+        )
+        promises = dict(self.promises.waiting)
+        found: Deleted[Any] = self.both(lambda b: b.run(into_trash(call, trash)))
+        key = self.trash_keys[act]
+        before, after = self.before.get(key, {}), self.after.get(key, {})
+        self.require("INV-29", found.kept == len(after.keys() - before.keys()), found, before, after)
+        self.require("INV-29", before.keys() <= after.keys(), before, after)
+        for field, value in after.items():
+            state, member = {b"s": "store", b"r": "retry", b"d": "dead"}[field[:1]], field[1:]
+            if before.get(field) != value:
+                score, _, _ = value.partition(b"\n")[0].split()
+                self.require("INV-29", float(score) == self.zset(state, self.before)[member], field, value)
+                self.require("INV-29", member not in self.zset(state), field, value)
+                if state != "dead":
+                    self.trash[act][state, member] = promises[member]
+        return found.answer
+
+    def restore(self, data: st.DataObject) -> None:
+        act = data.draw(st.sampled_from(ACTS))
+        runs = {*self.zset("prepare"), *self.zset("claim")}
+        answer = self.both(lambda b: b.restore(self.topic, 0, act))
+        key = self.trash_keys[act]
+        gone = len(self.before.get(key, {}))
+        self.require("INV-29", answer.back + answer.merged == gone and key not in self.after, answer, gone)
+        back = 0
+        for (state, member), promise in self.trash[act].items():
+            if member not in self.zset(state) or member in self.zset(state, self.before):
+                continue
+            back += 1
+            is_known = promise.body is not None and promise.body != ANY
+            envelope = self.envelope_of("body", member)
+            self.require("INV-17", not is_known or envelope == promise.body, member, envelope, promise)
+            # It comes behind a delivery only if it is newer, so that it may be counted as sent now.
+            self.promises.waiting[member] = promise
+            self.note_order(member, envelope)
+            self.line.pop(member, None)
+            self.has_old_places = True
+        back += len(self.zset("dead").keys() - self.zset("dead", self.before).keys())
+        self.require("INV-29", back == answer.back, back, answer, runs)
+        self.trash[act] = {}
 
     def reschedule(self, data: st.DataObject) -> None:
         names = data.draw(some_members)
@@ -1017,7 +1089,7 @@ class Lockstep(RuleBasedStateMachine):
         up_to = data.draw(st.sampled_from([math.inf, 100.0, float(START_MS + 2_000)]))
         limit = data.draw(limits)
         low = data.draw(st.sampled_from([-math.inf, -math.inf, 1000.0]))
-        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit, min_score=low))
+        gone = self.delete(data, operate.purge(self.topic, 0, state, up_to, limit, min_score=low))
         self.require("INV-11", gone == len(self.vanished_from(state)), gone)
         if state != "dead":
             for member in self.vanished_from(state):

@@ -15,7 +15,7 @@ import redis
 from django_rmq.core import lua
 from django_rmq.core.commands import ack, claims, fetch, insert, inspect, operate, registry, reshard, send
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.keys import SlotKeys, slot_keys
+from django_rmq.core.model.keys import SlotKeys, slot_keys, trash_key
 from django_rmq.core.model.replies import Area, CopyReply, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from example_project.demo.embedded_redis import redis_server_binaries
@@ -57,6 +57,9 @@ TEXTS = {
     "said_by",
     "wanted",
     "text",
+    "failure",
+    "member",
+    "rest",
 }
 TEXTS |= {
     "ARGV[i]",
@@ -188,6 +191,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.pause(TOPIC, 0),
         ask.configure(TOPIC, 0),
         ask.adopt(TOPIC, 0, 1, 0),
+        ask.restore(TOPIC, 0, "act"),
         ask.retire(TOPIC, 0),
         ask.loose(TOPIC, 0, "body"),
         ask.peek(TOPIC, 0, "store"),
@@ -263,7 +267,8 @@ def test_a_call_has_the_keys_and_arguments_that_the_header_declares(source: Sour
 
 @each_script
 def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -> None:
-    keys = slot_keys("", TOPIC.name, 0)._asdict()
+    act = "act" if source.name == "restore" else ""
+    keys = {**slot_keys("", TOPIC.name, 0)._asdict(), "trash": trash_key("", TOPIC.name, 0, act)}
     # peek and find look into the state that they are asked for: here store and what belongs to it.
     names = {"set": "store", "records": "failures"}
     if source.name in OF_MANY_SLOTS:
@@ -354,7 +359,7 @@ def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
     for source in SCRIPTS.values():
         for key in source.declared("KEYS"):
             if source.name not in OF_MANY_SLOTS:
-                assert key.name in (*SlotKeys._fields, "set", "records"), key
+                assert key.name in (*SlotKeys._fields, "trash", "set", "records"), key
                 assert key.kind == ("ZSET" if key.name in zsets else "HASH"), key
 
 
@@ -550,7 +555,7 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
 @pytest.mark.parametrize("name", SECOND_FORMS)
 def test_the_first_form_of_a_script_touches_no_key_of_the_second(name: str) -> None:
     text = lua.load(name.removesuffix(lua.SECOND)).text.decode()
-    assert not re.search(r"\b(outcomes|outcome_times|outcome_retention_ms|sha1hex|PEXPIRE)\b", text)
+    assert not re.search(r"\b(outcomes|outcome_times|outcome_retention_ms|sha1hex)\b", text)
 
 
 def test_a_topic_without_outcome_retention_uses_the_first_forms() -> None:

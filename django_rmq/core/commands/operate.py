@@ -7,10 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
-from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, moved, number, word, words
-from django_rmq.core.model.replies import RECORDS, OrphansReply, cut_error
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    Call,
+    InTrash,
+    Reply,
+    form,
+    moved,
+    number,
+    word,
+    words,
+)
+from django_rmq.core.model.replies import RECORDS, OrphansReply, Restored, cut_error
 from django_rmq.core.model.topic import Topic
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_NONE_KEPT = (0, 0)
+"""The first arguments of a script that deletes: how many copies it keeps, and how many bytes of them."""
+
+
+class Trash(NamedTuple):
+    """Where an act keeps what it deletes, and how much of it."""
+
+    act: str
+    copies: int
+    size: int
+    """In bytes. The last copy of a slot may exceed it."""
+
+
+class Deleted(NamedTuple, Generic[T_co]):
+    """The answer of a call that keeps what it deletes."""
+
+    answer: T_co
+    kept: int
+    """The number of copies that can be brought back: none if Redis is full."""
+    kept_bytes: int
+
+
+def _deleted(decode: Callable[[Reply], T]) -> Callable[[Reply], T]:
+    return lambda reply: decode(reply[0])
 
 
 def _replayed(count: int) -> Callable[[Reply], list[str]]:
@@ -52,7 +91,12 @@ def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Ca
 
 def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
     """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers like ``bury``."""
-    return Call(form("remove", topic), AtSlot(topic, slot), (which, *members), words(len(members)))
+    return Call(
+        form("remove", topic),
+        InTrash(topic, slot),
+        (*_NONE_KEPT, which, *members),
+        _deleted(words(len(members))),
+    )
 
 
 def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]:
@@ -60,21 +104,16 @@ def cancel(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[str]]
 
     Answers like ``bury``, or claimed if Spark has the message, and cannot be notified.
     """
-    return Call(
-        form("remove", topic),
-        AtSlot(topic, slot),
-        ("cancel", *members),
-        words(len(members)),
-    )
+    return remove(topic, slot, members, "cancel")
 
 
 def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]) -> Call[list[str]]:
     """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
     return Call(
         "discard",
-        AtSlot(topic, slot),
-        tuple(chain.from_iterable(zip(map(number, scores), members, strict=True))),
-        words(len(members)),
+        InTrash(topic, slot),
+        (*_NONE_KEPT, *chain.from_iterable(zip(map(number, scores), members, strict=True))),
+        _deleted(words(len(members))),
     )
 
 
@@ -102,10 +141,36 @@ def purge(
         raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
     return Call(
         form("purge", topic),
-        AtSlot(topic, slot),
-        (state, number(min_score), number(up_to), limit),
-        int,
+        InTrash(topic, slot),
+        (*_NONE_KEPT, state, number(min_score), number(up_to), limit),
+        _deleted(int),
     )
+
+
+def into_trash(call: Call[T], trash: Trash) -> Call[Deleted[T]]:
+    """Return a call of ``remove``, ``purge`` or ``discard`` that keeps for an hour what it deletes."""
+    assert isinstance(call.place, InTrash), call
+    decode = call.decode
+    assert callable(decode), call
+
+    def deleted(reply: list[Reply]) -> Deleted[T]:
+        return Deleted(decode(reply), reply[1], reply[2])
+
+    place = call.place._replace(act=trash.act)
+    return Call(call.script, place, (trash.copies, trash.size, *call.own[len(_NONE_KEPT) :]), deleted)
+
+
+def _restored(reply: list[Reply]) -> Restored:
+    moved(reply)
+    return Restored(reply[1].decode(), reply[2], reply[3])
+
+
+def restore(topic: Topic, slot: int, act: str, cursor: str = "0", limit: int = 250) -> Call[Restored]:
+    """Bring back about ``limit`` copies that ``act`` has deleted from the slot, from ``cursor`` on.
+
+    Raises ``SlotMoved`` if the slot now has another slot count.
+    """
+    return Call("restore", InTrash(topic, slot, act), (cursor, limit), _restored)
 
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:

@@ -14,6 +14,7 @@ from django_rmq.core.model.keys import (
     history_keys,
     keys_of_slots,
     slot_keys,
+    trash_key,
     wake_channel,
     worker_keys,
     workers_channel,
@@ -62,6 +63,20 @@ class AtSlot(NamedTuple):
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
         """Return the slot's keys with these names."""
         return _chosen(names)(slot_keys(prefix, self.topic.name, self.slot))
+
+
+class InTrash(NamedTuple):
+    """One slot, and what an act deletes from it. An act without a name keeps nothing."""
+
+    topic: Topic
+    slot: int
+    act: str = ""
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        """Return the slot's keys with these names; ``trash`` is that of the act."""
+        keys = slot_keys(prefix, self.topic.name, self.slot)
+        trash = trash_key(prefix, self.topic.name, self.slot, self.act)
+        return [trash if name == "trash" else getattr(keys, name) for name in names]
 
 
 class AtSlots(NamedTuple):

@@ -53,8 +53,10 @@ _OF_ALL = ("_now", "_overdue", "_types")
 SECOND = "+outcomes"
 """The end of the name of a script's second form."""
 
-_RARE = frozenset({"retry", "dead", "deaths", "failures", "body", "prepare_body", "claimants", "claim"})
-"""The keys that a slot has only while something rests, has failed or died, is keyed, or is claimed."""
+_RARE = frozenset(
+    {"retry", "dead", "deaths", "failures", "body", "prepare_body", "claimants", "claim", "trash"}
+)
+"""The keys that a slot has only while something rests, has failed or died, is keyed or claimed, or can be brought back."""
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)

@@ -90,6 +90,11 @@ def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     return SlotKeys(store.encode(), *tagged)
 
 
+def trash_key(prefix: str, topic: str, slot: int, act: str) -> bytes:
+    """Return the hash that keeps what the act ``act`` (letters and digits) has deleted from a slot, on the node of the slot."""
+    return f"trash_{act}_{{{prefix}{topic}_{slot}}}".encode()
+
+
 def keys_of_slots(prefix: str, topic: str, slots: Iterable[int], kinds: Sequence[str]) -> list[bytes]:
     """Return some keys of each of many slots, slot by slot: quicker than all keys of each."""
     base = f"{prefix}{topic}_".encode()

@@ -26,7 +26,7 @@ class Ledger:
     @property
     def live_drift(self) -> int:
         """The number of messages present minus the number accounted for: above 0 after foreign ZADDs, below 0 after a loss."""
-        came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"]
+        came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"] + self["restored"]
         went = sum(
             self[name]
             for name in (
@@ -56,7 +56,8 @@ class Ledger:
                 "moved_dead_out",
             )
         )
-        return went + self.dead - self["died"] - self["lapsed"] - self["moved_dead_in"]
+        came = self["died"] + self["lapsed"] + self["moved_dead_in"] + self["restored_dead"]
+        return went + self.dead - came
 
     @property
     def delivery_drift(self) -> int:

@@ -30,6 +30,16 @@ def shortened(sha1: bytes) -> bytes:
     return sha1.hex()[:24].encode()
 
 
+class Restored(NamedTuple):
+    """What a step has brought back of that which an act has deleted from a slot."""
+
+    cursor: str
+    """Where to continue; ``0``: all was read."""
+    back: int
+    merged: int
+    """The number of copies that were dropped for newer ones."""
+
+
 class Progress(NamedTuple):
     """How far a delivery had got, as its listener reported."""
 

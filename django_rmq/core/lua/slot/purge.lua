@@ -10,15 +10,18 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] claim     ZSET  claimed member -> score it was taken with
 -- KEYS[10] control  HASH  field -> value
+-- KEYS[11] trash    HASH  letter of the state, member -> the copy; what the act has deleted
 --
 -- ARGV[1] kind
--- ARGV[2] state         store, retry or dead
--- ARGV[3] lowest        only scores from this, up to highest
--- ARGV[4] highest
--- ARGV[5] limit NUMBER
--- ARGV[6] now
+-- ARGV[2] most_kept NUMBER   how many copies to keep in `trash`; 0: none
+-- ARGV[3] most_bytes NUMBER  of these copies; the last one may exceed it
+-- ARGV[4] state         store, retry or dead
+-- ARGV[5] lowest        only scores from this, up to highest
+-- ARGV[6] highest
+-- ARGV[7] limit NUMBER
+-- ARGV[8] now
 --
--- Returns how many were deleted
+-- Returns {how many were deleted, how many copies are kept, their bytes}
 
 -- check: types
 limit = math.min(limit, 1000)
@@ -30,7 +33,22 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _nonempty_since
 local set = state == 'dead' and dead or state == 'retry' and retry or store
 local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit) -- rule: purge_within_bounds
-if #members == 0 then return 0 end
+if #members == 0 then return { 0, 0, 0 } end
+-- include: _trash
+if most_kept > 0 then
+  local scores = redis.call('ZMSCORE', set, unpack(members))
+  for i, member in ipairs(members) do
+    if state == 'dead' then
+      keep_copy(state, member, scores[i], '', redis.call('HGET', deaths, member) or '')
+    else
+      -- The failures of what runs are its own.
+      local runs = redis.call('ZSCORE', prepare, member) or redis.call('ZSCORE', claim, member)
+      local failure = not runs and redis.call('HGET', failures, member) or '' -- rule: purge_keeps_the_failures_of_what_runs
+      keep_copy(state, member, scores[i], failure, redis.call('HGET', body, member) or '')
+    end
+  end
+end
+local kept, bytes = keep_copies()
 redis.call('ZREM', set, unpack(members))
 if state == 'dead' then
   redis.call('HDEL', deaths, unpack(members))
@@ -56,4 +74,4 @@ else
 end
 note_undrained()
 keep_counts()
-return #members
+return { #members, kept, bytes }

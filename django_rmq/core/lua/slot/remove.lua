@@ -11,14 +11,18 @@
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
 -- KEYS[11] claim    ZSET  claimed member -> score it was taken with
+-- KEYS[12] trash    HASH  letter of the state, member -> the copy; what the act has deleted
 --
 -- ARGV[1] channel
 -- ARGV[2] kind
--- ARGV[3] which  live, dead, cancel (live), or any: the live copies, else the dead one
--- ARGV[4...] members
+-- ARGV[3] most_kept NUMBER   how many copies to keep in `trash`; 0: none
+-- ARGV[4] most_bytes NUMBER  of these copies; the last one may exceed it
+-- ARGV[5] which  live, dead, cancel (live), or any: the live copies, else the dead one
+-- ARGV[6...] members
 -- ARGV[#ARGV] now
 --
--- Returns what each member was found as: waiting | resting | running | running_and_waiting | dead | not_found,
+-- Returns {words, how many copies are kept, their bytes}; the words say what each member was found as:
+-- waiting | resting | running | running_and_waiting | dead | not_found,
 -- and with `cancel` also claimed: Spark has the message, and cannot be notified
 
 -- check: types
@@ -30,6 +34,25 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _ledger
 -- include: _nonempty_since
 -- include: _end_mark
+-- include: _trash
+for i = first, most_kept > 0 and last or 0 do
+  local member, found = ARGV[i], false
+  if which ~= 'dead' then
+    local waiting, resting = redis.call('ZSCORE', store, member), redis.call('ZSCORE', retry, member)
+    local runs = redis.call('ZSCORE', prepare, member) or redis.call('ZSCORE', claim, member)
+    found = waiting or resting or runs
+    if waiting or resting then
+      -- The failures of what runs are its own.
+      local failure = not runs and redis.call('HGET', failures, member) or '' -- rule: trash_takes_the_failures_of_what_runs
+      local envelope = redis.call('HGET', body, member) or ''
+      if waiting then keep_copy('store', member, waiting, failure, envelope) end
+      if resting then keep_copy('retry', member, resting, failure, envelope) end
+    end
+  end
+  local died = not found and which ~= 'live' and which ~= 'cancel' and redis.call('ZSCORE', dead, member)
+  if died then keep_copy('dead', member, died, '', redis.call('HGET', deaths, member) or '') end
+end
+local kept, bytes = keep_copies()
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local words, cancels, tells = {}, which == 'cancel', false
@@ -81,4 +104,4 @@ note_undrained()
 keep_counts()
 -- The owner then extends the deliveries that it has of this slot: `extend` answers which of them are cancelled.
 if tells then redis.pcall('PUBLISH', channel, -1048577 - string.match(store, '%d+$')) end -- rule: cancel_tells_nobody
-return words
+return { words, kept, bytes }

@@ -129,11 +129,9 @@ class Demo:
         self._fill()
 
         from example_project.demo.accounts import Accounts
-        from example_project.demo.traffic import Traffic
-        from example_project.resuming import resume
+        from example_project.demo.traffic import Traffic, resume
 
         self.accounts = Accounts()
-        # What an earlier run left undone was lost with its Redis.
         resume()
         self.traffic = Traffic(self.options.rate)
         self.traffic.start()

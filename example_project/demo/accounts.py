@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,9 +13,9 @@ from django.utils import timezone
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.commands import inspect
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.topic import Topic
 from example_project.demo.traffic import Done
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
@@ -25,30 +24,7 @@ PRICES, RENDERS, ORDERS = "price-changes", "image-renders", "order-timeouts"
 MAILS = "tasks.default"
 
 
-@dataclass
-class Figures:
-    """The ledgers of a topic's slots, added up."""
-
-    counters: Counter[str]
-    store: int = 0
-    prepare: int = 0
-    retry: int = 0
-    dead: int = 0
-    claimed: int = 0
-
-    @property
-    def merged(self) -> int:
-        """Sends that met a message which was waiting still."""
-        return self.counters["merged"] + self.counters["replaced"]
-
-    @property
-    def retried(self) -> int:
-        """Deliveries that failed or timed out."""
-        return self.counters["failed"] + self.counters["expired"]
-
-    @property
-    def live(self) -> int:
-        return self.store + self.prepare + self.retry + self.claimed
+DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 
 class TopicAccounts:
@@ -58,52 +34,50 @@ class TopicAccounts:
         self.broker = get_broker()
         self.topics = {name: get_config().topic(name) for name in names}
         self.began = timezone.now()
-        self._before = {name: self._sum(ledgers).counters for name, ledgers in self.ledgers().items()}
+        self._before = {name: ledger.counters for name, ledger in self._sums().items()}
 
     def ledgers(self) -> dict[str, list[Ledger]]:
-        """The ledger of every slot, in one round trip."""
-        pipeline = self.broker.pipeline()
-        for topic in self.topics.values():
-            for slot in range(topic.slots):
-                pipeline.add(inspect.audit(topic, slot))
-        answers: list[Any] = pipeline.execute()
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        found = {}
-        for name, topic in self.topics.items():
-            found[name], answers = answers[: topic.slots], answers[topic.slots :]
-        return found
+        """The ledger of every slot."""
+        return {
+            name: list(walk(self.broker, (inspect.audit(topic, slot) for slot in range(topic.slots))))
+            for name, topic in self.topics.items()
+        }
 
-    def figures(self) -> dict[str, Figures]:
-        """What happened since the beginning, by topic."""
-        found = {name: self._sum(ledgers) for name, ledgers in self.ledgers().items()}
-        for name, figures in found.items():
-            figures.counters.subtract(self._before[name])
-        return found
+    def figures(self) -> dict[str, Ledger]:
+        """What happened since the beginning, by topic: the ledgers of its slots, added up."""
+        sums = self._sums()
+        for name, ledger in sums.items():
+            for counter, before in self._before[name].items():
+                ledger.counters[counter] -= before
+        return sums
 
-    @staticmethod
-    def _sum(ledgers: list[Ledger]) -> Figures:
-        figures = Figures(Counter())
-        for ledger in ledgers:
-            figures.counters.update(ledger.counters)
-            figures.store += ledger.store
-            figures.prepare += ledger.prepare
-            figures.retry += ledger.retry
-            figures.dead += ledger.dead
-            figures.claimed += ledger.claimed
-        return figures
+    def _sums(self) -> dict[str, Ledger]:
+        return {
+            name: Ledger(
+                sum((Counter(ledger.counters) for ledger in ledgers), Counter()),
+                **{depth: sum(getattr(ledger, depth) for ledger in ledgers) for depth in DEPTHS},
+            )
+            for name, ledgers in self.ledgers().items()
+        }
 
     def unbalanced(self) -> list[str]:
         """Slots whose ledger is not balanced, a sentence each."""
         return [
-            f"the ledger of {name} slot {slot} is not balanced: live {ledger.live_drift:+d}, "
-            f"dead {ledger.dead_drift:+d}, deliveries {ledger.delivery_drift:+d}, claims {ledger.claim_drift:+d}, "
-            f"sends {ledger.send_drift:+d}"
+            f"the ledger of {name} slot {slot} is not balanced: {ledger}"
             for name, ledgers in self.ledgers().items()
             for slot, ledger in enumerate(ledgers)
             if not ledger.balanced
         ]
+
+
+def merged(figures: Ledger) -> int:
+    """Return the number of sends that met a message which was waiting still."""
+    return figures["merged"] + figures["replaced"]
+
+
+def live(figures: Ledger) -> int:
+    """Return the number of messages that are neither done nor dead."""
+    return figures.store + figures.prepare + figures.retry + figures.claimed
 
 
 class Accounts(TopicAccounts):
@@ -117,11 +91,11 @@ class Accounts(TopicAccounts):
         figures = self.figures()
         topics = list(figures.values())
         return {
-            "sent": figures[PRICES].counters["sent"] + figures[ORDERS].counters["sent"],
-            "merged": sum(topic.merged for topic in topics),
-            "rendered": figures[RENDERS].counters["committed"],
+            "sent": figures[PRICES]["sent"] + figures[ORDERS]["sent"],
+            "merged": sum(map(merged, topics)),
+            "rendered": figures[RENDERS]["committed"],
             "closed": self.closed_orders().count(),
-            "retried": sum(topic.retried for topic in topics),
+            "retried": sum(topic["failed"] + topic["expired"] for topic in topics),
             "dead": sum(topic.dead for topic in topics),
             "waiting": sum(topic.store for topic in topics),
             "running": sum(topic.prepare for topic in topics),
@@ -163,12 +137,12 @@ class Accounts(TopicAccounts):
     def finished(self) -> bool:
         """Whether nothing is left that will happen by itself soon. Orders are waited for if they take a minute at most."""
         figures = self.figures()
-        if figures[PRICES].live or figures[RENDERS].live or figures[MAILS].live:
+        if live(figures[PRICES]) or live(figures[RENDERS]) or live(figures[MAILS]):
             return False
         orders = figures[ORDERS]
         patience: timedelta = settings.SHOP_ORDER_TIMEOUT
         if patience <= timedelta(minutes=1):
-            return not orders.live
+            return not live(orders)
         return not (orders.prepare or orders.retry or self._overdue())
 
     def complaints(self, done: Done) -> list[str]:
@@ -176,10 +150,8 @@ class Accounts(TopicAccounts):
         found = self.unbalanced()
         figures = self.figures()
         for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders), (MAILS, done.orders)):
-            if figures[name].counters["sent"] < returned:
-                found.append(
-                    f"{returned} sends to {name} returned, Redis counts {figures[name].counters['sent']}"
-                )
+            if figures[name]["sent"] < returned:
+                found.append(f"{returned} sends to {name} returned, Redis counts {figures[name]['sent']}")
         for name in (PRICES, RENDERS, MAILS):
             waiting = figures[name].store + figures[name].prepare
             if waiting:
@@ -194,9 +166,9 @@ class Accounts(TopicAccounts):
         if overdue := self._overdue():
             found.append(f"{overdue} orders are past their time but neither paid nor closed")
         still_open = Order.objects.filter(state=State.OPEN).count()
-        if still_open > figures[ORDERS].live + figures[ORDERS].dead:
+        if still_open > live(figures[ORDERS]) + figures[ORDERS].dead:
             found.append(
-                f"{still_open} orders are open, but only {figures[ORDERS].live} messages will close them"
+                f"{still_open} orders are open, but only {live(figures[ORDERS])} messages will close them"
             )
         # What failed for good shows an old price, and is where a person finds it; nothing else may.
         excused = self._skus("dead") | self._skus("retry")
@@ -217,14 +189,8 @@ class Accounts(TopicAccounts):
 
     def _skus(self, state: str) -> set[int]:
         """The products whose renders are in this state."""
-        topic: Topic = self.topics[RENDERS]
-        found = set()
-        for slot in range(topic.slots):
-            cursor = None
-            while True:
-                page = self.broker.run(inspect.peek(topic, slot, state, after=cursor, limit=1000))
-                found |= {decode_body(topic, entry.member)["sku"] for entry in page.entries}
-                cursor = page.cursor
-                if cursor is None:
-                    break
-        return found
+        topic = self.topics[RENDERS]
+        pages = walk(
+            self.broker, (inspect.peek(topic, slot, state, limit=1000) for slot in range(topic.slots))
+        )
+        return {decode_body(topic, entry.member)["sku"] for page in pages for entry in page.entries}

@@ -6,14 +6,18 @@ import random
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from itertools import accumulate
 
 from django.conf import settings
 from django.db import connection
+from django.utils import timezone
 
+from django_rmq import send_message, send_messages
 from example_project.orders.checkout import OutOfStock, create_order, pay_order
-from example_project.orders.models import Order
+from example_project.orders.models import Order, State
+from example_project.orders.tasks import confirm
 from example_project.prices.changes import change_prices
 from example_project.prices.models import Product
 
@@ -21,6 +25,17 @@ TICK_SECONDS = 0.1
 CHANGES_PER_ORDER = 100
 PAID = 0.4
 """The part of the orders that is paid in time."""
+
+
+def resume() -> None:
+    """Send messages for all work that the database has open: they were lost with the Redis of an earlier run."""
+    outdated = list(Product.objects.outdated().values_list("sku", flat=True))
+    send_messages("price-changes", [{"sku": sku} for sku in outdated])
+    for pk, due_at in Order.objects.filter(state=State.OPEN).values_list("pk", "due_at"):
+        soon = timezone.now() + timedelta(seconds=1)
+        send_message("order-timeouts", {"order": pk}, fixed_time=max(due_at, soon))
+    for pk in Order.objects.filter(confirmed_at=None).values_list("pk", flat=True):
+        confirm.enqueue(pk)
 
 
 @dataclass

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -13,31 +11,17 @@ from example_project.orders.models import Order, State
 SHOWN = 50
 
 
-def _newest() -> dict[str, Any]:
-    counts = {state.label: Order.objects.filter(state=state).count() for state in State}
-    return {"orders": Order.objects.select_related("product")[:SHOWN], "counts": counts}
-
-
 def orders(request: HttpRequest) -> HttpResponse:
     """The newest orders."""
-    return render(request, "orders/orders.html", _newest())
-
-
-def order_list(request: HttpRequest) -> HttpResponse:
-    """The live part of the list."""
-    return render(request, "orders/_orders.html", _newest())
+    counts = {state.label: Order.objects.filter(state=state).count() for state in State}
+    newest = Order.objects.select_related("product")[:SHOWN]
+    return render(request, "orders/orders.html", {"orders": newest, "counts": counts})
 
 
 def order(request: HttpRequest, pk: int) -> HttpResponse:
     """One order, which can be paid while it is open."""
     found = get_object_or_404(Order.objects.select_related("product__shop"), pk=pk)
     return render(request, "orders/order.html", {"order": found})
-
-
-def order_state(request: HttpRequest, pk: int) -> HttpResponse:
-    """The live part of an order's page."""
-    found = get_object_or_404(Order.objects.select_related("product__shop"), pk=pk)
-    return render(request, "orders/_order.html", {"order": found})
 
 
 @require_POST

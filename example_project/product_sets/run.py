@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db.models import Count, Sum
 from django.utils import timezone
 
-from example_project.demo.accounts import TopicAccounts
+from example_project.demo.accounts import TopicAccounts, live, merged
 from example_project.demo.stage import Child, DemoFailed
 from example_project.product_sets.feeds import Feeds, FeedThread
 from example_project.product_sets.models import FIELDS, Batch, Item, ProductSet
@@ -78,7 +78,7 @@ class ProductSetsRun:
         if self.events_read() != self.feeds.written:
             return False
         # What the first topic causes is in the second before it leaves the first.
-        return not any(figures.live for figures in self.accounts.figures().values())
+        return not any(map(live, self.accounts.figures().values()))
 
     def sizes(self) -> str:
         """The sets and their sizes in one line."""
@@ -92,9 +92,9 @@ class ProductSetsRun:
         return {
             "events written": f"{self.feeds.written} about {len(self.feeds.latest)} items",
             "events read": f"{intake['rows'] or 0} in {intake['batches']} batches",
-            "changes sent": f"{changes.counters['sent']} ({changes.merged} merged)",
-            "changes consumed": f"{changes.counters['acked']} in {evaluation['batches']} batches",
-            "memberships sent": f"{memberships.counters['sent']} ({memberships.merged} merged)",
+            "changes sent": f"{changes['sent']} ({merged(changes)} merged)",
+            "changes consumed": f"{changes['acked']} in {evaluation['batches']} batches",
+            "memberships sent": f"{memberships['sent']} ({merged(memberships)} merged)",
             "product sets": self.sizes(),
         }
 
@@ -104,8 +104,8 @@ class ProductSetsRun:
         if (read := self.events_read()) != self.feeds.written:
             complaints.append(f"{self.feeds.written} events were written, {read} read")
         for name, figures in self.accounts.figures().items():
-            if figures.live:
-                complaints.append(f"{figures.live} messages of {name} were not consumed")
+            if left := live(figures):
+                complaints.append(f"{left} messages of {name} were not consumed")
         items = Item.objects.in_bulk(list(self.feeds.latest))
         differing = [
             sku

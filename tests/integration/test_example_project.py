@@ -25,17 +25,15 @@ from django_rmq.exceptions import Reject
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project import settings as shop
 from example_project.demo.accounts import Accounts
-from example_project.demo.traffic import Done
+from example_project.demo.traffic import Done, resume
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
-from example_project.orders.listeners import time_is_up
+from example_project.orders.listeners import time_is_up, write_report
 from example_project.orders.models import DailyReport, Order, State
-from example_project.orders.reports import write_report
 from example_project.orders.tasks import confirm
 from example_project.prices.changes import change_prices
 from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
-from example_project.resuming import resume
 from tests.support.brokers import direct
 
 
@@ -339,7 +337,7 @@ def test_a_visitor_orders_and_pays(product: Product, client: Client) -> None:
 def test_the_pay_button_of_a_refreshed_page_is_accepted(product: Product) -> None:
     order = create_order(1)
     visitor = Client(enforce_csrf_checks=True)
-    fragment = visitor.get(f"/orders/{order.pk}/state/").content.decode()
+    fragment = visitor.get(f"/orders/{order.pk}/").content.decode()
     token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', fragment)
     assert token is not None
     assert visitor.post(f"/orders/{order.pk}/pay/").status_code == 403
@@ -358,9 +356,7 @@ def test_paying_too_late_is_said_and_changes_nothing(product: Product, client: C
     assert order.state == State.CLOSED
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/newest/", "/products/1/", "/products/1/image/", "/orders/", "/orders/list/"]
-)
+@pytest.mark.parametrize("path", ["/", "/products/1/", "/orders/"])
 def test_every_page_works_with_and_without_a_picture(product: Product, client: Client, path: str) -> None:
     assert client.get(path).status_code == 200
     render_price(product)
@@ -487,7 +483,7 @@ def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Acco
     assert accounts.complaints(Done()) == []
     direct(get_broker()).client.delete("order-timeouts_3")
     (complaint,) = accounts.complaints(Done())
-    assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")
+    assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced:")
 
 
 # --- the report of the day

@@ -252,7 +252,7 @@ def test_the_page_lists_the_sets_with_their_newest_members(cheap: ProductSet, cl
     write_evaluation("q", 0, evaluated(cheap, 1, 2, 3), rows=10)
     drain(MEMBERSHIPS)
     write_evaluation("q", 1, evaluated(cheap, 2, 3, 4), rows=10)
-    part = client.get("/sets/list/").content.decode()
+    part = client.get("/sets/").content.decode()
     assert "<b>3</b> items · 4 joined · 1 left · max price 4.00" in part
     assert "<td>4 Mug 4</td>" in part
     assert (part.count("<td>yes</td>"), part.count(">waiting<")) == (2, 1)
@@ -267,7 +267,7 @@ def test_the_page_asks_a_fixed_number_of_queries(
 ) -> None:
     write_evaluation("q", 0, evaluated(cheap, *range(1, 10)), rows=10)
     with django_assert_num_queries(2):
-        client.get("/sets/list/")
+        client.get("/sets/")
 
 
 def test_a_set_is_edited_in_the_admin(cheap: ProductSet, admin_client: Client) -> None:

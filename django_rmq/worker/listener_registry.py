@@ -188,7 +188,7 @@ def schedule(
     name: str,
     *,
     topic: str | None = None,
-    body: object = None,
+    body: Any = None,
     cron: str | None = None,
     every: Duration | None = None,
     timezone: str | None = None,

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import decimal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from django.db import Error as DatabaseError
 from django.db import connections as databases
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -32,17 +34,17 @@ class _Opened(threading.local):
     """The connections that a thread has opened, by alias; Django's own handler is slower to search."""
 
     def __init__(self) -> None:
-        self.connections: dict[str, Any] = {}
+        self.connections: dict[str, BaseDatabaseWrapper] = {}
 
 
 _opened = _Opened()
 
 
-_everywhere: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_everywhere: WeakValueDictionary[int, BaseDatabaseWrapper] = WeakValueDictionary()
 """The connections that any thread has opened, by their ids."""
 
 
-def _note_opened(connection: Any, **_: object) -> None:
+def _note_opened(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.connections[connection.alias] = connection
     _everywhere[id(connection)] = connection
 
@@ -78,7 +80,7 @@ class _Depth(NamedTuple):
 _NOTHING_OPEN = _Depth(0, 0)
 
 
-def _depths(opened: Mapping[str, Any]) -> dict[str, _Depth] | None:
+def _depths(opened: Mapping[str, BaseDatabaseWrapper]) -> dict[str, _Depth] | None:
     """Return the transactions that are open before a call: those of a test around it, or of a listener with ``once``."""
     for connection in opened.values():
         if connection.in_atomic_block:
@@ -115,7 +117,7 @@ def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
     return left
 
 
-def _roll_back(connection: Any, depth: _Depth) -> None:
+def _roll_back(connection: BaseDatabaseWrapper, depth: _Depth) -> None:
     for block in connection.atomic_blocks[depth.blocks :]:
         # The garbage collector may end this block later, with its generator. The block must not end a transaction of another
         # message then.
@@ -138,7 +140,7 @@ def _roll_back(connection: Any, depth: _Depth) -> None:
             connection.needs_rollback = True
 
 
-def _replace(connection: Any) -> None:
+def _replace(connection: BaseDatabaseWrapper) -> None:
     """Roll back and close a connection, and have Django make another one."""
     connection.in_atomic_block = connection.needs_rollback = False
     connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
@@ -151,7 +153,7 @@ def _replace(connection: Any) -> None:
         del databases[connection.alias]
 
 
-def _has_manual_transaction(connection: Any) -> bool:
+def _has_manual_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a listener that has switched autocommit off has left a transaction open.
 
     With ``AUTOCOMMIT: False`` in the settings every query opens one, as the project wants.
@@ -179,7 +181,7 @@ def log_open(listener: str, left: list[str]) -> None:
         logger.warning("%s", error_of(listener, left), extra={"rmq_event": "left_open"})
 
 
-def call_closed(listener: str, function: Callable[[Any], object], argument: object) -> object:
+def call_closed(listener: str, function: ListenerFunction, argument: ListenerArgument) -> object:
     """Call a listener, of which ``listener`` is the name.
 
     Raise ``TransactionLeftOpen`` if it returns and leaves a transaction open, which is rolled back.
@@ -197,14 +199,14 @@ def call_closed(listener: str, function: Callable[[Any], object], argument: obje
     return returned
 
 
-def isolated(listener: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
+def isolated(listener: str, function: ListenerFunction) -> ListenerFunction:
     """Return a function that calls a listener and leaves its thread as it was.
 
     Language, time zone, context variables and the decimal context end with the call, because it runs in a copy of the
     context of its thread. Database connections stay, without a transaction.
     """
 
-    def call(argument: object) -> object:
+    def call(argument: ListenerArgument) -> object:
         context = copy_context()
         for variable in context:
             if variable.name == "decimal_context":

@@ -10,8 +10,8 @@ import threading
 import time
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
@@ -20,7 +20,7 @@ from django_rmq import open_transactions, signals
 from django_rmq.conf import get_config
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model import log_redaction
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
@@ -71,12 +71,12 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
     _send(signals.remove_failed, topic, results=results, error=error)
 
 
-def around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
+def around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     """Return a function that a worker calls in place of ``function``; it announces and traces the start of each call."""
     if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around(topic, function)
 
-    def announced(argument: Any) -> object:
+    def announced(argument: ListenerArgument) -> object:
         messages = argument if isinstance(argument, list) else [argument]
         _send(signals.message_started, topic.name, messages=messages)
         _note("started", topic.name, messages)
@@ -91,7 +91,7 @@ def around_async(topic: Topic, function: Coroutine) -> Coroutine:
     if not signals.message_started.has_listeners(topic.name) and stream() is None:
         return telemetry.around_async(topic, function)
 
-    async def announced(argument: Any) -> object:
+    async def announced(argument: ListenerArgument) -> object:
         messages = argument if isinstance(argument, list) else [argument]
         if signals.message_started.has_listeners(topic.name):
             await _asend_started(topic.name, messages)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_rmq.conf import get_config
 from django_rmq.core.model import log_redaction
 from django_rmq.core.model.envelope import key_of
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import SendOptions
@@ -397,7 +397,7 @@ def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
         count_sent(topic, call.failed, error)
 
 
-def around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
+def around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     """Return a function that a worker calls in place of ``function``, a listener of ``topic``; it observes each call."""
     return _ObservedCall(topic, function) if get_config().uses_telemetry else function
 
@@ -414,13 +414,13 @@ class _ObservedCall:
         self._is_hidden = log_redaction.hides(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 
-    def __call__(self, argument: object) -> object:
+    def __call__(self, argument: ListenerArgument) -> object:
         with self._call(argument) as call:
             call.returned = returned = self._function(argument)
         return returned
 
     @contextmanager
-    def _call(self, argument: Any) -> Iterator[_Call]:
+    def _call(self, argument: ListenerArgument) -> Iterator[_Call]:
         """Observe a call, which notes what the listener returned."""
         messages: list[Message] = argument if isinstance(argument, list) else [argument]
         began, failure, call = time.perf_counter(), None, _Call()
@@ -452,7 +452,7 @@ class _ObservedCall:
 
 
 class _ObservedAsync(_ObservedCall):
-    async def __call__(self, argument: object) -> object:
+    async def __call__(self, argument: ListenerArgument) -> object:
         with self._call(argument) as call:
             call.returned = returned = await self._function(argument)
         return returned

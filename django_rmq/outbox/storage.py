@@ -104,9 +104,9 @@ def explained(alias: str, error: DatabaseError) -> Exception:
     )
 
 
-def is_mariadb(connection: Any) -> bool:
+def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the server is MariaDB, for which Django has the backend of MySQL."""
-    return bool(connection.vendor == "mysql" and connection.mysql_is_mariadb)
+    return bool(connection.vendor == "mysql" and getattr(connection, "mysql_is_mariadb", False))
 
 
 def has_table(alias: str) -> bool:

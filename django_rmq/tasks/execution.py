@@ -33,7 +33,7 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerFunction, Message
 from django_rmq.exceptions import (
     Cancelled,
     Reject,
@@ -494,9 +494,9 @@ def release(message: Message) -> None:
     together.run(result_lookup.note_release(key))
 
 
-def listeners(config: Config) -> dict[str, Callable[[Any], Any]]:
+def listeners(config: Config) -> dict[str, ListenerFunction]:
     """Return the listener of each topic that tasks need."""
-    found: dict[str, Callable[[Any], Any]] = {}
+    found: dict[str, ListenerFunction] = {}
     for backend in config.tasks.values():
         for queue in [backend.shared] if backend.shared else backend.queues.values():
             found[queue.threads.name], found[queue.loop.name] = run, arun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.schedules.stepper import next_run
@@ -131,10 +131,10 @@ def _drain_slot(
         raised.clear()
 
 
-def _recorded(function: Callable[[Any], object], raised: list[BaseException]) -> Callable[[Any], object]:
+def _recorded(function: ListenerFunction, raised: list[BaseException]) -> ListenerFunction:
     """Return a listener that keeps its errors in ``raised``, except for those by which it decides how it ends."""
 
-    def recorded(argument: Any) -> object:
+    def recorded(argument: ListenerArgument) -> object:
         try:
             return function(argument)
         except (Retry, Reject):

@@ -23,7 +23,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django_rmq import schedules as scheduled
 from django_rmq.conf import Config, get_config
 from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerFunction, Message
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.tasks import execution as tasks
@@ -44,7 +44,7 @@ class Listener:
     """The function that is called with the messages of one topic."""
 
     topic: str
-    function: Callable[[Any], object]
+    function: ListenerFunction
     """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function: it runs one
     to its end."""
     batch_size: int | None
@@ -169,7 +169,7 @@ def add(
     except ValueError:
         pass  # some functions written in C do not expose their arguments
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
-    runs: Callable[[Any], object] = async_to_sync(function) if runs_later else function
+    runs: ListenerFunction = async_to_sync(function) if runs_later else function
     if using is not None:
         runs = OnceListener(name, runs, using)
     coroutine = function if runs_later and using is None else None

@@ -6,8 +6,7 @@ exists has had its effects: the listener is not called for it, and the queue com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,7 +15,7 @@ from django_rmq import open_transactions
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.observability import telemetry
 
@@ -40,11 +39,11 @@ class _PartlyDone(Exception):
 class OnceListener:
     """Stands in for the listener ``name`` with ``once``; ``using`` is the database in which its effects happen."""
 
-    def __init__(self, name: str, function: Callable[[Any], object], using: str) -> None:
+    def __init__(self, name: str, function: ListenerFunction, using: str) -> None:
         self._name, self._function = name, function
         self.using = using
 
-    def __call__(self, argument: Any) -> object:
+    def __call__(self, argument: ListenerArgument) -> object:
         """Call the listener with a message, or with the messages of a list that were not processed before."""
         if isinstance(argument, list):
             return self._call_list(argument)
@@ -96,7 +95,11 @@ class OnceListener:
         return connection
 
     def _call(
-        self, connection: BaseDatabaseWrapper, argument: object, messages: list[Message], row: int | None
+        self,
+        connection: BaseDatabaseWrapper,
+        argument: ListenerArgument,
+        messages: list[Message],
+        row: int | None,
     ) -> object:
         """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
         try:

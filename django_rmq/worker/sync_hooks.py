@@ -23,6 +23,7 @@ from django_rmq import open_transactions
 from django_rmq.conf import is_debug
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.invoke import Coroutine
+from django_rmq.core.model.message import ListenerArgument, ListenerFunction
 from django_rmq.core.model.topic import Topic
 from django_rmq.observability import announcements
 from django_rmq.worker import listener_registry
@@ -39,7 +40,7 @@ class SyncThreads:
         """Return the function that the event loop awaits in place of ``function``, an async listener of ``topic``."""
         watched, name = announcements.around_async(topic, function), listener_registry.name_of(topic.name)
 
-        async def call(argument: object) -> object:
+        async def call(argument: ListenerArgument) -> object:
             # The last one first, so that few threads and connections stay in use.
             thread = self._idle.pop() if self._idle else ThreadSensitiveContext()
             SyncToAsync.thread_sensitive_context.set(thread)  # rule: shares_connections
@@ -106,7 +107,7 @@ def _begin_batch() -> None:
         caches.all()
 
 
-def _around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], object]:
+def _around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     """Return the function that a thread calls in place of ``function``, a listener of ``topic``."""
     isolated = open_transactions.isolated(
         listener_registry.name_of(topic.name), announcements.around(topic, function)
@@ -114,7 +115,7 @@ def _around(topic: Topic, function: Callable[[Any], object]) -> Callable[[Any], 
     if not is_debug():
         return isolated
 
-    def call(argument: object) -> object:
+    def call(argument: ListenerArgument) -> object:
         reset_queries()
         return isolated(argument)
 

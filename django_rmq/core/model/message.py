@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
@@ -283,3 +284,10 @@ class Message(DeliveryHandle, Generic[Body]):
     def reject(self, reason: str = "rejected") -> None:
         """In a batch: put this message into Dead at once."""
         self.outcome = Failure(self.delivery.member, "rejected", None, reason)
+
+
+ListenerArgument = Message | list[Message]
+"""What a listener is called with: one message, or the messages of a batch."""
+
+ListenerFunction = Callable[[Any], object]
+"""A listener as its project wrote it. It takes one of the two, so this is no function of a ``ListenerArgument``."""

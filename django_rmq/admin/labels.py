@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django.utils.formats import number_format
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 Text = str | Promise
@@ -102,14 +100,3 @@ DID = frozenset(
     )
 )
 """Outcomes that changed something."""
-
-
-def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
-    """Return the number of messages for each outcome as a sentence: “1,200 replayed, 3 not there any more”."""
-    parts = [
-        _("%(count)s %(outcome)s")
-        % {"count": number_format(count, force_grouping=True), "outcome": OUTCOMES.get(word, word)}
-        for word, count in outcomes.items()
-        if count
-    ]
-    return _(", ").join(parts) or _("nothing")

@@ -17,7 +17,6 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.filter_form import PARAMETERS
-from django_rmq.admin.labels import outcomes_sentence
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
 from django_rmq.admin.views.background_views import KIND_OF
 from django_rmq.admin.views.message_views import filter_form
@@ -25,6 +24,7 @@ from django_rmq.admin.views.page import (
     Pages,
     back_of,
     number,
+    outcomes_sentence,
     so_far,
     tell,
     tell_problems,

@@ -10,8 +10,8 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
-from django_rmq.admin.labels import STATES, outcomes_sentence
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.labels import STATES
+from django_rmq.admin.views.page import Pages, outcomes_sentence, page
 from django_rmq.core.model.background_action import ActionKind, ActionProgress
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import Operations, Permission

@@ -19,13 +19,14 @@ from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.formats import number_format
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.dashboard_rows import Banner, PageAddresses
 from django_rmq.admin.filter_form import LONGEST_TEXT, PARAMETERS
-from django_rmq.admin.labels import DID, OUTCOMES, outcomes_sentence
+from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
@@ -304,6 +305,17 @@ def _topic_rule(request: HttpRequest) -> TopicRule | None:
 
 
 # --- messages above the next page
+
+
+def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
+    """Return the number of messages for each outcome as a sentence: “1,200 replayed, 3 not there any more”."""
+    parts = [
+        _("%(count)s %(outcome)s")
+        % {"count": number_format(count, force_grouping=True), "outcome": OUTCOMES.get(word, word)}
+        for word, count in outcomes.items()
+        if count
+    ]
+    return _(", ").join(parts) or _("nothing")
 
 
 def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int]) -> None:

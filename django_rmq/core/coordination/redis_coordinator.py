@@ -75,21 +75,13 @@ class RedisCoordinator(SharedCoordinator):
         *,
         session_seconds: float = SESSION_SECONDS,
         audit_seconds: float = AUDIT_SECONDS,
-        settle_seconds: float = SETTLE_SECONDS,
         token: str = "",
     ) -> None:
         if not SHORTEST_SESSION <= session_seconds <= LONGEST_SESSION:
             raise ConfigurationError(
                 f"a worker's session must last {SHORTEST_SESSION} to {LONGEST_SESSION} seconds, got {session_seconds}"
             )
-        super().__init__(
-            worker,
-            own,
-            disown,
-            session_seconds=session_seconds,
-            audit_seconds=audit_seconds,
-            settle_seconds=settle_seconds,
-        )
+        super().__init__(worker, own, disown, session_seconds=session_seconds, audit_seconds=audit_seconds)
         self.broker = broker
         self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
         self._token = token or uuid4().hex

@@ -176,10 +176,7 @@ NEVER = float("inf")
 
 
 class SharedCoordinator(Coordinator):
-    """See ``Coordinator``. A thread checks at intervals, and at once when a change is published.
-
-    ``settle_seconds`` and ``audit_seconds`` correspond to the constants.
-    """
+    """See ``Coordinator``. A thread checks every ``audit_seconds``, and at once when a change is published."""
 
     session_seconds: float
     """Seconds after which the other workers consider a silent worker gone."""
@@ -192,12 +189,11 @@ class SharedCoordinator(Coordinator):
         *,
         session_seconds: float,
         audit_seconds: float,
-        settle_seconds: float,
     ) -> None:
         self.worker = worker
         self.session_seconds = session_seconds
         self._audit_seconds = audit_seconds
-        self._settle_seconds = settle_seconds
+        self._settle_seconds = SETTLE_SECONDS
         self._announced = worker
         """This worker as the others should know it; ``worker`` is the version that they know."""
         self._members = ""

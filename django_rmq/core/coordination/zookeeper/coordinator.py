@@ -25,7 +25,6 @@ from django_rmq.core.coordination.assignment_storage import (
 )
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
-    SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
     uptime,
@@ -230,7 +229,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
         token: str,
         is_strict: bool = False,
         audit_seconds: float = AUDIT_SECONDS,
-        settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         super().__init__(
             worker,
@@ -238,7 +236,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
             disown,
             session_seconds=ensemble.session_seconds,
             audit_seconds=audit_seconds,
-            settle_seconds=settle_seconds,
         )
         self.ensemble = ensemble
         self._definitions = PublishedDefinitions(registered, self._complain)

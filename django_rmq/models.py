@@ -61,7 +61,7 @@ class ProcessedMessage(models.Model):
         default_permissions = ()
         constraints = [
             # Nearly every comparison is decided by the origin alone.
-            models.UniqueConstraint(fields=["origin", "topic"], name="rmq_processed_once"),
+            models.UniqueConstraint(fields=["origin", "topic"], name="rmq_processed_once")
         ]
 
     def __str__(self) -> str:

@@ -84,12 +84,7 @@ def taken(
                 else [body],
             }
         )
-    return {
-        "messages": found,
-        "timeout": declared.timeout,
-        "next_slot": next_slot,
-        "wait_refused": False,
-    }
+    return {"messages": found, "timeout": declared.timeout, "next_slot": next_slot, "wait_refused": False}
 
 
 class SettledAnswer(ResponseSerializer):
@@ -262,9 +257,7 @@ class RollbackView(SettlingView):
         settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked]
         outcomes = [
             SettlementOutcome(
-                one.get("error", ""),
-                round(one["delay"] * 1000) if "delay" in one else None,
-                one["reject"],
+                one.get("error", ""), round(one["delay"] * 1000) if "delay" in one else None, one["reject"]
             )
             for one in asked
         ]

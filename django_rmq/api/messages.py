@@ -235,12 +235,7 @@ class MessagesView(RmqView):
 
     needs = {"GET": Permission.VIEW, "POST": Permission.SEND}
 
-    @documented(
-        "messages",
-        query=requests.MessagesQuery,
-        answers={200: MessagesAnswer},
-        errors=[404, 409],
-    )
+    @documented("messages", query=requests.MessagesQuery, answers={200: MessagesAnswer}, errors=[404, 409])
     def get(self, request: Request, topic: str) -> Response:
         """List the messages of a topic in one state, page by page."""
         declared = self.topic(topic)
@@ -275,7 +270,7 @@ class MessagesView(RmqView):
             "Idempotency-Key": (
                 "1 to 255 characters of your choice. A repeated request with the same key is executed once a day",
                 {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
-            ),
+            )
         },
         answers={202: SendsAnswer},
         errors=[404, 409, 422, 429, 507],
@@ -330,16 +325,7 @@ class MessagesView(RmqView):
         return sends_response(results, results.counts(), operations.sent_id)
 
 
-_OPTIONS = (
-    "key",
-    "priority",
-    "fixed_time",
-    "slot_basis",
-    "headers",
-    "expires",
-    "max_retries",
-    "timeout",
-)
+_OPTIONS = ("key", "priority", "fixed_time", "slot_basis", "headers", "expires", "max_retries", "timeout")
 
 
 def _ensured(asked: Fields) -> Fields | None:

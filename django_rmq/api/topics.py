@@ -12,12 +12,7 @@ from django_rmq.api.schema import documented
 from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView
 from django_rmq.core.model.run_time_limits import LIMITS
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.operations import (
-    Permission,
-    RunningMessages,
-    TopicLimits,
-    WorkerStack,
-)
+from django_rmq.operations import Permission, RunningMessages, TopicLimits, WorkerStack
 from django_rmq.operations.sends import body_schema
 from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
 
@@ -414,10 +409,7 @@ class StatsView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented(
-        "stats",
-        answers={200: StatsAnswer},
-    )
+    @documented("stats", answers={200: StatsAnswer})
     def get(self, request: Request) -> Response:
         """Count the messages sent, done and failed per topic. Topics with very many slots are left out."""
         flow = self.operations.shared_flow(self.known())
@@ -433,12 +425,7 @@ class SlotsView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented(
-        "slots",
-        query=requests.SlotsQuery,
-        answers={200: SlotsAnswer},
-        errors=[404],
-    )
+    @documented("slots", query=requests.SlotsQuery, answers={200: SlotsAnswer}, errors=[404])
     def get(self, request: Request) -> Response:
         """List slots of a topic: what each holds, and who owns it."""
         asked = self.read(requests.SlotsQuery, request.query_params)

@@ -12,13 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
 from django_rmq import connections
-from django_rmq.checks.check_messages import (
-    AppError,
-    AppInfo,
-    AppWarning,
-    read_project,
-    sentence,
-)
+from django_rmq.checks.check_messages import AppError, AppInfo, AppWarning, read_project, sentence
 from django_rmq.conf import Config, read_settings, with_unwritten_identity
 from django_rmq.connections import coordinators
 from django_rmq.core.redis.in_memory import INSTALL, is_installed

@@ -27,10 +27,7 @@ from django_rmq.core.model.limits import MAX_RETRIES_LIMIT
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 
-PATHS = {
-    "django_rmq.tasks.RMQBackend": "",
-    "django_rmq.tasks.PackageBackend": "django_tasks",
-}
+PATHS = {"django_rmq.tasks.RMQBackend": "", "django_rmq.tasks.PackageBackend": "django_tasks"}
 """BACKEND -> the package whose tasks it takes; an empty one is Django's own, or django-tasks before Django 6.0."""
 
 DEFAULT = "default"

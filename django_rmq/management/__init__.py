@@ -126,13 +126,7 @@ class RmqCommand(BaseCommand):
         self.stdout.write(dumps(found, indent=2))
 
     def confirmed(
-        self,
-        name: str,
-        count: Callable[[], BulkRun],
-        done: str,
-        question: str,
-        word: str,
-        options: Options,
+        self, name: str, count: Callable[[], BulkRun], done: str, question: str, word: str, options: Options
     ) -> bool:
         """Count the messages of a long operation on topic ``name``, and return whether to do it.
 

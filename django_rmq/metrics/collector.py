@@ -224,13 +224,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
 }
 """Metric without prefix and suffix → field of ``Totals``, help."""
 
-STATES = {
-    "waiting": "store",
-    "running": "prepare",
-    "claimed": "claimed",
-    "resting": "retry",
-    "dead": "dead",
-}
+STATES = {"waiting": "store", "running": "prepare", "claimed": "claimed", "resting": "retry", "dead": "dead"}
 """Value of the label ``state`` → field of ``Depth`` and of the figures."""
 
 

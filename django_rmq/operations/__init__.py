@@ -57,11 +57,7 @@ from django_rmq.operations.stats import (
     TopicStats,
     WorkerStats,
 )
-from django_rmq.operations.topics import (
-    TopicCard,
-    TopicLimits,
-    UndeclaredTopic,
-)
+from django_rmq.operations.topics import TopicCard, TopicLimits, UndeclaredTopic
 from django_rmq.operations.worker_overview import (
     MessageStacks,
     RunningMessages,

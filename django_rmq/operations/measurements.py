@@ -11,14 +11,7 @@ from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts
 from django_rmq.core.monitoring import events as published_events
 from django_rmq.core.monitoring import history as recorded_history
-from django_rmq.core.monitoring.history import (
-    EDGES_MS,
-    Depth,
-    HistoryTotals,
-    Latest,
-    Minute,
-    Rates,
-)
+from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Latest, Minute, Rates
 from django_rmq.exceptions import OperationRefused, RmqError, WrongType
 from django_rmq.operations import shared_reads, stats
 from django_rmq.operations.authorization import Permission

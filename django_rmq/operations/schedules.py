@@ -22,12 +22,7 @@ from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import new_origin
 from django_rmq.core.model.message import message_id
-from django_rmq.core.model.schedule import (
-    EDITABLE,
-    Schedule,
-    ScheduleRecord,
-    tick_member,
-)
+from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
 from django_rmq.core.model.status import read
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import basis_of

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from django_rmq.core import resharding
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.resharding import (
-    AT_ONCE,
-    DrainProgress,
-    Reslotting,
-    begin,
-)
+from django_rmq.core.resharding import AT_ONCE, DrainProgress, Reslotting, begin
 from django_rmq.core.topic_registration import differences
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
 

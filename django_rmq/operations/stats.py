@@ -569,11 +569,7 @@ class TopicCounters:
         }
 
 
-_COUNTERS = {
-    "sent": ("sent",),
-    "done": ("committed", "acked"),
-    "failed": ("failed", "expired", "rejected"),
-}
+_COUNTERS = {"sent": ("sent",), "done": ("committed", "acked"), "failed": ("failed", "expired", "rejected")}
 
 
 def flow(context: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:

@@ -337,12 +337,7 @@ def _looked_at(
         found["resting"] += counts.retry
         found["dead"] += counts.dead
     return UndeclaredTopic(
-        topic,
-        found["waiting"],
-        found["running"],
-        found["resting"],
-        found["dead"],
-        len(wanted) < topic.slots,
+        topic, found["waiting"], found["running"], found["resting"], found["dead"], len(wanted) < topic.slots
     )
 
 

@@ -73,10 +73,7 @@ def together(parts: Iterable[Waiting]) -> list[Waiting]:
         had = found.get(one.topic, Waiting(one.topic))
         known = [age for age in (had.oldest_ms, one.oldest_ms) if age is not None]
         found[one.topic] = Waiting(
-            one.topic,
-            had.messages + one.messages,
-            had.refused + one.refused,
-            max(known) if known else None,
+            one.topic, had.messages + one.messages, had.refused + one.refused, max(known) if known else None
         )
     return [found[name] for name in sorted(found)]
 

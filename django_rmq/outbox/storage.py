@@ -380,11 +380,7 @@ def with_sizes(rows: Any) -> Any:
     # Oracle has no LENGTH of a BLOB, and measures it by a function of a package.
     of_oracle = databases[rows.db].vendor == "oracle"
     member, envelope = (
-        Func(
-            column,
-            function="DBMS_LOB.GETLENGTH" if of_oracle else "LENGTH",
-            output_field=IntegerField(),
-        )
+        Func(column, function="DBMS_LOB.GETLENGTH" if of_oracle else "LENGTH", output_field=IntegerField())
         for column in ("member", "envelope")
     )
     return rows.annotate(size=member + Coalesce(envelope, 0))

@@ -13,12 +13,7 @@ from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.reader import COLUMNS, METADATA
-from django_rmq.spark.source_options import (
-    READ,
-    STREAM,
-    WRITE,
-    SourceOptions,
-)
+from django_rmq.spark.source_options import READ, STREAM, WRITE, SourceOptions
 
 if TYPE_CHECKING:
     from django_rmq.spark.writer import StreamWriter, Writer

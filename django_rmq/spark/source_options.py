@@ -257,13 +257,7 @@ class SourceOptions:
         self.slots(1 << 20)
         self.bounds()
         self.tasks(0)
-        _ = (
-            gathering(self),
-            most_bytes(self),
-            self.lease_ms,
-            self.poll_seconds,
-            self.consumer,
-        )
+        _ = (gathering(self), most_bytes(self), self.lease_ms, self.poll_seconds, self.consumer)
 
 
 def gathering(options: SourceOptions) -> tuple[int, float]:

@@ -55,9 +55,7 @@ try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 except ImportError:
     # PySpark 4.0 does not have it; batch writes need none of it.
-    from pyspark.sql.datasource import (  # type: ignore[assignment]
-        DataSourceStreamWriter as DataSourceStreamArrowWriter,
-    )
+    from pyspark.sql.datasource import DataSourceStreamWriter as DataSourceStreamArrowWriter  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 

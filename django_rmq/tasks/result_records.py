@@ -117,10 +117,7 @@ def _error_type(package: str) -> Any:
         "__slots__": (),
         "__doc__": "Why an attempt failed.",
         "__module__": __name__,
-        "__reduce__": lambda error: (
-            _task_error,
-            (package, error.exception_class_path, error.traceback),
-        ),
+        "__reduce__": lambda error: (_task_error, (package, error.exception_class_path, error.traceback)),
         "exception_class": property(_class_of),
     }
     return type("TaskError", (framework_of(package).base.TaskError,), given)

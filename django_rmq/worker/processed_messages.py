@@ -129,10 +129,7 @@ def _insert_carefully(connection: BaseDatabaseWrapper, row: Row) -> bool:
 
 
 def forgetting(
-    topics: Iterable[Topic],
-    databases: Mapping[str, str],
-    seconds: float,
-    may_delete: Callable[[Topic], bool],
+    topics: Iterable[Topic], databases: Mapping[str, str], seconds: float, may_delete: Callable[[Topic], bool]
 ) -> list[tuple[str, Duty]]:
     """Return a duty for each database, by its alias, that deletes rows older than ``seconds``, in bounded steps.
 

@@ -172,12 +172,7 @@ def _log_settled(settled: RecoveryResult) -> None:
                 topic,
                 named,
                 rest,
-                extra={
-                    "rmq_event": "charged_for",
-                    "rmq_topic": topic,
-                    "rmq_messages": count,
-                    "rmq_ids": ids,
-                },
+                extra={"rmq_event": "charged_for", "rmq_topic": topic, "rmq_messages": count, "rmq_ids": ids},
             )
 
 

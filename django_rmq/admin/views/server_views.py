@@ -81,11 +81,7 @@ def _facts(server: ServerInfo) -> Iterator[Fact]:
     yield _("Up for"), duration(count("uptime_in_seconds"))
     yield (
         _("Role"),
-        _("replica of %(host)s:%(port)s")
-        % {
-            "host": value("master_host"),
-            "port": value("master_port"),
-        }
+        _("replica of %(host)s:%(port)s") % {"host": value("master_host"), "port": value("master_port")}
         if value("role") == "slave"
         else _("primary"),
     )

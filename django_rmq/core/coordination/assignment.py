@@ -283,9 +283,7 @@ Assignment = dict[str, tuple[SlotRun, ...]]
 
 
 def assign(
-    topics: Iterable[TopicSlots],
-    workers: Iterable[WorkerCapacity],
-    previous: Mapping[str, Sequence[SlotRun]],
+    topics: Iterable[TopicSlots], workers: Iterable[WorkerCapacity], previous: Mapping[str, Sequence[SlotRun]]
 ) -> Assignment:
     """Return the new assignment. Topics that no worker serves, and those that are not serial, are left out.
 

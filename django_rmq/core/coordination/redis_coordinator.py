@@ -16,13 +16,7 @@ from uuid import uuid4
 
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination import (
-    Holding,
-    Member,
-    Slots,
-    Worker,
-    assign,
-)
+from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.assignment_storage import (
     AssignmentPlan,
     read_record,

@@ -144,12 +144,7 @@ class Message(DeliveryHandle, Generic[Body]):
     """What log lines say of the message beside its name: field -> value. Only listeners of RMQ's own set it."""
 
     def __init__(
-        self,
-        topic: Topic,
-        slot: int,
-        receipt: int,
-        delivery: Delivery,
-        holder: DeliveryControl | None = None,
+        self, topic: Topic, slot: int, receipt: int, delivery: Delivery, holder: DeliveryControl | None = None
     ) -> None:
         self._holder = holder
         self._reported_at = -math.inf

@@ -28,15 +28,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 
 MessageState = Literal[
-    "waiting",
-    "running",
-    "running_and_waiting",
-    "resting",
-    "dead",
-    "done",
-    "removed",
-    "cancelled",
-    "unknown",
+    "waiting", "running", "running_and_waiting", "resting", "dead", "done", "removed", "cancelled", "unknown"
 ]
 """The state of a message; ``MessageStatus.state`` says what each means."""
 

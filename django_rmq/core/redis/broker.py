@@ -111,8 +111,7 @@ class RedisBroker:
         ``replace`` overwrites the definition but keeps what it records about re-slottings.
         """
         return self.redefine(
-            topic.name,
-            lambda known: redefined(topic, known) if replace or not known else known,
+            topic.name, lambda known: redefined(topic, known) if replace or not known else known
         )
 
     def redefine(self, name: str, change: Callable[[Definition], Definition]) -> Definition:

@@ -17,12 +17,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
-from django_rmq.core.model.schedule import (
-    ScheduleRecord,
-    instant_text,
-    tick_member,
-    walls_text,
-)
+from django_rmq.core.model.schedule import ScheduleRecord, instant_text, tick_member, walls_text
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, basis_of

@@ -26,12 +26,7 @@ from django_rmq.management.message_options import (
     is_named,
     name_of,
 )
-from django_rmq.operations import (
-    BulkProgress,
-    Filter,
-    Limits,
-    Operations,
-)
+from django_rmq.operations import BulkProgress, Filter, Limits, Operations
 
 
 class Command(RmqCommand):

@@ -28,12 +28,7 @@ from django_rmq.management.message_options import (
     is_named,
     name_of,
 )
-from django_rmq.operations import (
-    ActionResult,
-    BulkRun,
-    Limits,
-    Operations,
-)
+from django_rmq.operations import ActionResult, BulkRun, Limits, Operations
 from django_rmq.operations.actions import new_score
 
 
@@ -95,12 +90,7 @@ class Command(RmqCommand):
         self.tell(name, self.follow(run(limits), f"reschedule {name}", options), options)
 
     def _reschedule_named(
-        self,
-        operations: Operations,
-        name: str,
-        ids: list[str],
-        new: dict[str, Any],
-        options: Options,
+        self, operations: Operations, name: str, ids: list[str], new: dict[str, Any], options: Options
     ) -> None:
         if options["dry_run"]:
             new_score(operations.config.topic(name), **new)

@@ -86,9 +86,7 @@ class Command(RmqCommand):
         """Add the options of a message."""
         parser.add_argument("--priority", type=int, metavar="N", help="priority topics: the priority")
         parser.add_argument(
-            "--time-range",
-            metavar="TIME",
-            help="range_merge topics: due after 5, 250ms, 15m or 2h",
+            "--time-range", metavar="TIME", help="range_merge topics: due after 5, 250ms, 15m or 2h"
         )
         parser.add_argument("--delay", metavar="TIME", help="fifo topics: due after 5, 250ms, 15m or 2h")
         when = parser.add_mutually_exclusive_group()
@@ -131,9 +129,7 @@ class Command(RmqCommand):
             help="IDENTITY key: fewer retries than the topic's",
         )
         parser.add_argument(
-            "--timeout",
-            metavar="TIME",
-            help="IDENTITY key: a shorter time-out than the topic's",
+            "--timeout", metavar="TIME", help="IDENTITY key: a shorter time-out than the topic's"
         )
 
     def handle(self, *args: object, **options: Any) -> None:

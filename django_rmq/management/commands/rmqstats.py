@@ -33,13 +33,7 @@ from django_rmq.management.message_options import (
     lines_of_status,
     name_of,
 )
-from django_rmq.operations import (
-    Operations,
-    ScheduleStats,
-    TopicCounters,
-    TopicStats,
-    Waiting,
-)
+from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
 
 Rates = dict[str, dict[str, float]]
 WATCH_SECONDS = 1.0

@@ -45,9 +45,7 @@ class Command(RmqCommand):
             help="register new topics, and apply the changes that are possible",
         )
         parser.add_argument(
-            "--force",
-            action="store_true",
-            help="apply even if running workers would keep the old values",
+            "--force", action="store_true", help="apply even if running workers would keep the old values"
         )
         parser.add_argument(
             "--retire",
@@ -191,9 +189,7 @@ def _add_limits(parser: ArgumentParser) -> None:
         help="change the number of messages in flight of the named topics at run time; none: no limit",
     )
     parser.add_argument(
-        "--reset-limits",
-        action="store_true",
-        help="return the named topics to the limits of their settings",
+        "--reset-limits", action="store_true", help="return the named topics to the limits of their settings"
     )
 
 

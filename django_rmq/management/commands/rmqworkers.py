@@ -25,10 +25,7 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
         asked = parser.add_mutually_exclusive_group()
         asked.add_argument(
-            "--quiet",
-            nargs="+",
-            metavar="WORKER",
-            help="take no more messages, and continue those that run",
+            "--quiet", nargs="+", metavar="WORKER", help="take no more messages, and continue those that run"
         )
         asked.add_argument("--resume", nargs="+", metavar="WORKER", help="take messages again")
         asked.add_argument(

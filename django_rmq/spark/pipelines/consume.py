@@ -16,10 +16,7 @@ from django_rmq.spark.sinks import BATCH_COLUMNS, MALFORMED, Batches, Each, File
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-METADATA = (
-    *("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"),
-    "current_timestamp() as taken",
-)
+METADATA = (*("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"), "current_timestamp() as taken")
 """The columns with ``--metadata``. Spark records the time of a batch, so one that runs again has the same."""
 
 

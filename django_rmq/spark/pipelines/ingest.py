@@ -86,8 +86,7 @@ class Pieces:
             shared.write.partitionBy("piece").mode("overwrite").parquet(f"{self._folder}/messages")
             stored = self._context.spark.read.parquet(f"{self._folder}/messages").groupBy("piece").count()
             plan = stored.selectExpr(
-                *("cast(piece as bigint) as piece", "count as messages"),
-                f"'{self._arguments}' as arguments",
+                *("cast(piece as bigint) as piece", "count as messages"), f"'{self._arguments}' as arguments"
             )
             plan.coalesce(1).write.mode("overwrite").parquet(f"{self._folder}/plan")
 

@@ -231,11 +231,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         audit_seconds: float = AUDIT_SECONDS,
     ) -> None:
         super().__init__(
-            worker,
-            own,
-            disown,
-            session_seconds=ensemble.session_seconds,
-            audit_seconds=audit_seconds,
+            worker, own, disown, session_seconds=ensemble.session_seconds, audit_seconds=audit_seconds
         )
         self.ensemble = ensemble
         self._definitions = PublishedDefinitions(registered, self._complain)

@@ -86,11 +86,11 @@ TAGS = ("django_rmq", "rmq")
 """The tags of all checks: the app's label, and a short form."""
 
 
-def _register(module: str, name: str, *tags: str, deploy: bool = False) -> Callable[..., list[CheckMessage]]:
-    """Register the check ``name`` of ``module``, and return it. The module is imported when the check runs."""
+def _register(name: str, *tags: str, deploy: bool = False) -> Callable[..., list[CheckMessage]]:
+    """Register the check ``name`` of ``system_checks``, and return it. The module is imported when the check runs."""
 
     def check(**kwargs: object) -> list[CheckMessage]:
-        messages: list[CheckMessage] = getattr(import_module(f"{__name__}.{module}"), name)(**kwargs)
+        messages: list[CheckMessage] = getattr(import_module(f"{__name__}.system_checks"), name)(**kwargs)
         return messages
 
     check.__name__ = check.__qualname__ = name
@@ -98,35 +98,17 @@ def _register(module: str, name: str, *tags: str, deploy: bool = False) -> Calla
     return check
 
 
-check_bodies = _register("declaration_checks", "check_bodies")
-check_broker_in_memory = _register("project_checks", "check_broker_in_memory")
-check_identity = _register("project_checks", "check_identity", deploy=True)
-check_listeners = _register("declaration_checks", "check_listeners")
-check_outbox = _register("project_checks", "check_outbox")
-check_outbox_tables = _register("project_checks", "check_outbox_tables", deploy=True)
-check_package = _register("project_checks", "check_package")
-check_redis = _register("project_checks", "check_redis", deploy=True)
-check_schedules = _register("declaration_checks", "check_schedules")
-check_settings = _register("project_checks", "check_settings")
-check_tables = _register("declaration_checks", "check_tables", Tags.database)
-check_tasks = _register("declaration_checks", "check_tasks")
-check_testing = _register("project_checks", "check_testing", deploy=True)
-check_zookeeper = _register("project_checks", "check_zookeeper", deploy=True)
-
-__all__ = [
-    "TAGS",
-    "check_bodies",
-    "check_broker_in_memory",
-    "check_identity",
-    "check_listeners",
-    "check_outbox",
-    "check_outbox_tables",
-    "check_package",
-    "check_redis",
-    "check_schedules",
-    "check_settings",
-    "check_tables",
-    "check_tasks",
-    "check_testing",
-    "check_zookeeper",
-]
+check_bodies = _register("check_bodies")
+check_broker_in_memory = _register("check_broker_in_memory")
+check_identity = _register("check_identity", deploy=True)
+check_listeners = _register("check_listeners")
+check_outbox = _register("check_outbox")
+check_outbox_tables = _register("check_outbox_tables", deploy=True)
+check_package = _register("check_package")
+check_redis = _register("check_redis", deploy=True)
+check_schedules = _register("check_schedules")
+check_settings = _register("check_settings")
+check_tables = _register("check_tables", Tags.database)
+check_tasks = _register("check_tasks")
+check_testing = _register("check_testing", deploy=True)
+check_zookeeper = _register("check_zookeeper", deploy=True)

@@ -710,7 +710,7 @@ def test_mistakes_in_the_settings_are_reported(declared: Any, number: str, text:
 
 
 def test_a_backend_without_a_framework_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq.checks.declaration_checks.is_installed", lambda package: False)
+    monkeypatch.setattr("django_rmq.checks.system_checks.has_framework", lambda package: False)
     with settings({"BROKER": "memory"}), listener_registry.isolated():
         (found,) = checks.run_checks(tags=["rmq"])
     assert found.id == "django_rmq.E085"

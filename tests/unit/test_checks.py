@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_rmq import listener, schedule
 from django_rmq.checks import check_identity, check_listeners, check_package, check_settings, check_zookeeper
-from django_rmq.checks.check_messages import sentence
+from django_rmq.checks.system_checks import sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.worker import listener_registry
 from django_rmq.worker.listener_registry import FailedModule, isolated

@@ -140,7 +140,7 @@ ALLOWED = {
     "api/schema.py": {"find_spec": OURS},
     "api/urls.py": {"find_spec": OURS},
     "checks/__init__.py": {"import_module": OURS},
-    "checks/project_checks.py": {
+    "checks/system_checks.py": {
         "import_string": THE_SETTINGS,
         "locate": "a file of a distribution, and no import",
     },

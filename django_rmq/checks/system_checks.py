@@ -1,0 +1,406 @@
+"""The system checks: of the settings, of the package, of what a project declares, and of the servers that the settings name.
+
+Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
+
+from django_rmq import connections, schedules, typed_bodies
+from django_rmq.conf import Config, did_you_mean, read_settings, with_unwritten_identity
+from django_rmq.conf.task_settings import TaskBackend
+from django_rmq.connections import coordinators
+from django_rmq.core.redis.in_memory import INSTALL, is_installed
+from django_rmq.core.server_checks import Flaw
+from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
+from django_rmq.outbox import contents, storage
+from django_rmq.outbox.database_access import ask_each
+from django_rmq.tasks import task_modules
+from django_rmq.tasks.frameworks import is_installed as has_framework
+from django_rmq.worker import listener_registry, once_requirements
+
+NAMESAKE = "django-rmq"
+"""Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
+
+
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Check ``settings.RMQ`` and the CACHES alias it names."""
+    read_project()
+    config, problems = read_settings()
+    if config is None:
+        return [AppError(message, hint=hint or None, id=id_) for id_, message, hint in problems]
+    return list(_paths(config))
+
+
+def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Check that no other package has the files of the module ``django_rmq``."""
+    other = next(filter(_is_foreign, distributions(name=NAMESAKE)), None)
+    if other is None:
+        return []
+    return [
+        AppError(
+            f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
+            "import name: each of the two packages overwrites files of the other or hides it.",
+            hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
+            id="django_rmq.E014",
+        )
+    ]
+
+
+def _is_foreign(installed: Distribution) -> bool:
+    """Return whether ``installed`` is the other project's package, and not only metadata that were left behind.
+
+    This project was once installed from its source under the same name. It has always required django-redis.
+    """
+    if any(requirement.startswith("django-redis") for requirement in installed.requires or ()):
+        return False
+    files = installed.files
+    return files is None or any(
+        file.parts[0] == "django_rmq" and Path(str(file.locate())).exists() for file in files
+    )
+
+
+def _paths(config: Config) -> list[CheckMessage]:
+    """Check the dotted paths in the settings that are otherwise imported only when needed."""
+    paths = {}
+    if config.coordinator not in ("redis", "zookeeper"):
+        paths['RMQ["COORDINATOR"]'] = config.coordinator
+    if config.api.permission is not None:
+        paths['RMQ["API"]["PERMISSION"]'] = config.api.permission
+    formatter = config.admin.formatter
+    if isinstance(formatter, str):
+        paths['RMQ["ADMIN"]["FORMATTER"]'] = formatter
+    elif formatter is not None:
+        paths.update({f'RMQ["ADMIN"]["FORMATTER"]["{topic}"]': path for topic, path in formatter.items()})
+    found: list[CheckMessage] = []
+    for place, path in paths.items():
+        try:
+            target = import_string(path)
+        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            found.append(
+                AppError(
+                    sentence(f"{place} is {path!r}, which cannot be imported: {reason}"), id="django_rmq.E008"
+                )
+            )
+        else:
+            if not callable(target):
+                message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
+                found.append(AppError(message, id="django_rmq.E008"))
+    return found
+
+
+def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
+    config, _ = read_settings()
+    if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
+        return []
+    try:
+        coordinators.check_coordinator()
+    except ServerRefused as error:
+        return [
+            AppError(
+                sentence(error), hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031"
+            )
+        ]
+    except ServerTrouble as error:
+        return [AppError(sentence(error), hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
+    except ConfigurationError as error:
+        return [AppError(sentence(error), id="django_rmq.E032")]
+    return []
+
+
+_FLAWS = {
+    "eviction": "django_rmq.W041",
+    "persistence": "django_rmq.W042",
+    "version": "django_rmq.W043",
+    "rights": "django_rmq.W044",
+    "writes": "django_rmq.E045",
+    "memory": "django_rmq.W046",
+}
+
+
+def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Say what topics cannot do whose settings leave IDENTITY out."""
+    config, _ = read_settings()
+    names = [] if config is None else with_unwritten_identity(config)
+    if not names:
+        return []
+    message = (
+        f'IDENTITY is "body", because it is not set, for {", ".join(names)}: equal bodies are one message. Sends take no '
+        "key=, headers=, expires=, max_retries= and timeout=; ORIGIN, ACCUMULATE, once= and schedules are not possible."
+    )
+    hint = 'Write "IDENTITY": "body" where that is meant, and "key" elsewhere, before the first message: it changes only while '
+    return [AppInfo(message, hint=f"{hint}the topic is empty.", id="django_rmq.I003")]
+
+
+def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Report settings that are meant for tests."""
+    config, _ = read_settings()
+    if config is None or not config.testing:
+        return []
+    message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
+    return [AppError(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
+
+
+def check_broker_in_memory(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
+) -> list[CheckMessage]:
+    """Report that a broker in memory lacks what it runs on."""
+    config, _ = read_settings()
+    if config is None or config.broker != "memory" or is_installed():
+        return []
+    message = 'RMQ["TESTING"] or RMQ["BROKER"] = "memory" needs fakeredis, which is not installed.'
+    return [AppWarning(message, hint=f"Install it: {INSTALL}", id="django_rmq.W015")]
+
+
+def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Ask Redis whether it may lose messages, takes writes, and refuses something that RMQ needs."""
+    config = read_project()
+    if config is None or config.broker == "memory":
+        return []
+    try:
+        flaws = connections.server_flaws(config.topics.values())
+    except ServerTrouble as error:
+        return [AppError(sentence(error), hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
+    return [_flaw_message(flaw, is_strict=config.durability == "strict") for flaw in flaws]
+
+
+def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
+    id_ = _FLAWS[flaw.name]
+    if is_strict and flaw.is_lasting:
+        id_ = id_.replace("W", "E")
+    kind = AppError if ".E" in id_ else AppWarning
+    return kind(flaw.message, hint=flaw.hint, id=id_)
+
+
+def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Check that the outbox may be in some database."""
+    config = read_project()
+    if config is None or not config.uses_outbox or storage.aliases():
+        return []
+    message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
+    hint = "Allow the migration of django_rmq to the databases in whose transactions you send."
+    return [AppError(message, hint=hint, id="django_rmq.E050")]
+
+
+def check_outbox_tables(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
+) -> list[CheckMessage]:
+    """Ask the databases whether they have the table of the outbox."""
+    config = read_project()
+    if config is None or not config.uses_outbox:
+        return []
+    return [
+        AppError(sentence(reason), hint=_UNTIL_MIGRATED, id="django_rmq.E051")
+        if alias == DEFAULT_DB_ALIAS
+        else AppWarning(sentence(reason), hint=f"{_UNTIL_MIGRATED} {_FORBID}", id="django_rmq.W051")
+        for alias, reason in contents.missing()
+    ]
+
+
+_UNTIL_MIGRATED = "Until then, a send in a transaction of this database raises ConfigurationError."
+_FORBID = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."
+
+
+def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Import the types of bodies, and check that their topics can have them."""
+    config = read_project()
+    if config is None:
+        return []
+    return [
+        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
+        for topic in config.topics.values()
+        for problem in typed_bodies.problems(topic)
+    ]
+
+
+def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
+    config = read_project()
+    if config is None:
+        return []
+    try:
+        declared = schedules.declared_schedules()
+    except ConfigurationError as error:
+        return [AppError(sentence(error), id="django_rmq.E074")]
+    return [
+        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
+        for schedule in declared.values()
+        for problem in schedules.problems(config, schedule)
+    ]
+
+
+def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Check the backends of TASKS beyond what ``check_settings`` finds."""
+    config = read_project()
+    if config is None:
+        return []
+    found: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
+    if not found:
+        found = [
+            AppError(
+                f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
+                id="django_rmq.E089",
+            )
+            for module, error in task_modules.import_each(task_modules.declared_modules(config))
+        ]
+    return found
+
+
+def _of(backend: TaskBackend) -> Iterator[CheckMessage]:
+    place = f'TASKS["{backend.alias}"]'
+    if not has_framework(backend.package):
+        has_none = "this version of Django has no tasks" if not backend.package else "it takes their tasks"
+        yield AppError(
+            f"{place} needs the package django-tasks, which is not installed: {has_none}.",
+            hint='pip install "django-redis-rmq[tasks]".',
+            id="django_rmq.E085",
+        )
+    alias = backend.options.database
+    if alias is not None and alias not in settings.DATABASES:
+        yield AppError(
+            f'{place}["OPTIONS"]["DATABASE"] is {alias!r}, which is not in DATABASES.',
+            hint=f"Its aliases are {', '.join(map(repr, settings.DATABASES))}.",
+            id="django_rmq.E087",
+        )
+
+
+NAMED = 10
+"""The number of topics without a listener that are named; of more there is one warning for all."""
+
+
+def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+    """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
+    config = read_project()
+    if config is None:
+        return []
+    found: list[CheckMessage] = []
+    failed = listener_registry.discover()
+    if not config.topics:
+        found.append(
+            AppWarning(
+                'RMQ["TOPICS"] is empty: no message can be sent.',
+                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
+                id="django_rmq.W002",
+            )
+        )
+    for one in failed:
+        if isinstance(one.error, ConfigurationError):
+            kind = "E021" if isinstance(one.error, listener_registry.DuplicateListener) else "E022"
+            found.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
+        else:
+            message = f"The listeners in {one.module} cannot be imported: {one.reason}"
+            found.append(AppError(sentence(message), id="django_rmq.E020"))
+    for topic, listener in listener_registry.listeners().items():
+        declared = config.topics.get(topic)
+        if declared is None:
+            meant = did_you_mean(topic, config.topics)
+            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
+            found.append(AppError(message, id="django_rmq.E023"))
+        elif not declared.listener:
+            message = (
+                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
+            )
+            found.append(AppError(message, id="django_rmq.E024"))
+        if listener.using is not None:
+            found += map(_of_once, once_requirements.problems(config, listener))
+            found += map(_of_once, once_requirements.warnings(config, listener))
+    # The listeners that seem to be missing may be in what could not be loaded.
+    if config.autodiscover is not None and not failed:
+        found += _missing(config)
+    return found
+
+
+def _missing(config: Config) -> Iterator[CheckMessage]:
+    listeners = listener_registry.listeners()
+    missing = [name for name, topic in config.topics.items() if topic.listener and name not in listeners]
+    if len(missing) > NAMED:
+        named = ", ".join(f'"{name}"' for name in missing[:NAMED])
+        yield AppWarning(
+            f"{len(missing)} topics have no listener: {named} and {len(missing) - NAMED} more. Their messages "
+            "are never delivered.",
+            hint=f"Write a @listener for each in the {config.autodiscover}.py of an installed app, "
+            'or set "LISTENER": False for those that REST or Spark consumes.',
+            id="django_rmq.W001",
+        )
+        return
+    for name in missing:
+        yield AppWarning(
+            f'Topic "{name}" has no listener: its messages are never delivered.',
+            hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
+            'or set "LISTENER": False if REST or Spark consumes it.',
+            id="django_rmq.W001",
+        )
+
+
+def check_tables(
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: object
+) -> list[CheckMessage]:
+    """Ask the databases of listeners with ``once`` whether they have the table that it needs.
+
+    A warning, because ``migrate`` refuses to run after an error.
+    """
+    config = read_project()
+    if config is None or not databases:
+        return []
+    wanted = {*listener_registry.once_databases().values()} & {*databases}
+    # A database that does not answer is reported when something needs it.
+    given, _ = ask_each(sorted(wanted), once_requirements.missing_table)
+    return [_of_once(problem) for answer in given.values() for problem in answer]
+
+
+def _of_once(problem: once_requirements.OnceProblem) -> CheckMessage:
+    kind = AppWarning if problem.id.startswith("W") else AppError
+    return kind(problem.message, hint=problem.hint, id=f"django_rmq.{problem.id}")
+
+
+class _OldIds(CheckMessage):
+    """A message that is also silenced by its id of older versions, which began with ``rmq``."""
+
+    def is_silenced(self) -> bool:
+        """Return whether the project silences this message."""
+        old = CheckMessage(self.level, self.msg, id=str(self.id).removeprefix("django_"))
+        return super().is_silenced() or old.is_silenced()
+
+
+class AppError(_OldIds, checks.Error):
+    """An error of this app."""
+
+
+class AppWarning(_OldIds, checks.Warning):
+    """A warning of this app."""
+
+
+class AppInfo(_OldIds, checks.Info):
+    """A note of this app."""
+
+
+def read_project() -> Config | None:
+    """Return the settings with all that the project's modules bring along. None: they are wrong; check_settings says why.
+
+    Django runs checks in any order. So each imports for itself what a worker imports: schedules declare topics, and modules
+    of tasks may have listeners.
+    """
+    if read_settings()[0] is None:
+        return None
+    with suppress(ConfigurationError):  # which check_listeners and check_tasks report
+        listener_registry.discover()
+        task_modules.import_tasks()
+    return read_settings()[0]
+
+
+def sentence(text: object) -> str:
+    """Return the text of an error with a full stop, which texts of servers and drivers may have already."""
+    return f"{str(text).rstrip('. ')}."

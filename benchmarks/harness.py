@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,30 @@ def redis_seconds(client: redis.Redis) -> float:
     """Return the seconds of CPU that the server has taken."""
     info = client.info("cpu")
     return float(info["used_cpu_sys"] + info["used_cpu_user"])
+
+
+def cpu_of(*pids: int) -> float:
+    """Return the seconds of CPU that processes and their ended children have taken."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(root: int = 0) -> list[int]:
+    """Return a process (this one, if none is given) and all that it has started, directly or not."""
+    root = root or os.getpid()
+    parents: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def belongs(pid: int) -> bool:
+        return pid == root or (pid in parents and belongs(parents[pid]))
+
+    return list(filter(belongs, parents))
 
 
 def product(info: dict[str, Any]) -> str:

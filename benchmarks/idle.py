@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.harness import Row, redis_seconds
+from benchmarks.harness import Row, cpu_of, descendants, redis_seconds
 
 SLOTS = 1024
 ROOT = Path(__file__).parents[1]
@@ -48,19 +48,6 @@ def workers(url: str, slots: int, *arguments: str) -> Iterator[subprocess.Popen[
             process.wait()
 
 
-def _cpu_seconds(session: int) -> float:
-    """Return what all processes of a session have used so far."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _commands_per_second(client: redis.Redis, seconds: float) -> float:
     """Return how many commands clients send; what scripts call is not counted."""
     count, end = 0, time.monotonic() + seconds
@@ -91,10 +78,10 @@ def measure(client: redis.Redis, url: str, seconds: float) -> list[Row]:
                 raise RuntimeError("the idle worker did not start")
             time.sleep(0.2)
         time.sleep(2)
-        worker, served, begun = _cpu_seconds(process.pid), redis_seconds(client), time.monotonic()
+        worker, served, begun = cpu_of(*descendants(process.pid)), redis_seconds(client), time.monotonic()
         time.sleep(seconds)
         spent = time.monotonic() - begun
-        worker = (_cpu_seconds(process.pid) - worker) / spent
+        worker = (cpu_of(*descendants(process.pid)) - worker) / spent
         served = (redis_seconds(client) - served) / spent
         commands = _commands_per_second(client, seconds)
     return [

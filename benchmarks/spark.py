@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import platform
 import random
-import shutil
 import socket
 import statistics
 import sys
@@ -22,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +27,19 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import client_of, command_line, product
+from benchmarks.harness import (
+    TITLES,
+    Row,
+    cells,
+    client_of,
+    command_line,
+    conditions,
+    cpu_of,
+    descendants,
+    text,
+    told,
+    write,
+)
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
@@ -72,8 +81,8 @@ return rows
 """
 
 
-class Row(NamedTuple):
-    """One row of the table: what is measured, against what, and the goal."""
+class Work(NamedTuple):
+    """What is measured, against what, and the goal for the ratio of both."""
 
     name: str
     ours: str
@@ -81,20 +90,20 @@ class Row(NamedTuple):
     goal: float
 
 
-ROWS = (
-    Row("write / raw socket", "spark_write", "bare_write", 0.8),
-    Row("write / one ZADD each", "spark_write", "each_write", 3.5),
-    Row("write, JSON / one ZADD each", "write_json", "each_write", 2.5),
-    Row("write, JSON / its bytes", "write_json", "write_bytes", 0.9),
-    Row("write, JSON with keys in order / its bytes", "write_ordered", "write_bytes", 0.9),
-    Row("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
-    Row("write, fixed_time / one ZADD each", "write_times", "each_write", 1.25),
-    Row("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
-    Row("write, time_range / one ZADD each", "write_ranges", "each_write", 1.25),
-    Row("write, slot_basis / one ZADD each", "write_bases", "each_write", 1.25),
-    Row("write, SLOT_BASIS, JSON / one ZADD each", "write_entities", "each_write", 1.25),
-    Row("batch read / raw ZRANGE", "spark_read", "bare_read", 0.6),
-    Row("stream read / two-phase", "spark_stream", "bare_consume", 1.5),
+COMPARED = (
+    Work("write / raw socket", "spark_write", "bare_write", 0.8),
+    Work("write / one ZADD each", "spark_write", "each_write", 3.5),
+    Work("write, JSON / one ZADD each", "write_json", "each_write", 2.5),
+    Work("write, JSON / its bytes", "write_json", "write_bytes", 0.9),
+    Work("write, JSON with keys in order / its bytes", "write_ordered", "write_bytes", 0.9),
+    Work("write, keyed / one ZADD each", "write_keyed", "each_write", 1.25),
+    Work("write, fixed_time / one ZADD each", "write_times", "each_write", 1.25),
+    Work("write, timestamps, JSON / one ZADD each", "write_timestamps", "each_write", 1.25),
+    Work("write, time_range / one ZADD each", "write_ranges", "each_write", 1.25),
+    Work("write, slot_basis / one ZADD each", "write_bases", "each_write", 1.25),
+    Work("write, SLOT_BASIS, JSON / one ZADD each", "write_entities", "each_write", 1.25),
+    Work("batch read / raw ZRANGE", "spark_read", "bare_read", 0.6),
+    Work("stream read / two-phase", "spark_stream", "bare_consume", 1.5),
 )
 WORKS = (
     "bare_write",
@@ -233,7 +242,7 @@ class Bench:
 
     def _cpu_seconds(self) -> float:
         """Return the CPU time so far of the server, of the session and of its Python workers."""
-        return sum(map(_cpu_of, [Path(f"/proc/{self.server_pid}"), *_session()]))
+        return cpu_of(self.server_pid, *descendants())
 
     # --- bare limits
 
@@ -439,31 +448,10 @@ class Bench:
             query.stop()
 
 
-def _session() -> list[Path]:
-    """Return the processes of the session: this one and its descendants."""
-    parents: dict[int, int] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-
-    def is_ours(pid: int) -> bool:
-        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
-
-    return [Path("/proc") / str(pid) for pid in parents if is_ours(pid)]
-
-
-def _cpu_of(process: Path) -> float:
-    """Return the CPU seconds of a process and of its ended children."""
-    with suppress(OSError):
-        fields = (process / "stat").read_text().rpartition(") ")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 def _python_workers() -> list[Path]:
     """Return the Python processes of the session."""
     found = []
-    for process in _session():
+    for process in (Path(f"/proc/{pid}") for pid in descendants()):
         with suppress(OSError):
             if b"pyspark.daemon" in (process / "cmdline").read_bytes():
                 found.append(process)
@@ -498,20 +486,23 @@ def measure(bench: Bench, works: Sequence[str], rounds: int) -> tuple[dict[str, 
     return rates, by_cpu
 
 
-def ratios_of(rates: dict[str, list[float]], row: Row) -> list[float]:
-    """Return the ratio of each round."""
-    return [a / b for a, b in zip(rates[row.ours], rates[row.bare], strict=True)]
-
-
-def told(
-    name: str, value: float, goal: float, *, at_most: bool = False, cpu: float | None = None
-) -> dict[str, Any]:
-    """Print and return a row. ``cpu``: its value by CPU time, which other work on the machine disturbs less."""
-    met = value <= goal if at_most else value >= goal
-    print(
-        f"{name:<44}{value:>12,.2f}{goal:>10,.2f}   {'yes' if met else 'no':<5}{'' if cpu is None else f'{cpu:.2f}'}"
+def compared(work: Work, rates: dict[str, list[float]], by_cpu: dict[str, list[float]]) -> Row:
+    """Return the row of a work beside its bare limit."""
+    ratios, cpu = (
+        [a / b for a, b in zip(found[work.ours], found[work.bare], strict=True)] for found in (rates, by_cpu)
     )
-    return {"row": name, "value": value, "goal": goal, "met": met}
+    ours, bare = (f"{statistics.median(rates[name]):,.0f}/s" for name in (work.ours, work.bare))
+    ratio = statistics.median(ratios)
+    relation = f"× {ratio:.2f} (by CPU {statistics.median(cpu):.2f})"
+    values = {"ratio": ratio, "ratios": ratios, "cpu": cpu, "goal": work.goal}
+    return Row(work.name, ours, bare, relation, f"≥ × {work.goal:g}", ratio >= work.goal, values)
+
+
+def bounded(name: str, value: float, goal: float, *, at_most: bool = True, **values: Any) -> Row:
+    """Return the row of a figure that has a bound, and no bare limit."""
+    met = value <= goal if at_most else value >= goal
+    shown = f"{'≤' if at_most else '≥'} {goal:,.0f}"
+    return Row(name, f"{value:,.1f}", "-", "-", shown, met, {"value": value, "goal": goal, **values})
 
 
 def main() -> int:
@@ -524,73 +515,65 @@ def main() -> int:
     add("--redis", type=Path, help="server to measure with (default: that of the demo)")
     add("--only", default="", help="only works whose name contains one of these, with commas")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
-    server = start_redis(folder, binary=options.redis)
-    spark: Any = None
-    try:
+    works = [name for name in WORKS if any(part in name for part in options.only.split(","))]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-spark-")))
+        server = stack.enter_context(start_redis(folder, binary=options.redis))
         conf = {
             "spark.driver.memory": "2g",
             "spark.local.dir": str(folder),
             "spark.sql.shuffle.partitions": "2",
         }
-        spark = open_session("benchmarks.spark", master="local[2]", conf=conf)
+        spark: Any = open_session("benchmarks.spark", master="local[2]", conf=conf)
+        stack.callback(spark.stop)
         bench = Bench(server, spark, folder, options.messages, options.slots, options.batch)
+        where = conditions(bench.client) | {"Spark": f"{spark.version}, local[2]"}
+        print(told(where))
         print(
-            f"{product(bench.client.info('server'))}, Python {platform.python_version()}, Spark {spark.version}, local[2]; "
             f"{options.messages:,} messages of {len(bench.raws[0])} bytes, {options.slots} slots, "
             f"{options.rounds} interleaved rounds, medians"
         )
-        works = [name for name in WORKS if any(part in name for part in options.only.split(","))]
         rates, by_cpu = measure(bench, works, options.rounds)
-        results: list[dict[str, Any]] = []
-        for name in works:
-            cost = 1_000_000 / statistics.median(by_cpu[name])
-            print(
-                f"{name:<40}{statistics.median(rates[name]):>12,.0f} messages/s {cost:>8.2f} us of CPU each"
-            )
-        print(f"{'':<44}{'ratio':>12}{'goal':>10}{'':>8}by CPU")
-        for row in ROWS:
-            if row.ours in works and row.bare in works:
-                ratios, cpu = (ratios_of(found, row) for found in (rates, by_cpu))
-                results.append(
-                    told(row.name, statistics.median(ratios), row.goal, cpu=statistics.median(cpu))
-                )
-                results[-1] |= {"ratios": ratios, "cpu": cpu}
+        figures = [
+            [
+                name,
+                f"{statistics.median(rates[name]):,.0f}",
+                f"{1_000_000 / statistics.median(by_cpu[name]):.2f}",
+            ]
+            for name in works
+        ]
+        print(text(("work", "messages/s", "µs of CPU each"), figures), flush=True)
+        rows = [
+            compared(work, rates, by_cpu) for work in COMPARED if work.ours in works and work.bare in works
+        ]
         if bench.phases:
             shown = {phase: statistics.median(times) for phase, times in bench.phases.items()}
             print("ms of a batch: " + ", ".join(f"{phase} {ms:.0f}" for phase, ms in shown.items()))
         if not options.only:
-            results += [
-                told(
-                    f"backlog of {options.backlog:,}, messages/s", bench.backlog(options.backlog), 450_000.0
-                ),
-                told(
+            rate = bench.backlog(options.backlog)
+            rows += [
+                bounded(f"backlog of {options.backlog:,}, messages/s", rate, 450_000.0, at_most=False),
+                bounded(
                     "large bodies, MB of a Python worker",
                     max(bench.large() for _ in range(options.rounds)),
                     300.0,
-                    at_most=True,
                 ),
             ]
-        for name, longest in bench.longest.items():
-            # Of the quietest round: in the others somebody else may have had the core.
-            results.append(
-                told(f"longest command, {name} (ms)", min(longest), 15.0, at_most=True) | {"rounds": longest}
-            )
+        # Of the quietest round: in the others somebody else may have had the core.
+        rows += [
+            bounded(f"longest command, {name} (ms)", min(longest), 15.0, rounds=longest)
+            for name, longest in bench.longest.items()
+        ]
         if not options.only:
             idle, one = bench.many_slots()
-            results += [
-                told("idle query, commands/s", bench.idle(), 200.0, at_most=True),
-                told(f"micro-batch of {SMALL} (ms)", bench.small_batch(), 250.0, at_most=True),
-                told(f"idle query of {MANY_SLOTS} slots, commands/s", idle, 300.0, at_most=True),
-                told(f"one message in {MANY_SLOTS} slots (ms)", one, 300.0, at_most=True),
+            rows += [
+                bounded("idle query, commands/s", bench.idle(), 200.0),
+                bounded(f"micro-batch of {SMALL} (ms)", bench.small_batch(), 250.0),
+                bounded(f"idle query of {MANY_SLOTS} slots, commands/s", idle, 300.0),
+                bounded(f"one message in {MANY_SLOTS} slots (ms)", one, 300.0),
             ]
-    finally:
-        if spark is not None:
-            spark.stop()
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    if options.json:
-        options.json.write_text(json.dumps({"rates": rates, "by_cpu": by_cpu, "rows": results}, indent=2))
+    print(text(TITLES, cells(rows)))
+    write(options.json, where, rates=rates, by_cpu=by_cpu, rows=rows)
     return 0
 
 

@@ -33,8 +33,7 @@ def of_group(group: int, state: str = "") -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("processes", ["1", "3"])
-@pytest.mark.parametrize("do", ["os 0", "c 0", "os 2", "os 75"])
+@pytest.mark.parametrize(("do", "processes"), [("os 0", "1"), ("c 0", "3"), ("os 2", "3"), ("os 75", "1")])
 def test_a_listener_that_ends_its_process_with_any_code_is_charged_at_once_and_the_service_goes_on(
     start: Start, broker: Broker, happened: Happened, do: str, processes: str
 ) -> None:
@@ -185,7 +184,7 @@ def test_a_worker_ends_cleanly_although_nobody_reads_any_more_what_it_prints(
         worker.wait()
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_commands_run_with_standard_streams_that_are_closed(
     tmp_path: Path, redis_url: str, prefix: str, closed: str
 ) -> None:
@@ -203,7 +202,7 @@ def test_commands_run_with_standard_streams_that_are_closed(
         assert "NoneType" not in done.stderr
 
 
-def run_unread(arguments: str, environment: dict[str, str], *unread: str) -> tuple[int, str]:
+def run_unread(arguments: str, environment: dict[str, str], unread: str) -> tuple[int, str]:
     """Run a command with ``stdout`` or ``stderr`` to a pipe that nobody reads; return the exit code and what was read."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -213,8 +212,8 @@ def run_unread(arguments: str, environment: dict[str, str], *unread: str) -> tup
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=writing if "stdout" in unread else subprocess.PIPE,
-            stderr=writing if "stderr" in unread else subprocess.PIPE,
+            stdout=writing if unread == "stdout" else subprocess.PIPE,
+            stderr=writing if unread == "stderr" else subprocess.PIPE,
             text=True,
             timeout=LONG,
             check=False,
@@ -224,17 +223,17 @@ def run_unread(arguments: str, environment: dict[str, str], *unread: str) -> tup
     return done.returncode, (done.stdout or "") + (done.stderr or "")
 
 
-@pytest.mark.parametrize("unread", [("stdout",), ("stderr",), ("stdout", "stderr")], ids=" ".join)
+@pytest.mark.parametrize("unread", ["stdout", "stderr"])
 def test_a_worker_runs_although_nobody_has_read_anything_of_it(
-    tmp_path: Path, redis_url: str, prefix: str, unread: tuple[str, ...]
+    tmp_path: Path, redis_url: str, prefix: str, unread: str
 ) -> None:
     environment = environment_of(tmp_path, redis_url, prefix)
-    code, text = run_unread("runrmqconsumers work --burst", environment, *unread)
+    code, text = run_unread("runrmqconsumers work --burst", environment, unread)
     assert code == 0, text
-    assert run_unread("runrmqconsumers nonsense", environment, *unread)[0] == 2
+    assert run_unread("runrmqconsumers nonsense", environment, unread)[0] == 2
 
 
-@pytest.mark.parametrize("command", ["rmqstats", "rmqhealth", "rmqstats --json"])
+@pytest.mark.parametrize("command", ["rmqstats", "rmqhealth"])
 def test_a_command_whose_output_nobody_reads_ends_quietly_like_any_tool(
     tmp_path: Path, redis_url: str, prefix: str, command: str
 ) -> None:

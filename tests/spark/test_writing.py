@@ -138,6 +138,20 @@ def entries(topic: Queue) -> dict[str, Any]:
             "map<bigint,bigint>, which JSON cannot",
         ),
         ("merge", {"value": STRING, "Value": STRING}, {}, "cannot use two columns with one name"),
+        (
+            "priority",
+            {"value": STRING, "priority": LONG, "odd": LONG},
+            {},
+            "odd",
+        ),
+        ("priority", {"value": STRING, "priority": LONG}, {"patience": "long"}, "option patience"),
+        ("time", {"value": STRING}, {}, "a write needs the column fixed_time"),
+        (
+            "merge",
+            {"value": STRING},
+            {"timeRange": ""},
+            "set the option timeRange (such as 5s), or add a column time_range",
+        ),
         ("merge", {"value": STRING}, {"topic": ""}, "needs the option topic, or a column topic"),
         ("merge", {"value": STRING}, {"badRows": "not/absolute"}, "option badRows must be a folder"),
         (
@@ -196,6 +210,7 @@ YEAR_10000 = 253_402_300_800_000_000
         ),
         ("json", {"value": (pa.string(), DEEP)}, "column value: body is nested too deeply"),
         ("json", {"value": (pa.string(), None)}, "column value is null"),
+        ("json", {"value": (pa.binary(), b"\xff")}, "row {'value': b'\\xff'}: column value: "),
         ("json", {"value": (pa.string(), "")}, "column value"),
         ("json", {"value": (pa.string(), f'"{"x" * 300_000}"')}, "column value: body has 300002 bytes"),
         ("columns", {"n": (pa.float64(), float("nan"))}, "column n: body contains NaN"),
@@ -224,11 +239,29 @@ def test_an_error_names_the_row_and_its_column(
         if of_bad == pa.timestamp("us", "UTC"):
             good = LATER * 1_000
         elif of_bad == pa.binary():
-            good = b"k"
+            good = b"1"
         columns[name] = of_bad, [good, value, good]
     with pytest.raises(InvalidMessage) as raised:
         write(topic, batch_of(**columns), **options)
     assert str(raised.value).startswith("row {") and said in str(raised.value)
+    assert topic.depth("store") == 0
+
+
+@pytest.mark.parametrize("columns", [["value"], ["key", "value"], ["body"]])
+@pytest.mark.parametrize("body", ["json", "text"])
+def test_text_that_is_not_utf_8_is_refused(queue: MakeQueue, columns: list[str], body: str) -> None:
+    topic = queue(TopicType.RANGE_MERGE, body=body, identity="key" if "key" in columns else "body")
+    raw = pa.array([b'"\xff"'], pa.binary())
+    # As Spark passes on what it was given: Arrow itself would refuse to make it.
+    texts = pa.StringArray.from_buffers(1, *raw.buffers()[1:])
+    bad = next(column for column in ("key", "value", "body") if column in columns)
+    schema = StructType([StructField(column, STRING) for column in columns])
+    options = {**topic.options, "timeRange": "1ms", **({"bodyColumns": "body"} if bad == "body" else {})}
+    writer = Writer(SourceOptions(options, WRITE, "a test"), schema, overwrite=False)
+    with pytest.raises(
+        InvalidMessage, match=rf"row \{{.*xff.*\}}: column {bad}: text is not UTF-8: .*Invalid UTF8"
+    ):
+        writer.write(iter([pa.record_batch(dict.fromkeys(columns, texts))]))
     assert topic.depth("store") == 0
 
 

@@ -5,14 +5,14 @@ Actions need the same permissions as in the admin, which ``operations`` checks.
 
 from __future__ import annotations
 
-from rest_framework.permissions import BasePermission
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from django_rmq.core.model.topic import Topic
 
 
-class TopicPermission(BasePermission):
+class TopicPermission(IsAuthenticated):
     """Permits users who are logged in, and every topic for users with the permission that a request needs.
 
     ``RMQ["API"]["PERMISSION"]`` may name a subclass. It can forbid more, but grants nothing that Django's
@@ -25,10 +25,6 @@ class TopicPermission(BasePermission):
     A forbidden topic gets the same answer as one that does not exist, and is listed nowhere. The pages of the admin ask
     ``has_object_permission`` as well: with Django's request, and a ``view`` that has only ``request`` and ``needed``.
     """
-
-    def has_permission(self, request: Request, view: APIView) -> bool:
-        """Return whether the user may use the API at all."""
-        return bool(getattr(request.user, "is_authenticated", False))
 
     def has_object_permission(self, request: Request, view: APIView, obj: Topic) -> bool:
         """Return whether the user may know of a topic; ``view.needed`` is the required permission."""

@@ -14,7 +14,7 @@ from django.conf import settings
 from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import topic_registration
 from django_rmq.core.commands import inspect, operate, registry
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions
@@ -501,9 +501,7 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
         calls = [operate.retire(topic, slot) for slot in slots]
-        for slot, answer in zip(slots, run_all(broker, calls), strict=True):
-            if isinstance(answer, RmqError):
-                raise answer
+        for slot, answer in zip(slots, walk(broker, calls), strict=True):
             # A message has come since the slot was emptied.
             if answer != "retired":
                 raise OperationRefused(

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from django_rmq import connections
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.core.commands import inspect, reshard
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import CopyReply, DescribeReply
 from django_rmq.core.model.topic import Topic, slot_counts
-from django_rmq.exceptions import RmqError, UnknownTask
+from django_rmq.exceptions import UnknownTask
 from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import Framework
 
@@ -177,9 +178,7 @@ def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: b
 def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:
     """Return the description of the last slot that knows the message."""
     found: DescribeReply | None = None
-    for answer in run_all(broker, calls):
-        if isinstance(answer, RmqError):
-            raise answer
+    for answer in walk(broker, calls):
         for looked in answer:
             if any(score is not None for score in looked[:5]):
                 found = looked

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.java import stored_files
 from django_rmq.spark.pipelines import PROGRESS_SECONDS, Context, Pipeline, register
@@ -140,14 +140,9 @@ class Pieces:
     def _waiting(self) -> int:
         """Return how many messages wait for a consumer, or rest until they are tried again."""
         # It may have been re-slotted meanwhile.
-        topic, found = self._context.topic(self._topic.name), 0
-        for first in range(0, topic.slots, 1_000):
-            calls = [inspect.count(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
-            for counts in run_all(self._context.broker, calls):
-                if isinstance(counts, RmqError):
-                    raise counts
-                found += counts.store + counts.retry
-        return found
+        topic = self._context.topic(self._topic.name)
+        counted = walk(self._context.broker, (inspect.count(topic, slot) for slot in range(topic.slots)))
+        return sum(counts.store + counts.retry for counts in counted)
 
 
 def _size(rate: float | None, max_backlog: int | None) -> int:

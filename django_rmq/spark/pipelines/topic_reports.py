@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.spark.pipelines import Context, Pipeline, register
 from django_rmq.spark.pipelines.archive import archive_of, archived_columns
 
@@ -127,13 +127,9 @@ def _finish(context: Context, topic: Topic, one: Figures) -> None:
     most = sorted(one["errors"].items(), key=lambda pair: (-pair[1], pair[0]))
     one["errors"] = dict(most[:ERRORS])
     sent = merged = 0
-    for first in range(0, topic.slots, 1_000):
-        calls = [inspect.audit(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
-        for ledger in run_all(context.broker, calls):
-            if isinstance(ledger, RmqError):
-                raise ledger
-            sent += ledger["sent"]
-            merged += ledger["merged"] + ledger["replaced"]
+    for ledger in walk(context.broker, (inspect.audit(topic, slot) for slot in range(topic.slots))):
+        sent += ledger["sent"]
+        merged += ledger["merged"] + ledger["replaced"]
     one["sent"] = sent
     one["merge_ratio"] = round(merged / sent, 4) if sent else None
 
@@ -166,7 +162,6 @@ WORKER = "worker"
 UNKNOWN = "unknown"
 MOST_LOOKED_UP = 200_000
 """The largest number of messages of which the workers are looked up, one by one."""
-LOOK_UP_STEP = 1_000
 
 
 @register
@@ -242,18 +237,10 @@ def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tupl
         )
     topics = {name: context.topic(name) for name in {row.topic for row in found}}
     counted: Counter[tuple[object, ...]] = Counter()
-    for first in range(0, len(found), LOOK_UP_STEP):
-        step = found[first : first + LOOK_UP_STEP]
-        members = [bytes(row.member) for row in step]
-        calls = [
-            inspect.status(topics[row.topic], row.slot, member)
-            for row, member in zip(step, members, strict=True)
-        ]
-        for row, member, answer in zip(step, members, run_all(context.broker, calls), strict=True):
-            if isinstance(answer, RmqError):
-                raise answer
-            known = status.read(topics[row.topic], row.slot, member, answer).worker or UNKNOWN
-            counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
+    calls = (inspect.status(topics[row.topic], row.slot, bytes(row.member)) for row in found)
+    for row, answer in zip(found, walk(context.broker, calls), strict=True):
+        known = status.read(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
+        counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
     return counted
 
 

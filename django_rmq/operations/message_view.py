@@ -20,7 +20,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.body_codec import decode_body, encode_json, exact_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of
 from django_rmq.core.model.limits import is_retry, retries_left
-from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class
+from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class, read_record
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
@@ -285,8 +285,8 @@ def from_entry(
 ) -> MessageCopy:
     """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
     member, score, _, record = entry
-    death = _death(record) if queue == "dead" else None
-    failure = _failure(record) if queue in ("store", "retry", "claim") else None
+    death = read_record(Death.parse, record) if queue == "dead" else None
+    failure = read_record(FailureRecord.parse, record) if queue in ("store", "retry", "claim") else None
     receipt, mark = _delivery(record) if queue == "prepare" else (None, "")
     content = _content(topic, queue, entry, death)
     shown, headers = _whole(topic, content), content.headers or {}
@@ -318,7 +318,7 @@ def from_entry(
         error="" if hidden else error,
         receipt=receipt,
         mark=mark,
-        scored=_number(death.score) if death else None,
+        scored=death.first_score if death else None,
     )
 
 
@@ -364,34 +364,11 @@ def _as_its_query_says(copy: MessageCopy, note: bytes | None, hidden: bool) -> M
     return replace(copy, mark=kind, error_class=error_class(error), error="" if hidden else error)
 
 
-def _death(record: bytes | None) -> Death | None:
-    try:
-        return None if record is None else Death.parse(record)
-    except ValueError:
-        # Another program may have written the record.
-        return None
-
-
-def _failure(record: bytes | None) -> FailureRecord | None:
-    try:
-        return None if record is None else FailureRecord.parse(record)
-    except ValueError:
-        # Another program may have written the record.
-        return None
-
-
 def _delivery(record: bytes | None) -> tuple[int | None, str]:
     parts = (record or b"").split(b" ")
     if not parts[0].isdigit():
         return None, ""
     return int(parts[0]), parts[2].decode("ascii", "replace") if len(parts) > 2 else ""
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def time_of(topic: Topic, queue: str, score: float, timeout: int | None = None) -> int | None:

@@ -122,7 +122,7 @@ def entry_batch(
             _instants([entry.score if queue == "dead" else None for entry in entries]),
             pa.array([one and _reason(one) for one in known], pa.string()),
             pa.array([one and one.times for one in known], pa.int32()),
-            pa.array([_number(one.score) if isinstance(one, Death) else None for one in known], pa.float64()),
+            pa.array([one.first_score if isinstance(one, Death) else None for one in known], pa.float64()),
             pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
             pa.array(envelopes if topic.keyed else [None] * n, pa.binary()),
             pa.array(map(_headers, repeat(topic), entries, envelopes), pa.map_(pa.string(), pa.string())),
@@ -145,13 +145,6 @@ def _failure(queue: str, entry: Entry) -> FailureRecord | None:
 
 def _reason(known: Death | FailureRecord) -> str:
     return known.reason if isinstance(known, Death) else known.kind
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:

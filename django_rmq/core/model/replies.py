@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from django_rmq.core.model.limits import MAX_ERROR_BYTES
+
+T = TypeVar("T")
 
 MOST = 10_000
 """The number of outcomes that one slot keeps."""
@@ -160,6 +162,14 @@ class Death(NamedTuple):
         error, body = rest[: int(length)], rest[int(length) :]
         return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)
 
+    @property
+    def first_score(self) -> float | None:
+        """``score`` as a number, or None if it is not known."""
+        try:
+            return float(self.score)
+        except ValueError:
+            return None
+
     def encode(self) -> bytes:
         """Return the record that ``parse`` reads."""
         head = " ".join(map(str, self[:5]))
@@ -168,6 +178,14 @@ class Death(NamedTuple):
             + self.error
             + (self.envelope or b"")
         )
+
+
+def read_record(parse: Callable[[bytes], T], raw: bytes | None) -> T | None:
+    """Return the record that ``parse`` reads, or None if there is none, or another program has written it."""
+    try:
+        return None if raw is None else parse(raw)
+    except ValueError:
+        return None
 
 
 class Sample(NamedTuple):

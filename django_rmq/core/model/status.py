@@ -23,6 +23,7 @@ from django_rmq.core.model.replies import (
     Progress,
     error_class,
     parse,
+    read_record,
 )
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
@@ -102,8 +103,8 @@ class MessageStatus:
 def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageStatus:
     """Return the status of a message. A record that RMQ did not write counts as none."""
     name = message_id(slot, member)
-    outcome = _outcome(found.outcome)
-    failure, death = _failure(found.failure), _death(found.death)
+    outcome = read_record(parse, found.outcome)
+    failure, death = read_record(FailureRecord.parse, found.failure), read_record(Death.parse, found.death)
     if found.prepare is not None or found.claim is not None:
         return _in_flight(topic, name, found, failure, outcome)
     if found.store is not None or found.retry is not None:
@@ -209,25 +210,3 @@ def _instant(ms: float | None, *, whole: bool = False) -> datetime | None:
     if ms is None or not 0 < ms < 1e14:
         return None
     return datetime.fromtimestamp((floor(ms) if whole else ms) / 1000, UTC)
-
-
-def _outcome(raw: bytes | None) -> Progress | Outcome | None:
-    try:
-        return None if raw is None else parse(raw)
-    except ValueError:
-        # Another program wrote the record.
-        return None
-
-
-def _failure(raw: bytes | None) -> FailureRecord | None:
-    try:
-        return None if raw is None else FailureRecord.parse(raw)
-    except ValueError:
-        return None
-
-
-def _death(raw: bytes | None) -> Death | None:
-    try:
-        return None if raw is None else Death.parse(raw)
-    except ValueError:
-        return None

@@ -10,10 +10,6 @@ EXACTLY_ONCE_ARGS ?=
 MATRIX_ARGS ?=
 WAGTAIL_ARGS ?=
 
-# On the oracle, integration tests prove nothing of the package: the contract and the lockstep hold it to Lua. BROKERS=memory is for
-# who has no server.
-ON_SERVERS := BROKERS="$${BROKERS:-redis cluster fakeredis}"
-
 RULES := tests/unit tests/contract tests/stateful tests/proof
 PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_exactly_once.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py tests/e2e/test_reslot.py
 
@@ -76,7 +72,7 @@ test-rules: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES)
 
 test-rooms: $(INSTALLED)
-	$(ON_SERVERS) $(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
+	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
 
 coverage: $(SPARK_CLASSES) ## the branch coverage of `make test`, and of the tests with Spark and a worker
 	rm -rf build/coverage
@@ -195,7 +191,7 @@ check-deaths: $(INSTALLED)
 	$(TWICE) -m "proof and not deep" tests/e2e
 
 check-waits: $(INSTALLED)
-	$(ON_SERVERS) $(TWICE) -m "(slow or proof) and not deep" tests/integration tests/unit
+	$(TWICE) -m "(slow or proof) and not deep" tests/integration tests/unit
 
 check-rules: $(INSTALLED)
 	$(SHORT) -m "not slow and not deep" $(filter-out tests/proof,$(RULES))
@@ -204,7 +200,7 @@ check-proofs: $(INSTALLED)
 	$(TWICE) -m "not deep" tests/proof
 
 check-rooms: $(INSTALLED)
-	$(ON_SERVERS) $(TWICE) -m "not slow and not proof" tests/integration
+	$(TWICE) -m "not slow and not proof" tests/integration
 
 check-spark: $(SPARK_CLASSES)
 	$(TWICE) -m "not proof" tests/spark

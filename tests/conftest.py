@@ -50,6 +50,8 @@ def pytest_configure() -> None:
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
+    # The default takes a quarter of a second for each password.
+    django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     check_transitions()
     # A busy machine can pause for a second. Redis is not unavailable then.
     SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))

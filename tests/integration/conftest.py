@@ -1,39 +1,28 @@
-"""The broker that most tests of this folder ask for, on Redis and in memory, and people with permissions."""
+"""The broker that most tests of this folder ask for, and people with permissions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_rmq.testing import Clock
-from tests.support.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker
 from tests.support.workers import client_of
 
 
 @pytest.fixture
 def clock() -> Clock | None:
-    """The brokers' time; None: real time."""
+    """The broker's time; None for real time."""
     return None
 
 
 @pytest.fixture
-def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+def broker(redis_url: str, prefix: str, clock: Clock | None) -> Iterator[Broker]:
     client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]:
-    if request.param == "memory":
-        yield OracleBroker("m:", clock)
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"), clock)
+    yield Broker(client, prefix, clock)
     client.close()
 
 

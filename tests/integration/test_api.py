@@ -1,4 +1,4 @@
-"""REST: what programs may see and do, on a real Redis and in memory."""
+"""REST: what programs may see and do, on a real Redis."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.support.brokers import OracleBroker, intercept
 from tests.support.programs import (
     ALL,
     Program,
+    broker_of_project,
     kill_all,
-    on_each_broker,
     requests_of_routes,
     user_with,
     views,
@@ -49,11 +49,11 @@ TOPICS = {
 LATER = int(time.time() * 1000) + 86_400_000
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Topics of every kind, on each broker."""
+    """Topics of every kind."""
     monkeypatch.setattr(actions, "SLICE_SECONDS", 60.0)
-    yield from on_each_broker(request, TOPICS=TOPICS)
+    yield from broker_of_project(request, TOPICS=TOPICS)
 
 
 @pytest.fixture

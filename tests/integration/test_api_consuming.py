@@ -1,4 +1,4 @@
-"""Two-phase consumption over HTTP, on a real Redis and in memory: the gate, retries and limits of a worker."""
+"""Two-phase consumption over HTTP, on a real Redis: the gate, retries and limits of a worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django_rmq.operations import Actor, consumption
 from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
 from tests.support.brokers import ClusterBroker, direct, set_clock
-from tests.support.programs import Consumer, on_each_broker
+from tests.support.programs import Consumer, broker_of_project
 from tests.support.servers import RedisCluster
 from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, total
 
@@ -45,12 +45,12 @@ def rest(failures: int) -> float:
     return 1000.0 * failures
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
-    yield from on_each_broker(request, TOPICS=TOPICS, API={"SEND_RATE": None})
+    yield from broker_of_project(request, TOPICS=TOPICS, API={"SEND_RATE": None})
 
 
 def topic_of(name: str) -> Topic:

@@ -28,7 +28,7 @@ from django_rmq.operations.consumption import LongPollLimiter, seats
 from django_rmq.operations.sends import SendCharge
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker
-from tests.support.programs import ALL, Program, on_each_broker, user_with
+from tests.support.programs import ALL, Program, broker_of_project, user_with
 from tests.support.workers import LONG, eventually
 
 pytestmark = pytest.mark.django_db
@@ -41,9 +41,9 @@ TOPICS = {
 PATH = "topics/ranked/messages/"
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield from on_each_broker(request, TOPICS=TOPICS)
+    yield from broker_of_project(request, TOPICS=TOPICS)
 
 
 @contextmanager

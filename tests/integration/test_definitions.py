@@ -36,17 +36,10 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer import producer
 from django_rmq.core.resharding import begin, finish
-from tests.support.brokers import Broker, OracleBroker, direct, set_clock
+from tests.support.brokers import direct, set_clock
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Any:
-    if request.param == "memory":
-        return OracleBroker()
-    return Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A dispatcher at work, on a real Redis and on the broker in memory: outcomes, order, time, ownership."""
+"""A dispatcher at work, on a real Redis: outcomes, order, time, ownership."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.testing import Clock
-from tests.oracle.keyspace import Hash, SortedSet
-from tests.support.brokers import OracleBroker, set_clock
+from tests.support.brokers import set_clock
 from tests.support.workers import (
     LONG,
     Broker,
@@ -60,13 +59,7 @@ def dead(broker: Any, topic: Topic) -> dict[bytes, tuple[str, bytes]]:
 def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: float) -> None:
     """A plain ZADD, as a stranger does it: nobody is woken."""
     key = slot_keys(broker.prefix, topic.name, slot).store
-    if isinstance(broker, OracleBroker):
-        with broker.lock:
-            store = broker.get(key, SortedSet)
-            store[member] = score
-            broker.keep(key, store)
-    else:
-        broker.client.zadd(key, {member: score})
+    broker.client.zadd(key, {member: score})
 
 
 # --- outcomes
@@ -550,16 +543,16 @@ def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(brok
 
 
 @pytest.mark.slow
-def test_an_idle_worker_with_1024_slots_sends_few_commands(redis_broker: Broker) -> None:
+def test_an_idle_worker_with_1024_slots_sends_few_commands(broker: Broker) -> None:
     topic = replace(MERGE, slots=1024)
 
     def sent() -> int:
         # Other commands are those that scripts call.
-        stats = redis_broker.client.info("commandstats")
+        stats = broker.client.info("commandstats")
         names = ("evalsha", "time", "ping", "script", "subscribe")
         return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
-    with Worker(redis_broker, topic, Heard(), poll_seconds=1) as worker:
+    with Worker(broker, topic, Heard(), poll_seconds=1) as worker:
         worker.asleep()
         before, begun = sent(), time.monotonic()
         threading.Event().wait(3)
@@ -841,10 +834,6 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
 
 def control_of(broker: Any, topic: Topic, slot: int) -> dict[bytes, bytes]:
     key = slot_keys(broker.prefix, topic.name, slot).control
-    if isinstance(broker, OracleBroker):
-        control = broker.keyspace[key]
-        assert isinstance(control, Hash)
-        return dict(control)
     return dict(broker.client.hgetall(key))
 
 

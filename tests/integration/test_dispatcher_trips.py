@@ -5,7 +5,6 @@ Its threads do not run here: the test makes the turns of its loop, and looks at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from tests.support.workers import Broker, Listener, audit, client_of, send, tota
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 COUNT = 40
-
-
-@pytest.fixture
-def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
-    client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
 
 
 @pytest.fixture

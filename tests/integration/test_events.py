@@ -36,7 +36,7 @@ TOPICS = {
 }
 
 
-@pytest.fixture(params=["redis", "memory", "cluster"])
+@pytest.fixture(params=["redis", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     with ExitStack() as stack:
         broker = stack.enter_context(broker_on(request))

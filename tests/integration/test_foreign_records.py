@@ -8,11 +8,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
 from django_rmq import connections, send_message
@@ -25,6 +24,7 @@ from django_rmq.operations.health import HealthThresholds
 from django_rmq.worker import startup
 from tests.integration.test_definitions import run
 from tests.support.brokers import Broker
+from tests.support.programs import broker_of_project
 
 pytestmark = pytest.mark.django_db
 
@@ -37,11 +37,8 @@ NO_NUMBERS = [b"", b"x", b"1.5", b"nan", b"inf", b"\xff", b"9" * 400, b"-" + b"9
 
 
 @pytest.fixture
-def broker(redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
-    found = Broker(redis_client, prefix)
-    rmq = {"REDIS": redis_url, "TOPICS": TOPICS, "METRICS": {"TOKEN": "t" * 16}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):
-        yield found
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    yield from broker_of_project(request, TOPICS=TOPICS, METRICS={"TOKEN": "t" * 16})
 
 
 @pytest.fixture

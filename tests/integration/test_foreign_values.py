@@ -87,11 +87,11 @@ def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
-    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr(acks, "REST_SECONDS", 0.2)
     assert len(ATTACKS) == len(list(attacks())) and FREE, "each has a slot of its own"
-    broker, heard = redis_broker, Heard()
+    heard = Heard()
 
     def listener(message: Message) -> None:
         if isinstance(message.body, str):
@@ -127,10 +127,10 @@ def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
 
 
 def test_what_a_dead_process_held_is_settled_beside_foreign_values(
-    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq.core.consumer.progress.SETTLE_SECONDS", 60.0)
-    broker, notes, topic = redis_broker, SharedProgress(1), replace(TOPIC, timeout=60)
+    notes, topic = SharedProgress(1), replace(TOPIC, timeout=60)
     notes.owner = "me"
     for slot in range(topic.slots):
         put(broker, slot, f"first {slot}")
@@ -142,8 +142,7 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(
     assert all(broker.audit(topic, slot)["released"] == 1 for slot in FREE)
 
 
-def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
-    broker = redis_broker
+def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
     broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
     with pytest.raises(
         WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"

@@ -131,7 +131,7 @@ def test_checks_report_the_same_in_any_order(shop: Path, redis_url: str, prefix:
         "RMQ": {"REDIS": redis_url, "KEY_PREFIX": prefix, "OUTBOX": True, "TOPICS": topics},
         "TASKS": {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": options}},
     }
-    orders: list[Any] = ["forward", "reversed", 1, 2, 3]
+    orders: list[Any] = ["forward", "reversed", 1]
     processes = [begin(shop, CHECKS, json.dumps(order), **given) for order in orders]
     first, *others = map(result, processes)
     assert others == [first] * len(others)

@@ -128,12 +128,7 @@ def test_priorities_have_no_oldest_due_time_but_it_is_known_since_when_something
 def test_a_slot_of_another_type_is_left_out_and_the_others_are_told(broker: Any, clock: Clock) -> None:
     merge(broker, 1, "a", "b")
     key = slot_keys(broker.prefix, TOPIC.name, 0).dead
-    if isinstance(broker, OracleBroker):
-        from tests.oracle.keyspace import Hash
-
-        broker.keyspace[key] = Hash({b"a": b"b"})
-    else:
-        broker.client.hset(key, "a", "b")
+    broker.client.hset(key, "a", "b")
     sample = broker.sample(TOPIC, range(4))
     assert (sample.slots, sample.store) == (3, 2)
 
@@ -361,10 +356,7 @@ def test_a_server_that_lost_its_data_shows_no_negative_rates(broker: Any, clock:
     merge(broker, 0, *"abcd")
     sampler.minutes(1)
     key = slot_keys(broker.prefix, TOPIC.name, 0).stats
-    if isinstance(broker, OracleBroker):
-        del broker.keyspace[key]
-    else:
-        broker.client.delete(key)
+    broker.client.delete(key)
     sampler.minute()
     assert last(broker).rates is None
 
@@ -412,12 +404,7 @@ def test_several_minutes_are_read_as_one(broker: Any, clock: Clock) -> None:
 def test_what_is_no_record_is_a_gap(broker: Any, clock: Clock, raw: bytes) -> None:
     minute = START_MS // 60_000
     key = history_keys(broker.prefix, TOPIC.name).minutes
-    if isinstance(broker, OracleBroker):
-        from tests.oracle.keyspace import Hash
-
-        broker.keyspace[key] = Hash({b"%d" % minute: raw})
-    else:
-        broker.client.hset(key, str(minute), raw)
+    broker.client.hset(key, str(minute), raw)
     assert history.read(broker, TOPIC, 1)[-1] == Minute(START_MS)
 
 
@@ -458,7 +445,7 @@ def test_lateness_is_counted_by_class_and_given_away_in_the_end(broker: Any, clo
 
 
 def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
-    broker = OracleBroker("m:") if isinstance(broker, OracleBroker) else Broker(broker.client, broker.prefix)
+    broker = Broker(broker.client, broker.prefix)
     count = TimesCount(broker)
     heard = Heard()
     send(broker, TOPIC, range(100))
@@ -479,8 +466,6 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
 
 
 def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    if isinstance(broker, OracleBroker):
-        return
     broker.client.set(history_keys(broker.prefix, TOPIC.name).pending, "foreign")
     count = TimesCount(broker)
     count.note(TOPIC, [Delivery(b"m", 1_800_000_000_000, 16)], 1_800_000_000_000)

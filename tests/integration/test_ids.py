@@ -41,7 +41,7 @@ from django_rmq.operations import (
 )
 from django_rmq.operations.consumption import SettledDelivery
 from tests.support.brokers import Broker
-from tests.support.programs import Program, kill_all, on_each_broker, user_with
+from tests.support.programs import Program, broker_of_project, kill_all, user_with
 
 TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},
@@ -66,17 +66,9 @@ def mask(topic: str, body: Any) -> Any:
     return "masked"
 
 
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield from on_each_broker(request, **RMQ)
-
-
 @pytest.fixture
-def server(redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
-    """A broker on a real Redis, whose scripts can be counted."""
-    found = Broker(redis_client, prefix)
-    with override_settings(RMQ={"REDIS": redis_url, **RMQ}), connections.replaced_broker(found):
-        yield found
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    yield from broker_of_project(request, **RMQ)
 
 
 @contextmanager
@@ -196,12 +188,12 @@ def test_a_right_guess_is_answered_as_a_wrong_one(broker: Any, name: str) -> Non
 
 @pytest.mark.parametrize("operations", [viewer, boss])
 def test_a_guess_makes_redis_do_nothing_whether_it_is_right_or_wrong(
-    server: Broker, operations: Callable[[], Operations]
+    broker: Broker, operations: Callable[[], Operations]
 ) -> None:
-    kill(server, "redacted", SECRET)
+    kill(broker, "redacted", SECRET)
     for guess in (SECRET, WRONG):
         named = message_id(0, guess)
-        with at_most(server, 0):
+        with at_most(broker, 0):
             with pytest.raises(MessageGone):
                 operations().get("redacted", named)
             assert operations().replay("redacted", [named]).outcomes == {"gone": 1}
@@ -413,10 +405,10 @@ def test_rest_goes_from_page_to_page_of_long_bodies(broker: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [40, 600])
 def test_each_row_is_found_with_three_scripts_among_100_000_of_one_priority(
-    server: Broker, size: int
+    broker: Broker, size: int
 ) -> None:
     members = [b"%06d%s" % (n * 7 % 100_000, b"z" * (size - 6)) for n in range(100_000)]
-    put(server, "redacted", *members)
+    put(broker, "redacted", *members)
     operations = boss()
     middle = operations.listing("redacted", "store", limit=1_000)
     for _ in range(45):
@@ -429,16 +421,16 @@ def test_each_row_is_found_with_three_scripts_among_100_000_of_one_priority(
     for page in pages:
         assert len(page.copies) == 25
         for copy in page.copies:
-            with at_most(server, 3):
+            with at_most(broker, 3):
                 (found,) = operations.get("redacted", copy.id)
             assert found.member == copy.member
-    with at_most(server, 10):
+    with at_most(broker, 10):
         assert operations.bury("redacted", ids_of(pages[0].copies)).outcomes == {"buried": 25}
-    with at_most(server, 10):
+    with at_most(broker, 10):
         assert operations.delete("redacted", ids_of(pages[1].copies), "live").outcomes == {"deleted": 25}
-    with at_most(server, 10):
+    with at_most(broker, 10):
         dead = operations.listing("redacted", "dead", limit=25).copies
-    with at_most(server, 10):
+    with at_most(broker, 10):
         assert operations.replay("redacted", ids_of(dead)).outcomes == {"replayed": 25}
 
 
@@ -446,10 +438,10 @@ def ids_of(copies: list[MessageCopy]) -> list[str]:
     return [copy.id for copy in copies]
 
 
-def test_25_of_the_longest_bodies_are_acted_upon_with_ten_scripts(server: Broker) -> None:
-    put(server, "ranked", *(b"%s%02d" % (b"x" * 256 * 1024, n) for n in range(30)))
+def test_25_of_the_longest_bodies_are_acted_upon_with_ten_scripts(broker: Broker) -> None:
+    put(broker, "ranked", *(b"%s%02d" % (b"x" * 256 * 1024, n) for n in range(30)))
     copies = everything(boss(), "ranked", "store", limit=25)[:25]
-    with at_most(server, 10):
+    with at_most(broker, 10):
         assert boss().bury("ranked", ids_of(copies)).outcomes == {"buried": 25}
 
 
@@ -541,13 +533,13 @@ def test_what_a_program_has_sent_it_finds_by_the_id_it_was_told(broker: Any, nam
         assert program.ok("DELETE", f"topics/{name}/messages/{sent['id']}/")["outcome"] == "deleted"
 
 
-def test_long_deliveries_are_settled_with_few_scripts(server: Broker) -> None:
-    put(server, "ranked", *(b'"%s%03d"' % (b"x" * 2_000, n) for n in range(200)))
+def test_long_deliveries_are_settled_with_few_scripts(broker: Broker) -> None:
+    put(broker, "ranked", *(b'"%s%03d"' % (b"x" * 2_000, n) for n in range(200)))
     deliveries = boss().deliveries("ranked")
     taken = deliveries.take(uuid4(), 200)
     assert len(taken) == 200
     settled = [SettledDelivery(deliveries.id(one), deliveries.receipt(one)) for one in taken]
-    with at_most(server, 40):
+    with at_most(broker, 40):
         assert deliveries.commit(settled) == ["ok"] * 200
 
 
@@ -596,10 +588,10 @@ def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:
     assert identity.place is not None and identity.place.score == 100
 
 
-def test_foreign_scores_have_ids_that_find_their_messages(server: Broker) -> None:
+def test_foreign_scores_have_ids_that_find_their_messages(broker: Broker) -> None:
     for index, score in enumerate(("-inf", "inf", "1e300", "0.5", "-3")):
-        key = slot_keys(server.prefix, "redacted", 0).store
-        server.client.execute_command("ZADD", key, score, b"m%d" % index)
+        key = slot_keys(broker.prefix, "redacted", 0).store
+        broker.client.execute_command("ZADD", key, score, b"m%d" % index)
     copies = everything(viewer(), "redacted", "store", limit=1)
     assert len(copies) == 5
     for copy in copies:

@@ -185,9 +185,11 @@ def run(project: Path, *command: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [("--reverse",), ("--parallel=2",)])
-def test_under_djangos_runner_each_test_begins_with_nothing(project: Path, more: tuple[str, ...]) -> None:
-    output = run(project, "-m", "django", "test", "shop", *more)
+@pytest.mark.parametrize(
+    ("project", "how"), [("BROKER", "--reverse"), ("TESTING", "--parallel=2")], indirect=["project"]
+)
+def test_under_djangos_runner_each_test_begins_with_nothing(project: Path, how: str) -> None:
+    output = run(project, "-m", "django", "test", "shop", how)
     found = re.search(r"Ran (\d+) tests", output)
     assert found is not None and int(found[1]) == 23, output
 

@@ -56,7 +56,7 @@ TOPICS = {
 urlpatterns = [path("metrics/rmq", include("django_rmq.metrics.urls"))]
 
 
-@pytest.fixture(params=["redis", "memory", "cluster"])
+@pytest.fixture(params=["redis", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     with ExitStack() as stack:
         broker = stack.enter_context(broker_on(request))
@@ -204,13 +204,12 @@ def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() ->
     assert found["rmq_oldest_running_seconds", "ranked"] == 0
 
 
-@pytest.mark.parametrize("where", ["redis", "memory"])
 def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
-    where: str, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats, "LIVE_SLOTS", 64)
     clock, client = Clock(1_800_000_000_000), client_of(redis_url)
-    broker: Any = Broker(client, prefix, clock) if where == "redis" else OracleBroker("m:", clock)
+    broker: Any = Broker(client, prefix, clock)
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
         found = scraped()

@@ -6,7 +6,6 @@ It is a matter of order, not of milliseconds: the flood waits before the others 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +14,12 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from tests.support.brokers import OracleBroker
-from tests.support.workers import LONG, Heard, Worker, broker_on, send
+from tests.support.workers import LONG, Heard, Worker, send
 
 FLOOD = 5_000
 NOISY = "tenant 0"
 OTHERS = [f"tenant {n}" for n in range(1, 21)]
 TOPIC = Topic("jobs", TopicType.FIFO, slots=16, identity="key", slot_basis="tenant")
-
-
-@pytest.fixture(params=["memory", "redis"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with broker_on(request) as found:
-        yield found
 
 
 def shares(tenant: str) -> bool:

@@ -31,7 +31,6 @@ from tests.support.workers import (
     Listener,
     Worker,
     audit,
-    broker_on,
     cluster_of,
     eventually,
     live,
@@ -41,12 +40,6 @@ from tests.support.workers import (
 
 QUICK = BackOff(10, 10)
 AT_ONCE = BackOff(0, 0)
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Any:
-    with broker_on(request) as found:
-        yield found
 
 
 def fifo(**options: Any) -> Topic:

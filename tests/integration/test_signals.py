@@ -23,7 +23,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
 from django_rmq.observability import announcements
 from django_rmq.operations import Actor, Operations
-from tests.support.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker
 from tests.support.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
@@ -31,15 +31,12 @@ KIND = {"TYPE": "range_merge", "TIME_RANGE": "1ms"}
 NAMES = ("started", "committed", "failed", "dead", "replayed")
 
 
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture
+def broker(redis_url: str, prefix: str) -> Iterator[Any]:
     with ExitStack() as stack:
-        if request.param == "memory":
-            broker: Any = OracleBroker("m:")
-        else:
-            client = client_of(request.getfixturevalue("redis_url"))
-            stack.callback(client.close)
-            broker = Broker(client, request.getfixturevalue("prefix"))
+        client = client_of(redis_url)
+        stack.callback(client.close)
+        broker = Broker(client, prefix)
         rmq = {
             "BROKER": "memory",
             "TOPICS": {"work": {**KIND, "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 0}},

@@ -68,15 +68,6 @@ def still() -> Iterator[Clock]:
         yield found
 
 
-@pytest.fixture(params=["redis", "memory"])
-def _broker(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param == "redis":
-        yield
-    else:
-        with memory_broker():
-            yield
-
-
 def instant(still: Clock) -> datetime:
     return datetime.fromtimestamp(still() // 1000 / 1000, UTC)
 
@@ -85,7 +76,6 @@ def near(when: datetime | None, other: datetime) -> bool:
     return when is not None and abs(when - other) < timedelta(milliseconds=2)
 
 
-@pytest.mark.usefixtures("_broker")
 def test_a_message_is_followed_from_its_send_to_its_end() -> None:
     seen = []
 
@@ -192,7 +182,6 @@ def test_what_is_no_id_is_refused(ask: Callable[..., Any], name: Any) -> None:
         assert "<slot>.<message>" in str(error.value) and "<slot>~<digest>" in str(error.value)
 
 
-@pytest.mark.usefixtures("_broker")
 @pytest.mark.parametrize("act", [remove_message, cancel_message])
 def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Callable[..., Any]) -> None:
     for topic, body, options in (
@@ -246,7 +235,6 @@ def test_topics_and_names_are_checked() -> None:
         message_status("kept", 1, key="k")
 
 
-@pytest.mark.usefixtures("_broker")
 def test_a_topic_without_outcome_retention_knows_what_lives_and_what_is_dead() -> None:
     progress = []
 

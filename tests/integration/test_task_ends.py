@@ -24,7 +24,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.tasks import backend, execution, frameworks, jobs
 from django_rmq.tasks.execution import Attempt
-from django_rmq.testing import drain, memory_broker
+from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
 from tests.support import tasks as errands
 
@@ -36,25 +36,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Use = Callable[..., None]
 
 
-@pytest.fixture(params=["redis", "memory"])
-def using(request: pytest.FixtureRequest) -> Iterator[Use]:
-    """Use these options of the topics of tasks, on a broker of each kind, until the test ends."""
+@pytest.fixture
+def using(redis_url: str, prefix: str) -> Iterator[Use]:
+    """Use these options of the topics of tasks until the test ends."""
     with ExitStack() as stack:
         stack.enter_context(listener_registry.isolated())
 
         def use(rmq: dict[str, Any] | None = None, **topic: Any) -> None:
             options = {"TOPIC": {"SLOTS": 1, "MAX_RETRIES": 3, **topic}}
             declared = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": options}}
-            where: dict[str, Any] = {"BROKER": "memory"}
-            if request.param == "redis":
-                url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
-                where = {"REDIS": url, "KEY_PREFIX": prefix}
+            where = {"REDIS": redis_url, "KEY_PREFIX": prefix}
             settings = {"AUTODISCOVER": None, "TOPICS": {}, **where, **(rmq or {})}
             stack.enter_context(override_settings(RMQ=settings, TASKS=declared))
-            if request.param == "memory":
-                stack.enter_context(memory_broker())
-            else:
-                stack.callback(connections.close)
+            stack.callback(connections.close)
 
         yield use
 

@@ -31,7 +31,6 @@ from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish
 from tests.support import tasks as errands
-from tests.support.brokers import OracleBroker
 from tests.support.servers import absent
 
 FRAMEWORK = frameworks.framework()
@@ -57,20 +56,15 @@ def settings(rmq: dict[str, Any] | None = None, declared: dict[str, Any] | None 
         yield
 
 
-@pytest.fixture(params=["redis", "memory"])
-def using(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Use these settings, on a broker of each kind, until the test ends."""
+@pytest.fixture
+def using(redis_url: str, prefix: str) -> Iterator[Callable[..., None]]:
+    """Use these settings until the test ends."""
     with ExitStack() as stack:
         stack.enter_context(listener_registry.isolated())
 
         def use(declared: dict[str, Any] | None = None, **rmq: Any) -> None:
-            if request.param == "memory":
-                stack.enter_context(settings({"BROKER": "memory", **rmq}, declared))
-                stack.enter_context(memory_broker())
-            else:
-                url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
-                stack.enter_context(settings({"REDIS": url, "KEY_PREFIX": prefix, **rmq}, declared))
-                stack.callback(connections.close)
+            stack.enter_context(settings({"REDIS": redis_url, "KEY_PREFIX": prefix, **rmq}, declared))
+            stack.callback(connections.close)
 
         yield use
 
@@ -417,16 +411,10 @@ def test_a_task_that_fails_is_tried_again_and_its_result_tells_each_attempt(
 
 def _wake(key: str, name: str) -> None:
     """Let what rests be tried now."""
-    broker = connections.get_broker()
+    broker: Any = connections.get_broker()
     rest = broker.run(inspect.look(topic(name), 0, [key.encode()]))[0].retry
     assert rest is not None
-    if isinstance(broker, OracleBroker):
-        waiting = broker.keyspace[slot_keys(broker.prefix, name, 0).retry]
-        waiting[key.encode()] = 1000 + rest % 1  # type: ignore[assignment]
-    else:
-        broker.client.zadd(  # type: ignore[attr-defined]
-            slot_keys(broker.prefix, name, 0).retry, {key: 1000 + rest % 1}
-        )
+    broker.client.zadd(slot_keys(broker.prefix, name, 0).retry, {key: 1000 + rest % 1})
 
 
 def test_after_the_last_attempt_the_task_has_failed_and_is_in_dead(using: Callable[..., None]) -> None:
@@ -542,16 +530,15 @@ def test_an_attempt_of_which_nothing_is_known_is_counted(using: Callable[..., No
     assert (result.return_value, result.worker_ids) == (3, ["lost", "lost", "-"])
 
 
-def test_results_are_kept_for_their_time(using: Callable[..., None], request: pytest.FixtureRequest) -> None:
+def test_results_are_kept_for_their_time(using: Callable[..., None]) -> None:
     using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
     kept = connections.get_broker().run(registry.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
-    if not isinstance(broker, OracleBroker):
-        left = broker.client.pttl(f"result_{{{broker.prefix}rmq:result:{result.id}}}")
-        assert 4_000 < left <= 5_000
+    left = broker.client.pttl(f"result_{{{broker.prefix}rmq:result:{result.id}}}")
+    assert 4_000 < left <= 5_000
 
 
 # --- transactions

@@ -33,6 +33,8 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.commands import inspect
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations import Actor, Operations
 from django_rmq.testing import (
     Clock,
     RMQTestMixin,
@@ -118,6 +120,14 @@ def test_captured_messages_may_be_delivered_all_the_same() -> None:
         send_message("renders", 1, priority=500)
     assert messages[0].result.status == "stored"
     assert depth("renders") == {"store": 1}
+
+
+def test_claims_are_refused_where_spark_cannot_read(clock: Clock) -> None:
+    operations = Operations(Actor("tester", "command"))
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        for act in (operations.claims, operations.return_claims):
+            with pytest.raises(OperationRefused, match="memory"):
+                act("prices")
 
 
 def test_assertions_look_at_topic_body_key_and_options() -> None:

@@ -66,11 +66,6 @@ class OnlySeen(TopicPermission):
 
 
 @pytest.fixture
-def broker(redis_client: Any, prefix: str) -> Broker:
-    return Broker(redis_client, prefix)
-
-
-@pytest.fixture
 def shop(broker: Any) -> Iterator[Any]:
     """Both topics with messages in each state, schedules, rows of the outbox, workers, and people's actions."""
     OnlySeen.asked = []

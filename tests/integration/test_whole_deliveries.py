@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from tests.support.workers import (
     Listener,
     Worker,
     audit,
-    client_of,
     eventually,
     send,
     total,
@@ -45,13 +44,6 @@ class Watcher:
 
     def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
         self.committed += [message.body for message in committed]
-
-
-@pytest.fixture
-def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
-    client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
 
 
 @pytest.fixture

@@ -186,12 +186,12 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "prepares_without_its_epoch": PythonMutant(
         Argument(3, "None"),
         "A worker shows its epoch, so that a later owner of the slot fences it.",
-        (DISPATCHER + "a_fenced_worker_leaves_a_slot_alone_that_another_one_holds[memory]",),
+        (DISPATCHER + "a_fenced_worker_leaves_a_slot_alone_that_another_one_holds",),
     ),
     "keeps_what_it_was_fenced_from": PythonMutant(
         GONE,
         "A fenced worker gives back what has not begun.",
-        (DISPATCHER + "a_fenced_worker_gives_back_what_has_not_begun[memory]",),
+        (DISPATCHER + "a_fenced_worker_gives_back_what_has_not_begun",),
     ),
     "forgets_what_it_told_before": PythonMutant(
         GONE,
@@ -226,38 +226,35 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "gives_back_what_has_ended": PythonMutant(
         If("False"),
         "A message is given back once.",
-        (HUNG + "of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once[memory]",),
+        (HUNG + "of_a_slot_with_two_batches_in_hand_each_message_is_given_back_once",),
     ),
     "takes_for_threads_that_are_taken": PythonMutant(
         If("False"),
         "Nothing is taken for a thread whose call does not end.",
-        (HUNG + "behind_hung_calls_of_its_own_topic_nothing_waits_in_hand[memory-by priority]",),
+        (HUNG + "behind_hung_calls_of_its_own_topic_nothing_waits_in_hand[by priority]",),
     ),
     "keeps_slots_with_a_thread_that_is_taken": PythonMutant(
         Value("False"),
         "Slots of a thread whose call does not end go to other threads.",
-        (HUNG + "the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free[memory]",),
+        (HUNG + "the_other_slots_of_a_thread_that_hangs_go_to_threads_that_are_free",),
     ),
     "stops_lists_that_it_refreshes": PythonMutant(
         Argument("drops", "True"),
         "A list that failed is settled also while the rest of its batch is taken again.",
-        (
-            LISTS
-            + "a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_batch_is_taken_again[memory]",
-        ),
+        (LISTS + "a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_batch_is_taken_again",),
     ),
     "takes_all_bytes": PythonMutant(
         If("False"),
         "The bytes in hand of a process are bounded.",
         (
-            SIZES + "large_messages_are_worked_off_within_a_bound[memory-True-in the member]",
-            SIZES + "large_messages_are_worked_off_within_a_bound[memory-False-in the envelope]",
+            SIZES + "large_messages_are_worked_off_within_a_bound[True-in the member]",
+            SIZES + "large_messages_are_worked_off_within_a_bound[False-in the envelope]",
         ),
     ),
     "takes_the_time_out_of_the_topic": PythonMutant(
         Argument("timeout", "None"),
         "A worker keeps to the time-outs of single messages.",
-        (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over[memory]",),
+        (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over",),
     ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
@@ -266,7 +263,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (
             EXECUTOR + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin[None]",
             OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",
-            DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun[memory]",
+            DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun",
         ),
     ),
     "lists_lose_patience": PythonMutant(
@@ -306,7 +303,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "takes_more_than_it_can_run": PythonMutant(
         Value("1_000_000"),
         "A worker takes no more for its event loop than that can run.",
-        (OVERLAPPING + "a_worker_takes_no_more_than_it_can_run[memory]",),
+        (OVERLAPPING + "a_worker_takes_no_more_than_it_can_run",),
     ),
     "begins_after_the_stop": PythonMutant(
         Operand(0, "False"),
@@ -316,10 +313,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "leaves_slots_of_a_blocked_loop_open": PythonMutant(
         Value("list(IT)[:1]"),
         "While the event loop is blocked, nothing begins in the slots of what runs there.",
-        (
-            OVERLAPPING
-            + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut[memory]",
-        ),
+        (OVERLAPPING + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut",),
     ),
     "shares_cells": PythonMutant(
         Value("list(range(len(IT)))"),
@@ -343,7 +337,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "goes_on_behind_a_failure": PythonMutant(
         If("False"),
         "A thread begins nothing behind a message of a strict topic that failed.",
-        (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed[memory]",),
+        (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed",),
     ),
     "asks_beside_a_commit": PythonMutant(
         Value("set()"),
@@ -353,12 +347,12 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "goes_on_behind_what_it_lost": PythonMutant(
         If("False"),
         "A thread begins nothing behind a message of a strict topic that it no longer holds.",
-        (ORDER + "a_stale_message_ends_its_batch[memory]",),
+        (ORDER + "a_stale_message_ends_its_batch",),
     ),
     "commits_behind_a_failure": PythonMutant(
         If("False"),
         "Of a list of a strict topic, only what precedes its first failure is committed.",
-        (ORDER + "a_list_commits_only_what_comes_before_its_first_failure[memory-many-4]",),
+        (ORDER + "a_list_commits_only_what_comes_before_its_first_failure[many-4]",),
     ),
     "lists_retries_last": PythonMutant(
         If("False"),
@@ -368,12 +362,12 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "sends_on_behind_an_error": PythonMutant(
         Value("False"),
         "What comes behind an error of a fifo send is not sent.",
-        (ORDER + "what_comes_behind_an_error_is_not_sent[memory]",),
+        (ORDER + "what_comes_behind_an_error_is_not_sent",),
     ),
     "rest_hands_out_many_of_a_strict_slot": PythonMutant(
         If("False"),
         "A program is given one message of a strict slot at a time.",
-        (ORDER + "a_program_is_given_one_message_of_a_strict_slot_at_a_time[memory-strict-1]",),
+        (ORDER + "a_program_is_given_one_message_of_a_strict_slot_at_a_time[strict-1]",),
     ),
     # --- its threads
     "log_calls_raise": PythonMutant(
@@ -414,68 +408,65 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "never_gives_up": PythonMutant(
         If("False"),
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
-        (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
+        (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on",),
     ),
     # --- stopping what runs
     "asks_nothing_when_something_is_cancelled": PythonMutant(
         Value("0.0"),
         "A worker asks at once what was cancelled of what it has in hand.",
-        (STOPPING + "a_sync_listener_sees_that_it_is_cancelled_and_stops[memory]",),
+        (STOPPING + "a_sync_listener_sees_that_it_is_cancelled_and_stops",),
     ),
     "misses_what_was_cancelled_while_it_was_deaf": PythonMutant(
         Argument(1, "0.0"),
         "A worker that subscribes again asks what was cancelled meanwhile.",
-        (STOPPING + "a_worker_that_subscribes_again_asks_for_what_it_missed[memory]",),
+        (STOPPING + "a_worker_that_subscribes_again_asks_for_what_it_missed",),
     ),
     "forgets_news_of_what_is_not_in_hand_yet": PythonMutant(
         If("True"),
         "News that something was cancelled may come before its batch is in hand.",
-        (STOPPING + "news_that_comes_before_its_batch_is_in_hand_is_kept_for_it[memory]",),
+        (STOPPING + "news_that_comes_before_its_batch_is_in_hand_is_kept_for_it",),
     ),
     "extends_what_is_abandoned": PythonMutant(
         Operand(0, "True"),
         "News that something was cancelled extends nothing that exceeded MAX_RUNTIME.",
-        (STOPPING + "what_is_abandoned_is_not_extended_by_news[memory]",),
+        (STOPPING + "what_is_abandoned_is_not_extended_by_news",),
     ),
     "disturbs_a_coroutine_that_cleans_up": PythonMutant(
         Operand(2, "True"),
         "A coroutine is cancelled once for each reason.",
-        (STOPPING + "a_coroutine_that_learns_by_extending_is_cancelled_once[memory]",),
+        (STOPPING + "a_coroutine_that_learns_by_extending_is_cancelled_once",),
     ),
     "charges_those_that_a_blocked_loop_keeps_waiting": PythonMutant(
         Function("(lambda: 0.0)"),
         "The time for which one coroutine blocks the loop is not charged to the others.",
-        (STOPPING + "a_coroutine_that_blocks_the_loop_costs_only_itself[memory]",),
+        (STOPPING + "a_coroutine_that_blocks_the_loop_costs_only_itself",),
     ),
     "cancels_a_list_for_one_message": PythonMutant(
         Function("any"),
         "An async list is cancelled only if all of its messages are.",
-        (STOPPING + "in_a_list_each_message_is_told_by_itself[memory-True]",),
+        (STOPPING + "in_a_list_each_message_is_told_by_itself[True]",),
     ),
     "ends_a_list_that_ran_too_long_as_a_whole": PythonMutant(
         GONE,
         "Of an async list that exceeded HARD_TIMEOUT, each message has a time of its own.",
-        (STOPPING + "an_async_list_that_runs_for_too_long_is_tried_one_by_one[memory]",),
+        (STOPPING + "an_async_list_that_runs_for_too_long_is_tried_one_by_one",),
     ),
     "waits_for_coroutines_that_do_not_end": PythonMutant(
         If("False"),
         "A coroutine that was cancelled and does not end costs its process.",
-        (
-            STOPPING
-            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-True]",
-        ),
+        (STOPPING + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[True]",),
     ),
     "logs_before_it_ends_a_call": PythonMutant(
         As('logger.error("HARD_TIMEOUT")\nIT'),
         "A listener that holds the lock of a log handler is ended, too.",
-        (STOPPING + "a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the_same[memory]",),
+        (STOPPING + "a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the_same",),
     ),
     "charges_the_neighbours_of_what_ran_too_long": PythonMutant(
         Operand(1, "False"),
         "Who ran beside a listener that exceeded HARD_TIMEOUT is not charged.",
         (
             STOPPING
-            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-False]",
+            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[False]",
         ),
     ),
     "forgives_what_ran_too_long": PythonMutant(
@@ -483,13 +474,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What exceeded HARD_TIMEOUT uses a retry.",
         (
             STOPPING
-            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[memory-False]",
+            + "a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged[False]",
         ),
     ),
     "leaves_to_others_what_still_runs": PythonMutant(
         Argument("keeps_beating", "False"),
         "Until its process has ended, a listener that exceeded HARD_TIMEOUT keeps its message.",
-        (STOPPING + "until_its_process_has_ended_a_listener_keeps_its_message[memory]",),
+        (STOPPING + "until_its_process_has_ended_a_listener_keeps_its_message",),
     ),
     "forgets_what_was_cancelled_with_a_lost_answer": PythonMutant(
         If("word == 'ok'"),
@@ -499,15 +490,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "begins_what_was_cancelled": PythonMutant(
         If("False"),
         "What was cancelled in the hand of a worker does not begin.",
-        (STOPPING + "what_is_in_hand_and_has_not_begun_does_not_begin[memory-True]",),
+        (STOPPING + "what_is_in_hand_and_has_not_begun_does_not_begin[True]",),
     ),
     # --- slots that others have acquired
     "stays_away_from_its_own": PythonMutant(
         If("False"),
         "A fenced slot is acquired again when the coordinator, asked since, says that it is ours.",
-        (
-            "integration/test_fences.py::test_a_worker_that_missed_an_assignment_goes_on_with_its_slots[memory]",
-        ),
+        ("integration/test_fences.py::test_a_worker_that_missed_an_assignment_goes_on_with_its_slots",),
     ),
     "takes_an_old_answer_for_a_new_one": PythonMutant(
         If("True"),
@@ -521,13 +510,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Messages that timed out repeatedly run one at a time.",
         (
             "unit/test_suspects.py::test_several_wait_and_run_in_their_order",
-            DISPATCHER + "messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other[memory]",
+            DISPATCHER + "messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other",
         ),
     ),
     "every_suspect_waits": PythonMutant(
         Value("1"),
         "A message that timed out once holds up no other one.",
-        (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it[memory]",),
+        (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it",),
     ),
     "the_last_try_has_company": PythonMutant(
         Argument(0, "False"),

@@ -14,6 +14,7 @@ import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.exceptions import ConfigurationError
 from tests.support.workers import LONG, eventually
 
 SESSION = 60.0
@@ -31,6 +32,7 @@ TAKE_OVER = SHORT + 1.5
 SERIAL = Topic("serial", TopicType.PRIORITY, slots=64)
 SHARED = Topic("shared", TopicType.PRIORITY, slots=4, serial=False)
 Slot = tuple[str, int]
+Told = Callable[[Iterable[Slot]], None]
 
 
 class Member:
@@ -129,6 +131,14 @@ class Party:
     def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
         return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
 
+    def members(self) -> list[str]:
+        """Return the ids of the workers that are known."""
+        raise NotImplementedError
+
+    def coordinator(self, topic: Topic, own: Told, disown: Told) -> Any:
+        """Return a coordinator, which is not started, of a worker with one topic."""
+        raise NotImplementedError
+
     def end(self) -> None:
         for member in self.all:
             member.coordinator.stop(0.2 if member.silent else 2.0)
@@ -219,3 +229,81 @@ class Sharing:
             "each its own topic",
         )
         assert {topic for topic, _ in second.slots} == {"other"}
+
+    def test_when_a_worker_joins_the_others_give_only_what_it_gets(self, party: Any) -> None:
+        first, second = party.add(), party.add()
+        party.wait_until_shared_out()
+        first.lost.clear()
+        second.lost.clear()
+        third = party.add()
+        party.wait_until_shared_out()
+        assert first.lost + second.lost == Counter({"serial": len(third.serial())})
+        assert third.lost == Counter()
+
+    @pytest.mark.slow
+    def test_if_the_first_worker_does_not_assign_the_next_one_does(self, party: Any) -> None:
+        first = party.add(identity="0" * 32)
+        party.wait_until_shared_out()
+        first.coordinator._assign = lambda why: None
+        party.add(session_seconds=SHORT)
+        party.wait_until_shared_out()
+
+    def test_a_second_worker_with_the_same_id_is_refused(self, party: Any) -> None:
+        first = party.add()
+        party.wait_until_shared_out()
+        with pytest.raises(
+            ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
+        ):
+            party.add(identity=first.id)
+        party.all.pop().coordinator.stop()
+        assert len(first.serial()) == 64
+        assert party.members() == [first.id]
+
+    def test_a_callback_that_raises_stops_nothing(self, party: Any, caplog: pytest.LogCaptureFixture) -> None:
+        told: list[int] = []
+
+        def own(slots: Iterable[Slot]) -> None:
+            told.append(len(list(slots)))
+            raise RuntimeError("not today")
+
+        coordinator = party.coordinator(SERIAL, own, lambda slots: None)
+        coordinator.start()
+        try:
+            assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            assert told == [64]
+            assert "Cannot apply a new assignment: the worker gains" in caplog.text
+        finally:
+            coordinator.stop()
+
+    def test_a_million_slots_find_their_owners(self, party: Any) -> None:
+        """Told in parts, so that sessions go on meanwhile."""
+        topic = Topic("million", TopicType.PRIORITY, slots=1 << 20)
+        counts = [0, 0]
+        parts: list[int] = []
+        done = threading.Condition()
+
+        def count(which: int, sign: int) -> Told:
+            def told(slots: Iterable[Slot]) -> None:
+                number = sum(1 for _ in slots)
+                with done:
+                    parts.append(number)
+                    counts[which] += sign * number
+                    done.notify_all()
+
+            return told
+
+        coordinators = [party.coordinator(topic, count(which, 1), count(which, -1)) for which in range(2)]
+        for coordinator in coordinators:
+            coordinator.start()
+        try:
+            with done:
+                assert done.wait_for(lambda: counts == [1 << 19, 1 << 19], 60)
+            assert max(parts) <= 8192
+            self.check_sizes(party)
+        finally:
+            for coordinator in coordinators:
+                coordinator.stop(LONG)
+        assert counts == [0, 0]
+
+    def check_sizes(self, party: Any) -> None:
+        """Check what the assignment of a million slots takes."""

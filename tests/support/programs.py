@@ -18,20 +18,17 @@ from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
 from django_rmq.core.model.replies import Failure
 from django_rmq.operations import Permission as Needed
-from tests.support.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker
 
 ALL = tuple(Needed)
 
 
-def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
-    """Yield the broker that every purpose uses, which the fixture's parameter names, while the settings are ``rmq``."""
-    url, found = "redis://127.0.0.1:1/0", OracleBroker("m:")
-    given: Any = found
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        given = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
-    with override_settings(RMQ={"REDIS": url, **rmq}), connections.replaced_broker(given):
-        yield given
+def broker_of_project(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Broker]:
+    """Yield the broker that every purpose uses, on the Redis of the tests, while the settings are ``rmq``."""
+    broker = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
+    rmq = {"REDIS": request.getfixturevalue("redis_url"), **rmq}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        yield broker
 
 
 class Program:

@@ -29,7 +29,7 @@ from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.producer import Producer
-from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.brokers import Broker, ClusterBroker
 from tests.support.servers import RedisCluster
 
 LONG = float(os.environ.get("TEST_PATIENCE", "60"))
@@ -251,14 +251,12 @@ __all__ = [
 
 @contextmanager
 def broker_on(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The broker that a fixture's parameter names: redis, memory or cluster."""
+    """The broker that a fixture's parameter names: redis or cluster."""
     if request.param == "redis":
         client = client_of(request.getfixturevalue("redis_url"))
         yield Broker(client, request.getfixturevalue("prefix"))
         client.close()
-    elif request.param == "cluster":
+    else:
         cluster = cluster_of(request.getfixturevalue("redis_cluster"))
         yield ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
         cluster.close()
-    else:
-        yield OracleBroker("m:")

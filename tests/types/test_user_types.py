@@ -1,4 +1,4 @@
-"""Runs mypy --strict and pyright on a project's code. `make user-types` installs pyright and runs it; `make check` calls it."""
+"""Runs mypy --strict and pyright on the code of a project, and on calls. `make user-types` installs pyright and runs it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from pathlib import Path
 from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
-USER = Path(__file__).parent / "user.py"
+FOLDER = Path(__file__).parent
+FILES = ("user.py", "calls.py")
 PYRIGHT = ROOT / "build/types/node_modules/pyright/index.js"
 
-Errors = dict[int, set[str]]
-"""Line → codes of the errors there."""
+Errors = dict[tuple[str, int], set[str]]
+"""File and line → codes of the errors there."""
 
 
 def wanted(checker: str) -> Errors:
     found: Errors = {}
-    for number, line in enumerate(USER.read_text().splitlines(), 1):
-        if codes := re.search(r"# mypy: (?P<mypy>[\w-]+); pyright: (?P<pyright>[\w-]+)$", line):
-            found[number] = {codes[checker]}
-    assert len(found) > 15
+    for name in FILES:
+        for number, line in enumerate((FOLDER / name).read_text().splitlines(), 1):
+            if codes := re.search(r"# mypy: (?P<mypy>[\w-]+); pyright: (?P<pyright>[\w-]+)$", line):
+                found[name, number] = {codes[checker]}
+    assert len(found) > 20
     return found
 
 
@@ -42,11 +44,13 @@ def assert_found(found: Errors, checker: str) -> None:
 
 def test_mypy_finds_what_is_wrong_in_the_code_of_a_user_and_nothing_else() -> None:
     # The settings of this project, with its plugins, are not those of a user.
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-incremental", str(USER)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=USER.parent)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-incremental", *FILES]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=FOLDER)
     found: Errors = defaultdict(set)
-    for line, code in re.findall(r"^user\.py:(\d+): error: .*\[([\w-]+)\]$", told.stdout, re.MULTILINE):
-        found[int(line)].add(code)
+    for name, line, code in re.findall(
+        r"^(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", told.stdout, re.MULTILINE
+    ):
+        found[name, int(line)].add(code)
     assert found, told.stdout + told.stderr
     assert_found(found, "mypy")
 
@@ -54,11 +58,18 @@ def test_mypy_finds_what_is_wrong_in_the_code_of_a_user_and_nothing_else() -> No
 def test_pyright_finds_what_is_wrong_in_the_code_of_a_user_and_nothing_else() -> None:
     if not PYRIGHT.exists():
         absent("pyright (make user-types)")
-    command = ["node", str(PYRIGHT), "--pythonpath", sys.executable, "--outputjson", str(USER)]
+    command = [
+        "node",
+        str(PYRIGHT),
+        "--pythonpath",
+        sys.executable,
+        "--outputjson",
+        *(str(FOLDER / name) for name in FILES),
+    ]
     told = subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "CI": "true"}
     )
     found: Errors = defaultdict(set)
     for one in json.loads(told.stdout)["generalDiagnostics"]:
-        found[one["range"]["start"]["line"] + 1].add(one["rule"])
+        found[Path(one["file"]).name, one["range"]["start"]["line"] + 1].add(one["rule"])
     assert_found(found, "pyright")

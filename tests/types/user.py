@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import django_rmq
 from django_rmq import (
     Message,
     MessageStatus,
@@ -41,6 +42,12 @@ LATER = datetime.now(UTC) + timedelta(minutes=15)
 class Price:
     sku: int
     price: float
+
+
+def misspell() -> None:
+    from django_rmq import send_mesage  # noqa: F401 # mypy: attr-defined; pyright: reportAttributeAccessIssue
+
+    print(django_rmq.listner)  # mypy: attr-defined; pyright: reportAttributeAccessIssue
 
 
 def send() -> None:
@@ -138,6 +145,14 @@ def takes_many(messages: list[Message[Any]]) -> None: ...
 
 @listener("wrong", batch_sise=5)  # mypy: call-overload; pyright: reportCallIssue
 def is_misspelt(message: Message[Any]) -> None: ...
+
+
+def untyped(message: Message) -> int:
+    return int(message.body["sku"])
+
+
+def text(message: Message[str]) -> int:
+    return message.body  # mypy: return-value; pyright: reportReturnType
 
 
 def call(message: Message[Price]) -> None:

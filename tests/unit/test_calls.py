@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from mypy import api
 
 from django_rmq.core import lua
 from django_rmq.core.commands import ack, inspect, registry, send
@@ -67,39 +65,3 @@ def test_a_pipeline_answers_what_was_added(redis_client: Any, prefix: str) -> No
     assert sent.get()[0].status == "stored"
     assert isinstance(moved.result(), SlotMoved)
     assert counts.get().store == broker.run(inspect.count(TOPIC, 0)).store == 1
-
-
-MISUSE = """
-from django_rmq.core.commands.ack import commit
-from django_rmq.core.commands.fetch import prepare
-from django_rmq.core.redis.broker import RedisBroker
-from django_rmq.core.model.replies import Prepared
-from django_rmq.core.model.topic import Topic
-
-
-def use(broker: RedisBroker, topic: Topic) -> None:
-    words: list[str] = broker.run(commit(topic, 0, 1, [b"a"]))
-    pipeline = broker.pipeline()
-    later: list[str] = pipeline.add(commit(topic, 0, 1, [b"a"]))
-    answer = pipeline.add(prepare(topic, 0, "owner", None, 1))
-    for word in answer:
-        print(word)
-    prepared: Prepared = answer.get()
-    counted: int = answer.get()
-"""
-
-
-@pytest.mark.slow
-def test_types_tell_an_answer_from_what_will_hold_it(tmp_path: Path) -> None:
-    file = tmp_path / "misuse.py"
-    file.write_text(MISUSE)
-    found, _, _ = api.run(["--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache"), str(file)])
-    errors = [
-        line.split(": error: ")[1] for line in found.splitlines() if f"{file}:" in line and "error" in line
-    ]
-    assert [error.rsplit("[", 1)[1].rstrip("]") for error in errors] == [
-        "assignment",
-        "attr-defined",
-        "assignment",
-    ], found
-    assert "Answer[list[str]]" in errors[0]

@@ -460,6 +460,14 @@ class Bytecode:
         self.read: set[str] = set()
         self.written: set[str] = set()
         self.function()
+        assert self.at == len(dump)
+
+    @classmethod
+    def of(cls, code: bytes | str, client: redis.Redis) -> Bytecode:
+        """Let Redis compile some code."""
+        dump = client.eval("return string.dump(loadstring(ARGV[1]))", 0, code)
+        assert isinstance(dump, bytes)
+        return cls(dump)
 
     def take(self, layout: str) -> Any:
         (value,) = struct.unpack_from(f"<{layout}", self.dump, self.at)
@@ -504,10 +512,7 @@ class Bytecode:
 
 @each_script
 def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_client: redis.Redis) -> None:
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(source.name).text)
-    assert isinstance(dump, bytes)
-    chunk = Bytecode(dump)
-    assert chunk.at == len(dump)
+    chunk = Bytecode.of(lua.load(source.name).text, redis_client)
     assert chunk.read <= KNOWN_GLOBALS
     assert chunk.written == set()
 
@@ -521,9 +526,7 @@ def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
     own = re.findall(r"^-- (?:keys|arguments): (.*)$", source.text, re.MULTILINE)
     needs += re.findall(r"[a-z]\w*", " ".join(own))
     assert len(needs) == len(set(needs))
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, source.code)
-    assert isinstance(dump, bytes)
-    assert Bytecode(dump).read - KNOWN_GLOBALS == set(needs)
+    assert Bytecode.of(source.code, redis_client).read - KNOWN_GLOBALS == set(needs)
 
 
 SECOND_FORMS = [name for name in lua.all_names() if name.endswith(lua.SECOND)]
@@ -546,10 +549,9 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
     text = lua.load(name).text.decode()
     assert "mistyped('zset', " in text
     assert re.search(r"mistyped\('zset', [^)]*outcome_times\)", text)
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(name).text)
-    assert isinstance(dump, bytes)
-    assert Bytecode(dump).read <= KNOWN_GLOBALS
-    assert Bytecode(dump).written == set()
+    chunk = Bytecode.of(text, redis_client)
+    assert chunk.read <= KNOWN_GLOBALS
+    assert chunk.written == set()
 
 
 @pytest.mark.parametrize("name", SECOND_FORMS)
@@ -563,11 +565,7 @@ def test_a_topic_without_outcome_retention_uses_the_first_forms() -> None:
 
 
 def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
-    dump = redis_client.eval(
-        "return string.dump(loadstring(ARGV[1]))", 0, "local a = 1\nfunction f() b = aa end"
-    )
-    assert isinstance(dump, bytes)
-    chunk = Bytecode(dump)
+    chunk = Bytecode.of("local a = 1\nfunction f() b = aa end", redis_client)
     assert (chunk.read, chunk.written) == ({"aa"}, {"b", "f"})
 
 

@@ -1,8 +1,8 @@
-"""The scripts of rates, permits, answers, results and consumers keep to the rules of all scripts, and both brokers do alike."""
+"""The scripts of rates, permits, answers, results and consumers do what the oracle does."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,103 +10,12 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, bucket_key, consumer_key, limits_key, result_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker
-from tests.unit import test_lua as rules
 
-NAMES = [
-    "answers/begin",
-    "answers/keep",
-    "consumers/hold",
-    "consumers/leave",
-    "limits/ended",
-    "limits/spend",
-    "results/keep",
-]
-SCRIPTS = {name: rules.Source(name) for name in NAMES}
-each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3, max_in_flight=9)
-
-
-class Recorder(Broker):
-    """Answers with the call that would be made."""
-
-    def run(self, call: Call[Any]) -> Any:
-        return call
-
-
-def calls() -> dict[str, Call]:
-    ask: Any = Recorder(None, "P:")
-    found = [
-        ask.begin_answer("r", "c", "t", 1),
-        ask.hold_consumer(TOPIC, "c", "d", "cp", "a", 1),
-        ask.leave_consumer(TOPIC, "c", "d"),
-        ask.keep_answer("r", "t", b"k", 1),
-        ask.end_permits(TOPIC, "w", 1, 2),
-        ask.spend("s", 1.5, 2, 1),
-        ask.keep_result("r", 3, 1, b"j", b"k"),
-    ]
-    return {call.script: call for call in found}
-
-
-@each_script
-def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
-    call = calls()[source.name]
-    assert len(call.arguments("P:")) == len(source.declared("ARGV")) - 1
-    assert source.declared("ARGV")[-1].name == "now"
-    assert [key.kind for key in source.declared("KEYS")] == ["HASH"]
-
-
-def test_keys_lie_below_the_prefix() -> None:
-    keys = {call.keys("P:")[0] for call in calls().values()}
-    assert keys == {
-        b"answer_{P:rmq:answer:r}",
-        b"bucket_{P:rmq:bucket:s}",
-        b"consumer_{P:rmq:consumer:topic:c}",
-        b"limits_{P:rmq:limits:topic}",
-        b"result_{P:rmq:result:r}",
-    }
-
-
-@each_script
-def test_header_bindings_and_code_keep_to_the_rules(source: rules.Source) -> None:
-    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
-    rules.test_keys_and_fixed_arguments_are_read_by_their_names_only(source)
-    rules.test_every_declared_key_and_argument_is_used(source)
-    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
-    for table in ("KEYS", "ARGV"):
-        rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(source, table)
-    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", source.code)
-    assert len(commands) == len(re.findall(r"redis\.p?call", source.code))
-    assert set(commands) <= rules.READS | rules.WRITES | {"PEXPIRE"}
-    assert "tostring" not in source.code
-    assert list(rules.joined(source.code)) == []
-    assert not re.search(r"\bwhile\b|\brepeat\b|\bfor\b|math\.random", source.code)
-    assert max(map(len, source.text.split("\n"))) <= 130
-
-
-@each_script
-def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(
-    source: rules.Source, redis_client: redis.Redis
-) -> None:
-    script = lua.load(source.name)
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
-    assert isinstance(dump, bytes)
-    chunk = rules.Bytecode(dump)
-    assert chunk.read <= rules.KNOWN_GLOBALS
-    assert chunk.written == set()
-    assert redis_client.script_load(script.text).encode() == script.sha
-
-
-def test_what_ends_is_told_to_a_full_server_too() -> None:
-    writes = [
-        c for c in re.findall(r"redis\.p?call\('([A-Z]+)'", SCRIPTS["limits/ended"].code) if c in rules.WRITES
-    ]
-    assert writes[0] == "HDEL"
 
 
 passing = st.sampled_from([0, 1, 17, 250, 1_999, 4_001, 30_000, 3_600_000, -5_000])
@@ -377,3 +286,30 @@ def test_permits_end_with_what_they_are_for_and_last_as_long_as_it_is_extended(
     clock.advance(2)
     assert [free(broker) for broker in brokers] == [9, 9]
     assert [broker.end_permits(TOPIC, "d", 1) for broker in brokers] == [0, 0]
+
+
+@given(
+    st.sampled_from([None, 0.001, 1.0, 3.7, 20.0, 1000.0, 1e6]),
+    st.sampled_from([None, 1, 2, 5, 30]),
+    st.lists(
+        st.tuples(
+            st.sampled_from("ABCD"), st.integers(-3, 20), st.integers(0, 6), st.integers(0, 12), passing
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+)
+def test_both_brokers_share_alike(
+    redis_client: redis.Redis, rate: float, permits: int, history: list[Any]
+) -> None:
+    key = limits_key("alike:", "topic")
+    topic = replace(TOPIC, max_rate=rate, max_in_flight=permits)
+    brokers, clock = pair(redis_client, key)
+    for worker, tokens, in_use, wanted, ms in history:
+        clock.advance(ms / 1000)
+        one, other = (
+            broker.allow(topic, worker, tokens=tokens, in_use=in_use, wanted=wanted, lease_ms=4_000)
+            for broker in brokers
+        )
+        assert one == other
+        check_alike(redis_client, brokers[1], key)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 import django_rmq
 
@@ -42,25 +38,3 @@ def test_the_version_is_the_distributions() -> None:
     from importlib.metadata import version
 
     assert django_rmq.__version__ == version("django-redis-rmq")
-
-
-@pytest.mark.slow
-def test_a_misspelt_name_is_an_error_to_mypy(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import django_rmq\n"
-        "from django_rmq import SendResult, send_message\n"
-        "from django_rmq import send_mesage\n"
-        "django_rmq.listner\n"
-        "result: SendResult = send_message('orders', {})\n"
-        "wrong: int = send_message('orders', {})\n"
-        "def plain(message: django_rmq.Message) -> int: return int(message.body['sku'])\n"
-        "def typed(message: django_rmq.Message[str]) -> int: return message.body\n"
-    )
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(tmp_path / "mypy.ini"), str(program)]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = [line.partition("program.py:")[2] for line in answer.stdout.splitlines() if "error:" in line]
-    assert [int(line.partition(":")[0]) for line in found] == [3, 4, 6, 8], answer.stdout + answer.stderr
-    assert "send_mesage" in found[0]
-    assert "listner" in found[1]

@@ -1,8 +1,7 @@
-"""The scripts about schedules keep to the rules of all scripts, and leave what the oracle leaves."""
+"""The scripts about schedules leave what the oracle leaves."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core import lua
 from django_rmq.core.model.keys import schedules_key
 from django_rmq.core.model.schedule import (
     Schedule,
@@ -21,51 +19,10 @@ from django_rmq.core.model.schedule import (
 from django_rmq.exceptions import ServerRefused, Unreadable
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker
-from tests.unit import outside_slots
-from tests.unit import test_lua as rules
-from tests.unit.outside_slots import Recorder
 
-SCRIPTS = {name: rules.Source(name) for name in lua.names("schedules")}
-each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
 KEY = schedules_key("alike:")
 SPEC = Schedule("s", "reports", cron="0 3 * * *").text
 OTHER = Schedule("s", "reports", every=60).text
-
-
-def calls() -> dict[str, Any]:
-    ask: Any = Recorder(None, "P:")
-    found = [
-        ask.change_schedule("s", "paused", "1"),
-        ask.renew_schedule("s"),
-        ask.plan_tick("s", 1, 2, 3, "reports", 4),
-        ask.settle_tick("s", 1, 2, "written"),
-    ]
-    return {call.script: call for call in found}
-
-
-@each_script
-def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
-    call = calls()[source.name]
-    assert list(call.keys("P:")) == [schedules_key("P:")] == [b"P:rmq:schedules"]
-    assert [(key.name, key.kind) for key in source.declared("KEYS")] == [("schedules", "HASH")]
-    assert len(call.arguments("P:")) == len(source.declared("ARGV")) - 1
-    assert source.declared("ARGV")[-1].name == "now"
-
-
-@each_script
-def test_header_and_code_keep_to_the_rules(source: rules.Source) -> None:
-    outside_slots.check_header(source)
-    commands = re.findall(r"redis\.call\('([A-Z]+)'", source.code)
-    assert set(commands) <= {"HMGET", "HDEL", "HSET", "HINCRBY"}
-    written = [command for command in commands if command in rules.WRITES]
-    assert written[0] == "HDEL"
-    assert set(rules.joined(source.code)) == {"", "name", "part"}
-    assert not re.search(r"\bfor\b|\bwhile\b|tostring|cjson|math\.random", source.code)
-
-
-@each_script
-def test_a_script_reads_no_unknown_global(source: rules.Source, redis_client: redis.Redis) -> None:
-    outside_slots.check_bytecode(source, redis_client)
 
 
 def pair(client: redis.Redis) -> tuple[list[Any], Clock]:

@@ -11,6 +11,9 @@ from example_project.settings import RMQ as SHOP_RMQ
 # A busy machine can pause for a second. Redis is not unavailable then.
 SOCKET_TIMEOUTS["web"] = 3.0
 
+# The default takes a quarter of a second for each password.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
 RMQ: dict[str, Any] = {  # type: ignore[no-redef]
     **SHOP_RMQ,
     "TOPICS": {

@@ -49,9 +49,9 @@ django.setup()
 
 CHECKS = """
 settings.DATABASE_ROUTERS = [Nowhere()]
-from django_rmq import checks
+from django_rmq.checks import system_checks as checks
 
-ordered = sorted(name for name in checks.__all__ if name.startswith("check_"))
+ordered = sorted(name for name in vars(checks) if name.startswith("check_"))
 order = json.loads(sys.argv[1])
 ordered = ordered[::-1] if order == "reversed" else ordered
 if isinstance(order, int):

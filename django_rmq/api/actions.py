@@ -18,12 +18,15 @@ from django_rmq.api.schema import documented
 from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
 
+UNDO_HELP = "Only if deleted messages are kept: the id for `deletions/{id}/undo/`, for one hour"
+
 
 class OutcomeAnswer(ResponseSerializer):
     """The outcome of an action on one message."""
 
     id = serializers.CharField()
     outcome = serializers.CharField()
+    undo = serializers.CharField(required=False, help_text=UNDO_HELP)
 
 
 class ProgressAnswer(ResponseSerializer):
@@ -34,12 +37,15 @@ class ProgressAnswer(ResponseSerializer):
     outcomes = serializers.DictField(child=serializers.IntegerField())
     complete = serializers.BooleanField(source="is_complete")
     problems = serializers.ListField(child=serializers.CharField())
+    undo = serializers.CharField(required=False, help_text=UNDO_HELP)
+    kept = serializers.IntegerField(required=False, help_text="With `undo`: how many can be brought back")
     results = OutcomeAnswer(many=True, required=False, help_text="Only if the request has `ids`")
 
 
 def progress(found: BulkProgress) -> Json:
     """Return the progress of an action."""
-    return ProgressAnswer.of(found, problems=found.problems[:20])
+    kept = {"undo": found.undo, "kept": found.kept} if found.undo else {}
+    return ProgressAnswer.of(found, problems=found.problems[:20], **kept)
 
 
 def acted(done: ActionResult) -> Json:
@@ -248,8 +254,53 @@ class PurgeView(RmqView):
             slot=asked.get("slot"),
             limits=_limits(asked),
             dry_run=asked["dry_run"],
+            keep=asked["keep"],
         )
         return Response(progress(run.result()))
+
+
+class DeletionAnswer(ResponseSerializer):
+    """An action whose deleted messages can be brought back."""
+
+    undo = serializers.CharField(source="id", help_text="Its id")
+    action = serializers.CharField(source="kind", help_text="delete or purge")
+    topic = serializers.CharField()
+    selection = serializers.CharField(
+        source="described", help_text="The messages, as the audit trail names them"
+    )
+    kept = serializers.IntegerField(help_text="How many messages can be brought back")
+    deleted_by = serializers.CharField(source="by")
+    began_ms = serializers.IntegerField()
+    until_ms = serializers.IntegerField(help_text="When the messages are forgotten")
+
+
+class DeletionsAnswer(ResponseSerializer):
+    """The actions that can be undone."""
+
+    results = DeletionAnswer(many=True)
+
+
+class DeletionsView(RmqView):
+    """``deletions/``."""
+
+    needs = {"GET": Permission.VIEW}
+
+    @documented("deletions", answers={200: DeletionsAnswer})
+    def get(self, request: Request) -> Response:
+        """List the actions that can be undone, the newest first."""
+        found = self.operations.undoable(self.known())
+        return Response({"results": [DeletionAnswer.of(one) for one in found]})
+
+
+class UndoView(RmqView):
+    """``deletions/{deletion}/undo/``."""
+
+    needs = {"POST": Permission.VIEW}
+
+    @documented("undo", answers={200: ProgressAnswer}, errors=[409])
+    def post(self, request: Request, deletion: str) -> Response:
+        """Bring back what an action has deleted, with the permission of that action. Newer copies stay."""
+        return Response(progress(self.operations.undo(deletion, self.known()).result()))
 
 
 class PauseView(RmqView):

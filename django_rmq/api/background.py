@@ -100,6 +100,7 @@ class StartActionView(RmqView):
             asked["state"],
             requests.wanted(asked["filter"]),
             rate=asked.get("rate"),
+            keep=asked["keep"],
         )
         return Response(background_action(found, operations.broker.now_ms()), status=202)
 

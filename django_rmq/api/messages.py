@@ -390,9 +390,12 @@ class MessageView(MessageRoute):
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""
         declared, operations = self.topic(topic), self.operations
-        copy = self.read(requests.DeleteQuery, request.query_params).get("copy")
-        one, name = self.id_of(declared, id, requests.DeleteQuery), declared.name
-        done = operations.delete_only(name, one) if copy is None else operations.delete(name, [one], copy)
+        asked = self.read(requests.DeleteQuery, request.query_params)
+        one, name, keep = self.id_of(declared, id, requests.DeleteQuery), declared.name, asked["keep"]
+        if "copy" in asked:
+            done = operations.delete(name, [one], asked["copy"], keep=keep)
+        else:
+            done = operations.delete_only(name, one, keep=keep)
         if "both" in done.outcomes:
             raise errors.Conflict(
                 "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"

@@ -304,12 +304,16 @@ class NameQuery(Strict):
     )
 
 
+KEEP_HELP = "false: delete for good, and free the memory at once"
+
+
 class DeleteQuery(NameQuery):
     """The message, and the copy of it."""
 
     copy = serializers.ChoiceField(
         ["live", "dead"], required=False, help_text="Required if the message is both live and dead"
     )
+    keep = serializers.BooleanField(default=True, help_text=KEEP_HELP)
 
 
 class HealthQuery(Strict):
@@ -448,6 +452,7 @@ class BackgroundFields(Strict):
     state = serializers.CharField(default="dead", help_text="dead, waiting or resting")
     filter = StrictFilter(default=dict)
     rate = Number(required=False, min_value=0.1, max_value=1_000_000, help_text="Messages per second at most")
+    keep = Flag(default=True, help_text=KEEP_HELP)
 
 
 class PurgeFields(Strict):
@@ -458,6 +463,7 @@ class PurgeFields(Strict):
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
     dry_run = Flag(default=False)
+    keep = Flag(default=True, help_text=KEEP_HELP)
 
 
 class PrepareFields(Strict):

@@ -53,6 +53,8 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "background": ("background/", background.BackgroundView),
     "start_action": (f"{TOPIC}background/", background.StartActionView),
     "stop_action": ("background/<str:action>/stop/", background.StopActionView),
+    "deletions": ("deletions/", actions.DeletionsView),
+    "undo": ("deletions/<str:deletion>/undo/", actions.UndoView),
     "running": ("running/", topics.RunningView),
     "causes": ("causes/", messages.CausesView),
     "slots": ("slots/", topics.SlotsView),

@@ -185,6 +185,7 @@ def progress_as_json(progress: BulkProgress) -> dict[str, object]:
         "total": progress.total,
         "complete": progress.is_complete,
         "problems": list(progress.problems),
+        **({"undo": progress.undo, "kept": progress.kept} if progress.undo else {}),
     }
 
 

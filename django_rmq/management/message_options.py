@@ -97,7 +97,9 @@ def filter_of(options: Options) -> Filter:
     return Filter(**{name: options[name] for name in names if options.get(name) is not None})
 
 
-def add_state(parser: ArgumentParser, *states: str, default: str | None = None) -> None:
+def add_state(
+    parser: ArgumentParser, *states: str, default: str | None = None, is_optional: bool = False
+) -> None:
     """Add the option for one of these states of messages. The name of its queue is taken, too."""
 
     def parse(text: str) -> str:
@@ -108,7 +110,12 @@ def add_state(parser: ArgumentParser, *states: str, default: str | None = None) 
     names = [state if state == QUEUES[state] else f"{state} (or {QUEUES[state]})" for state in states]
     text = ", ".join(names) + ("" if default is None else f"; default: {default}")
     parser.add_argument(
-        "--state", required=default is None, default=default, type=parse, metavar="STATE", help=text
+        "--state",
+        required=default is None and not is_optional,
+        default=default,
+        type=parse,
+        metavar="STATE",
+        help=text,
     )
 
 

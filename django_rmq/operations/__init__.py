@@ -13,6 +13,7 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
+from django_rmq.core.model.deletion import Deletion
 from django_rmq.core.monitoring.history import Minute, SummedMinute, summed
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
@@ -27,6 +28,7 @@ from django_rmq.operations import (
     shared_reads,
     stats,
     topics,
+    undo,
 )
 from django_rmq.operations import claims as claiming
 from django_rmq.operations import message_groups as grouped
@@ -127,6 +129,7 @@ class Operations(OperationContext):
     reschedule_all = bulk_actions.reschedule_all
     start_action, stop_action = bulk_actions.start_action, bulk_actions.stop_action
     background_actions = bulk_actions.background_actions
+    undo, undoable = undo.undo, undo.undoable
     purge, pause, resume, retire = (
         bulk_actions.purge,
         bulk_actions.pause,
@@ -144,6 +147,7 @@ __all__ = [
     "BulkRun",
     "Causes",
     "ClaimStats",
+    "Deletion",
     "Deliveries",
     "Filter",
     "Followed",

@@ -25,6 +25,7 @@ from django_rmq.operations.authorization import Actor, Permission, require_searc
 from django_rmq.operations.bulk import BulkProgress, CallOf
 from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.messages import copies_of
+from django_rmq.operations.undo import Trash, open_trash
 
 _BOTH_LIVE = "running_and_waiting"
 _DELETED = {
@@ -116,6 +117,10 @@ class ActionResult:
 
     found: dict[str, str]
     """Id → outcome, in the order given."""
+    undo: str = ""
+    """The id by which ``undo`` brings deleted messages back; empty if none are kept."""
+    kept: int = 0
+    """The number of deleted messages that can be brought back."""
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -154,25 +159,27 @@ def id_of(
     return message_id(out.slot, out.member)
 
 
-def delete(context: OperationContext, name: str, ids: Sequence[str], copy: str) -> ActionResult:
+def delete(
+    context: OperationContext, name: str, ids: Sequence[str], copy: str, *, keep: bool = True
+) -> ActionResult:
     """Delete messages. ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
 
-    Outcomes: ``deleted``; ``running`` (it ends with its current delivery, and is never tried again);
-    ``gone`` if there is no such copy (any more).
+    ``keep``: they can be brought back for an hour (``undo``). Outcomes: ``deleted``; ``running`` (it ends with its current
+    delivery, and is never tried again); ``gone`` if there is no such copy (any more).
     """
     topic = context.present(name, Permission.DELETE)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
-    return _do(context, delete_action(copy), topic, ids, f"{copy} copy")
+    return _do(context, delete_action(copy), topic, ids, f"{copy} copy", keep=keep)
 
 
-def delete_only(context: OperationContext, name: str, message_id: str) -> ActionResult:
+def delete_only(context: OperationContext, name: str, message_id: str, *, keep: bool = True) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
     copies = copies_of(context, context.present(name, Permission.DELETE), message_id)
     found = {"dead" if one.state == "dead" else "live" for one in copies}
     if len(found) > 1:
         return ActionResult({message_id: "both"})
-    return delete(context, name, [message_id], found.pop())
+    return delete(context, name, [message_id], found.pop(), keep=keep)
 
 
 def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
@@ -222,13 +229,23 @@ def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
 
 
 def _do(
-    context: OperationContext, act: MessageAction, topic: Topic, ids: Sequence[str], detail: str = ""
+    context: OperationContext,
+    act: MessageAction,
+    topic: Topic,
+    ids: Sequence[str],
+    detail: str = "",
+    *,
+    keep: bool = False,
 ) -> ActionResult:
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
     identities = {one: identified(context, topic, one) for one in ids}
     found = dict.fromkeys(identities, "gone")
+    trash = None
+    if keep:
+        named = chosen([public_id(topic, one, identity) for one, identity in identities.items()], detail)
+        trash = open_trash(context, "delete", topic, named)
     at: dict[str, MessageIdentity] = {}
     unseen: set[MessageIdentity] = set()
     error: RmqError | None = None
@@ -243,7 +260,9 @@ def _do(
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
         }
         at |= places
-        error = _tell(context, act, topic, places, found)
+        error = _tell(context, act, topic, places, found, trash)
+    if trash is not None:
+        trash.close()
     found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
     # Slots before the failing one have been changed, so the audit trail gets their outcomes before the error is
     # raised.
@@ -253,7 +272,7 @@ def _do(
     context.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
     if error is not None:
         raise error
-    return ActionResult(found)
+    return ActionResult(found) if trash is None else ActionResult(found, trash.undo, trash.kept)
 
 
 def chosen(ids: Sequence[str], detail: str = "") -> str:
@@ -276,6 +295,7 @@ def _tell(
     topic: Topic,
     places: Mapping[str, MessageIdentity],
     found: dict[str, str],
+    trash: Trash | None,
 ) -> RmqError | None:
     """Perform the action slot by slot, and record outcomes in ``found``; return the error that ended it."""
     by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -284,7 +304,7 @@ def _tell(
         by_slot[at.slot][at.member or b""].append(one)
     for slot, named in by_slot.items():
         try:
-            outcomes = _tell_slot(context, act, topic, slot, list(named))
+            outcomes = _tell_slot(context, act, topic, slot, list(named), trash)
         except RmqError as error:
             return error
         for member, ids in named.items():
@@ -293,10 +313,26 @@ def _tell(
 
 
 def _tell_slot(
-    context: OperationContext, act: MessageAction, topic: Topic, slot: int, members: Sequence[bytes]
+    context: OperationContext,
+    act: MessageAction,
+    topic: Topic,
+    slot: int,
+    members: Sequence[bytes],
+    trash: Trash | None,
 ) -> dict[bytes, str]:
     """Perform the action in one slot, and return the outcomes."""
-    words = context.in_present_slots(topic, lambda topic: context.broker.run(act.call(topic, slot, members)))
+
+    def act_once(topic: Topic) -> list[str]:
+        call = act.call(topic, slot, members)
+        if trash is None:
+            return context.broker.run(call)
+        (answer,) = trash.run(context.broker, [call])
+        if isinstance(answer, RmqError):
+            raise answer
+        words: list[str] = answer
+        return words
+
+    words = context.in_present_slots(topic, act_once)
     outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
     missing = [member for member, word in outcomes.items() if word == "not_found"]
     # A replay acts on dead messages alone, so the state of the others is read for their outcome.

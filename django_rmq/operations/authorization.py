@@ -147,6 +147,8 @@ class Trace:
     entry: int | None = None
     """The primary key of the LogEntry, or None before it is written."""
     outcomes: dict[str, int] = field(default_factory=dict)
+    undo: str = ""
+    """The id by which what it deletes can be brought back; empty before it deletes."""
 
 
 def record(

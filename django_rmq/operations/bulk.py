@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -41,6 +41,10 @@ class BulkProgress:
     """Whether the run has reached its end. Its limits may have stopped it, or a person."""
     problems: tuple[str, ...] = ()
     """Slots that could not be processed, and the reasons."""
+    undo: str = ""
+    """The id by which ``undo`` brings deleted messages back; empty if none are kept."""
+    kept: int = 0
+    """The number of deleted messages that can be brought back."""
 
 
 class BulkRun:
@@ -156,6 +160,10 @@ CallOf = Callable[[Topic, int, Sequence[bytes]], Call[list[str]]]
 """Makes a call from a topic, a slot and members; the call answers a word for each member."""
 
 
+RunCalls = Callable[[Broker, Iterable[Call[Any]]], list[Any]]
+"""Runs calls, and returns the answer or the error of each."""
+
+
 class Selection(NamedTuple):
     """The messages selected for an operation."""
 
@@ -214,6 +222,16 @@ def count(broker: Broker, meant: Selection) -> dict[int, int]:
     return found
 
 
+def _count_held(broker: Broker, meant: Selection) -> dict[int, int]:
+    """Return slot → how many of its messages are selected by their scores, without those that are left out."""
+    held, but = count(broker, meant), meant.but
+    if but is None:
+        return held
+    low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
+    there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
+    return {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
+
+
 def sweep(
     broker: Broker,
     topic: Topic,
@@ -223,9 +241,11 @@ def sweep(
     *,
     limits: Limits,
     but: tuple[float, float] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    run: RunCalls = run_all,
 ) -> Iterator[BulkProgress]:
     """Perform a call on all messages of a state that ``wanted`` selects; without ``call_of`` only count them.
+
+    ``run``: how the calls are run; the trash of an action keeps what they delete.
 
     ``but``: the scores that the call gives to messages, from the first up to the second. Messages that have them are left
     out, and no slot loses more than it held: a message that the call moves behind the cursor must not come again.
@@ -233,18 +253,13 @@ def sweep(
     Yields its progress after each step. Raises ``ServerTrouble``; the steps before it stay done.
     """
     meant = Selection.at(topic, queue, wanted, broker.now_ms(), but=but)
-    held = count(broker, meant)
-    # Messages that have the new scores already are left out, so they do not count.
-    if but is not None:
-        low, high = max(meant.low, but[0]), min(meant.high, math.nextafter(but[1], -math.inf))
-        there = count(broker, meant._replace(low=low, high=high)) if low <= high else {}
-        held = {slot: left for slot, number in held.items() if (left := number - there.get(slot, 0)) > 0}
+    held = _count_held(broker, meant)
     tally = BulkTally(sum(held.values()))
     # Without a search the scores alone decide, so the count is the answer.
     if call_of is None and not wanted.compares:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return
-    pace = BulkPace(limits, sleep)
+    pace = BulkPace(limits, time.sleep)
     yield tally.progress()
     waiting = [_Slot(slot, None if but is None else number) for slot, number in held.items()]
     while waiting:
@@ -256,7 +271,7 @@ def sweep(
                 tally.done += matching
                 tally.outcomes["matching"] += matching
             else:
-                _tell(broker, topic, call_of, found, tally)
+                _tell(broker, topic, call_of, run, found, tally)
             pace.wait(tally.done)
             yield tally.progress()
         # A limit has stopped the run, so this is not its end.
@@ -270,13 +285,14 @@ def _tell(
     broker: Broker,
     topic: Topic,
     call_of: CallOf,
+    run: RunCalls,
     found: Sequence[tuple[int, Sequence[bytes]]],
     tally: BulkTally,
 ) -> None:
     """Perform the call on members by slot, and count the outcomes."""
     asked = [(slot, members) for slot, members in found if members]
     calls = [call_of(topic, slot, members) for slot, members in asked]
-    for (slot, members), answer in zip(asked, run_all(broker, calls), strict=True):
+    for (slot, members), answer in zip(asked, run(broker, calls), strict=True):
         tally.done += len(members)
         if isinstance(answer, RmqError):
             tally.failed(slot, answer)
@@ -316,7 +332,14 @@ def _fetch(
 
 
 def purge(
-    broker: Broker, topic: Topic, queue: str, wanted: Filter, *, limits: Limits, dry_run: bool
+    broker: Broker,
+    topic: Topic,
+    queue: str,
+    wanted: Filter,
+    *,
+    limits: Limits,
+    dry_run: bool,
+    run: RunCalls = run_all,
 ) -> Iterator[BulkProgress]:
     """Delete the messages of a state by age and slot of ``wanted``, without examining them."""
     meant = Selection.at(topic, queue, wanted, broker.now_ms())
@@ -337,7 +360,7 @@ def purge(
             operate.purge(topic, slot, queue, meant.high, limit, min_score=meant.low)
             for slot, limit in asked.items()
         ]
-        for (slot, limit), answer in zip(asked.items(), run_all(broker, calls), strict=True):
+        for (slot, limit), answer in zip(asked.items(), run(broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 tally.failed(slot, answer)
                 del left[slot]

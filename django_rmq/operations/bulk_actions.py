@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from django_rmq import connections
 from django_rmq.core.commands import operate, registry
-from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.background_action import (
     KEPT_MS,
     MOST_ACTIONS,
@@ -24,16 +24,18 @@ from django_rmq.core.model.background_action import (
     ActionProgress,
     BackgroundAction,
 )
+from django_rmq.core.model.deletion import Deletion
 from django_rmq.core.model.status import STATE_OF, queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, UnknownTopic
 from django_rmq.operations import actions, bulk, topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
 from django_rmq.operations.authorization import Actor, Permission, Trace, record
-from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
+from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits, RunCalls
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.messages import checked
+from django_rmq.operations.undo import Trash, open_trash
 
 LINE_MS = 10_002
 """The ms after a due time in which a fifo topic has a place for a message."""
@@ -64,11 +66,15 @@ def delete_all(
     *,
     limits: Limits | None = None,
     dry_run: bool = False,
+    keep: bool = True,
 ) -> BulkRun:
-    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``."""
+    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``.
+
+    ``keep``: they can be brought back for an hour (``undo``), the first 100,000 and up to 64 MB of them.
+    """
     topic, queue = context.present(name, Permission.DELETE), queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
-    return _sweep(context, act, topic, queue, wanted, limits, dry_run)
+    return _sweep(context, act, topic, queue, wanted, limits, dry_run, keep=keep)
 
 
 def bury_all(
@@ -131,16 +137,22 @@ def _sweep(
     limits: Limits | None,
     dry_run: bool,
     but: tuple[float, float] | None = None,
+    *,
+    keep: bool = False,
 ) -> BulkRun:
     wanted = checked(context, topic, queue, wanted)
     limits = limits or Limits()
     limits.check()
     told = None if dry_run else act.call
-    steps = bulk.sweep(context.broker, topic, queue, wanted, told, limits=limits, but=but)
-    renamed = (act.renamed(progress) for progress in steps)
+    described = _described(queue, wanted, act.detail)
+    trash = open_trash(context, "delete", topic, described) if keep and not dry_run else None
+    run = run_all if trash is None else trash.run
+    steps = bulk.sweep(context.broker, topic, queue, wanted, told, limits=limits, but=but, run=run)
+    renamed: Iterator[BulkProgress] = (act.renamed(progress) for progress in steps)
     if dry_run:
         return BulkRun(renamed)
-    return context.recorded(f"{act.name} all", topic, _described(queue, wanted, act.detail), renamed)
+    renamed = renamed if trash is None else trash.keeping(renamed)
+    return context.recorded(f"{act.name} all", topic, described, renamed)
 
 
 def _described(queue: str, wanted: Filter, detail: str = "") -> str:
@@ -158,8 +170,11 @@ def purge(
     slot: int | None = None,
     limits: Limits | None = None,
     dry_run: bool = False,
+    keep: bool = True,
 ) -> BulkRun:
     """Empty a state of a topic (waiting, resting or dead), without examining the messages. Outcome: ``purged``.
+
+    ``keep``: as in ``delete_all``; without it the memory is free at once.
 
     ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
@@ -171,8 +186,13 @@ def purge(
     wanted.check(topic, queue)
     limits = limits or Limits()
     limits.check()
-    steps = bulk.purge(context.broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
-    return BulkRun(steps) if dry_run else context.recorded("purge", topic, _described(queue, wanted), steps)
+    described = _described(queue, wanted)
+    trash = open_trash(context, "purge", topic, described) if keep and not dry_run else None
+    run = run_all if trash is None else trash.run
+    steps = bulk.purge(context.broker, topic, queue, wanted, limits=limits, dry_run=dry_run, run=run)
+    if dry_run:
+        return BulkRun(steps)
+    return context.recorded("purge", topic, described, steps if trash is None else trash.keeping(steps))
 
 
 def pause(context: OperationContext, name: str) -> BulkRun:
@@ -242,10 +262,12 @@ def start_action(
     wanted: Filter | None = None,
     *,
     rate: float | None = None,
+    keep: bool = True,
 ) -> ActionProgress:
     """Let workers replay, delete or purge all messages of a state that ``wanted`` selects, in the background.
 
-    Permissions and conditions are those of ``replay_all``, ``delete_all`` and ``purge``. ``rate``: messages per second.
+    Permissions and conditions are those of ``replay_all``, ``delete_all`` and ``purge``, and so is ``keep``; the id of the
+    action is that of its undo. ``rate``: messages per second.
     Raises ``OperationRefused`` also if no messages match, or if there are too many actions already.
     """
     if kind not in _PERMISSIONS:
@@ -278,6 +300,7 @@ def start_action(
         getattr(context.actor.user, "pk", None),
         trace.entry,
         context.broker.now_ms(),
+        keep and kind != "replay",
     )
     context.broker.run(registry.write_action(action.id, "", action.encode()))
     return ActionProgress(action)
@@ -341,13 +364,20 @@ def _make_room(broker: Broker) -> None:
 
 
 def _perform(
-    broker: Broker, kind: ActionKind, topic: Topic, queue: str, wanted: Filter, limits: Limits, dry_run: bool
+    broker: Broker,
+    kind: ActionKind,
+    topic: Topic,
+    queue: str,
+    wanted: Filter,
+    limits: Limits,
+    dry_run: bool,
+    run: RunCalls = run_all,
 ) -> Iterator[BulkProgress]:
     """Return the steps of an action, without permissions and records."""
     if kind == "purge":
-        return bulk.purge(broker, topic, queue, wanted, limits=limits, dry_run=dry_run)
+        return bulk.purge(broker, topic, queue, wanted, limits=limits, dry_run=dry_run, run=run)
     act = REPLAY if kind == "replay" else actions.delete_action("dead" if queue == "dead" else "live")
-    steps = bulk.sweep(broker, topic, queue, wanted, None if dry_run else act.call, limits=limits)
+    steps = bulk.sweep(broker, topic, queue, wanted, None if dry_run else act.call, limits=limits, run=run)
     return (act.renamed(progress) for progress in steps)
 
 
@@ -414,7 +444,9 @@ def _do_part(
     limits = Limits(messages=most, seconds=seconds, rate=action.rate)
     counted, progress = Counter(found.outcomes), BulkProgress(0, 0, {})
     before: Counter[str] = Counter()
-    for progress in _perform(broker, action.kind, topic, action.state, wanted, limits, False):
+    trash = _trash_of(broker, action, topic)
+    run = run_all if trash is None else trash.run
+    for progress in _perform(broker, action.kind, topic, action.state, wanted, limits, False, run):
         pipeline = broker.pipeline()
         more = Counter(progress.outcomes) - before
         for outcome, messages in more.items():
@@ -434,6 +466,23 @@ def _do_part(
     if progress.is_complete or progress.done >= most or (is_stuck and not is_over()):
         _end(broker, found, is_complete=not problem, problem=problem)
     return True
+
+
+def _trash_of(broker: Broker, action: BackgroundAction, topic: Topic) -> Trash | None:
+    """Return where an action keeps what it deletes; all of its parts keep in the same place. None: it keeps nothing."""
+    if not action.keep or action.kind == "replay":
+        return None
+    wanted = Deletion(
+        action.id,
+        action.kind,
+        action.topic,
+        topic.slots,
+        action.described,
+        action.by,
+        action.via,
+        action.started_ms,
+    )
+    return Trash.opened(broker, wanted)
 
 
 def _end(broker: Broker, found: ActionProgress, *, is_complete: bool = False, problem: str = "") -> None:

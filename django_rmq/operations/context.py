@@ -34,7 +34,7 @@ class OperationContext:
         trace: Trace | None = None,
     ) -> None:
         self.actor = actor
-        self._trace = trace
+        self.trace = trace
         self.purpose = purpose
         self._given = broker
 
@@ -127,7 +127,7 @@ class OperationContext:
 
     def record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
         """Record the outcomes of an action, and announce replayed messages."""
-        record(self.actor, act, topic, outcomes, note, trace=self._trace)
+        record(self.actor, act, topic, outcomes, note, trace=self.trace)
         done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
         if act.startswith("replay") and done:
             observability.announce_replayed(topic, done, self.actor.name)

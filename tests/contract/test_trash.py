@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.commands import operate
-from django_rmq.core.commands.operate import Deleted, Trash, into_trash
+from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.model.keys import trash_key
 from django_rmq.core.model.replies import Restored
 from django_rmq.core.model.topic import TopicType
@@ -18,18 +18,18 @@ from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
-ACT = Trash("act", 1_000, 1_000_000)
+ACT = TrashShare("act", 1_000, 1_000_000)
 
 
 def trash(slot: Slot, act: str = "act") -> dict[bytes, bytes]:
     return slot.keyspace.hash(trash_key(slot.broker.prefix, slot.topic.name, slot.index, act))
 
 
-def delete(slot: Slot, *members: bytes, copy: str = "live", into: Trash = ACT) -> Deleted[list[str]]:
+def delete(slot: Slot, *members: bytes, copy: str = "live", into: TrashShare = ACT) -> Deleted[list[str]]:
     return slot.broker.run(into_trash(operate.remove(slot.topic, slot.index, members, copy), into))
 
 
-def purge(slot: Slot, state: str, into: Trash = ACT, **options: Any) -> Deleted[int]:
+def purge(slot: Slot, state: str, into: TrashShare = ACT, **options: Any) -> Deleted[int]:
     return slot.broker.run(into_trash(operate.purge(slot.topic, slot.index, state, **options), into))
 
 

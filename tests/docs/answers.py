@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 CHANGING = re.compile(
-    r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text|version|python|load|memory_mib|action_id"
+    r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text|version|python|load|memory_mib|action_id|undo|selection"
 )
 """Fields whose value is another one each time. The others are as shown."""
 
@@ -40,7 +40,7 @@ class Answers:
             return ""  # a worker has not reported before it has run for some seconds
         if isinstance(shown, list) and isinstance(given, list):
             return self._of_lists(shown, given, name)
-        if name in ("receipt", "action_id"):
+        if name in ("receipt", "action_id", "undo"):
             self._receipts[shown] = given
         if CHANGING.fullmatch(name) and type(shown) is type(given):
             return ""

@@ -449,8 +449,10 @@ def test_a_message_is_named_by_its_body_or_key_as_by_its_id(
     assert program.ok("POST", at("bury/"), {})["outcome"] == "buried"
     send()
     program.refused(409, "conflict", "DELETE", at())
-    assert program.ok("DELETE", at(copy="dead")) == {"id": sent_id, "outcome": "deleted"}
-    assert program.ok("DELETE", at()) == {"id": sent_id, "outcome": "deleted"}
+    for_good = at(copy="dead", keep="false")
+    assert program.ok("DELETE", for_good) == {"id": sent_id, "outcome": "deleted"}
+    deleted = program.ok("DELETE", at())
+    assert deleted == {"id": sent_id, "outcome": "deleted", "undo": deleted["undo"]}
     program.refused(404, "message_gone", "DELETE", at())
 
 

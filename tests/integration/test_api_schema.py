@@ -224,6 +224,11 @@ class Furniture:
             case.path_parameters["action"] = (
                 Operations(Actor("ada", "rest")).start_action("ranked", "replay").action.id
             )
+        if operation == "rmq_undo":
+            self.put("waiting")
+            case.path_parameters["deletion"] = (
+                Operations(Actor("ada", "rest")).purge("ranked", "waiting").result().undo
+            )
         if "deliveries" in body:
             body["deliveries"] = [
                 {**one, **named} for one, named in zip(body["deliveries"] * 2, self.taken(), strict=False)

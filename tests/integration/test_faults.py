@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from django_rmq.core import lua
 from django_rmq.core.commands import operate
-from django_rmq.core.commands.operate import Trash, into_trash
+from django_rmq.core.commands.operate import TrashShare, into_trash
 from django_rmq.core.commands.script_call import Call, RedisCommand
 from django_rmq.core.model.keys import SlotKeys, trash_key
 from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply, Restored
@@ -77,7 +77,7 @@ def stage(slot: Slot, script: str = "") -> int:
     slot.remove([b"marked"])
     slot.send(b"waiting", b"waiting too")
     if script == "restore":
-        trash = Trash("act", 10, 10_000)
+        trash = TrashShare("act", 10, 10_000)
         for copy, members in (("live", [b"waiting too", b"resting"]), ("dead", [b"dead"])):
             slot.broker.run(into_trash(operate.remove(slot.topic, 0, members, copy), trash))
         slot.send(b"resting")
@@ -587,7 +587,7 @@ def test_on_a_full_server_a_person_can_make_room(
 
 
 def test_a_full_server_deletes_without_keeping(small_server: redis.Redis, prefix: str) -> None:
-    slot, trash = slot_of(small_server, prefix), Trash("act", 10, 10_000)
+    slot, trash = slot_of(small_server, prefix), TrashShare("act", 10, 10_000)
     stage(slot)
     calls: list[Any] = [
         operate.remove(slot.topic, 0, [b"waiting"], "live"),

@@ -1199,6 +1199,13 @@ def started(operations: Operations) -> Any:
     return operations.start_action("timed", "purge", "waiting")
 
 
+def deleted(operations: Operations) -> str:
+    """Purge a message that waits, and return the id of the undo."""
+    everything = Operations(Actor("sender", "test"))
+    everything.send("timed", uuid.uuid4().hex, fixed_time=datetime.now(UTC))
+    return everything.purge("timed", "waiting").result().undo
+
+
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "survey": ({Permission.VIEW}, lambda o: o.survey()),
@@ -1223,6 +1230,8 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         {Permission.VIEW, Permission.PURGE},
         lambda o: o.stop_action(started(o).action.id),
     ),
+    "undoable": ({Permission.VIEW}, lambda o: o.undoable()),
+    "undo": ({Permission.VIEW, Permission.PURGE}, lambda o: o.undo(deleted(o)).result()),
     "search_messages": ({Permission.VIEW}, lambda o: o.search_messages("a")),
     "causes": ({Permission.VIEW}, lambda o: o.causes()),
     "servers": ({Permission.VIEW}, lambda o: o.servers()),

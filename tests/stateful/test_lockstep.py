@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import run_all
-from django_rmq.core.commands.operate import Deleted, Trash, into_trash
+from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.keys import slot_keys, trash_key
@@ -1026,7 +1026,7 @@ class Lockstep(RuleBasedStateMachine):
         act = data.draw(st.sampled_from(["", *ACTS]))
         if not act:
             return self.both(lambda b: b.run(call))
-        trash = Trash(
+        trash = TrashShare(
             act, data.draw(st.sampled_from([1, 1_000, 1_000])), data.draw(st.sampled_from([1, 10**6, 10**6]))
         )
         promises = dict(self.promises.waiting)

@@ -30,8 +30,8 @@ _NONE_KEPT = (0, 0)
 """The first arguments of a script that deletes: how many copies it keeps, and how many bytes of them."""
 
 
-class Trash(NamedTuple):
-    """Where an act keeps what it deletes, and how much of it."""
+class TrashShare(NamedTuple):
+    """Where an action keeps what it deletes, and how much of it one call may keep."""
 
     act: str
     copies: int
@@ -147,7 +147,7 @@ def purge(
     )
 
 
-def into_trash(call: Call[T], trash: Trash) -> Call[Deleted[T]]:
+def into_trash(call: Call[T], trash: TrashShare) -> Call[Deleted[T]]:
     """Return a call of ``remove``, ``purge`` or ``discard`` that keeps for an hour what it deletes."""
     assert isinstance(call.place, InTrash), call
     decode = call.decode

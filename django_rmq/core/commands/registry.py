@@ -23,12 +23,14 @@ from django_rmq.core.commands.script_call import (
     word,
 )
 from django_rmq.core.model.background_action import ActionProgress, decode_actions
+from django_rmq.core.model.deletion import FIELDS, Deletion, decode_deletions
 from django_rmq.core.model.keys import (
     answer_key,
     background_actions_key,
     bucket_key,
     code_versions_key,
     consumer_key,
+    deletions_key,
     limits_key,
     reports_key,
     result_key,
@@ -377,6 +379,38 @@ def delete_action(found: ActionProgress) -> Call[int]:
     """Forget an action."""
     fields = ["", "beat", "stopped", "ended", *(f"did.{outcome}" for outcome in found.outcomes)]
     return RedisCommand("HDEL", _ACTIONS, tuple(f"{found.action.id}:{field}" for field in fields), int)
+
+
+def _deletions_key(prefix: str, _: str) -> bytes:
+    return deletions_key(prefix)
+
+
+_DELETIONS = Named(_deletions_key, "")
+
+
+def _deletions(key: bytes, reply: Reply) -> list[Deletion]:
+    return decode_deletions(_pairs(reply))
+
+
+def read_deletions() -> Call[list[Deletion]]:
+    """Return the actions that have deleted messages, the oldest first."""
+    return RedisCommand("HGETALL", _DELETIONS, (), OfKey("deletions", _deletions))
+
+
+def write_deletion(deletion: str, field: str, value: str) -> Call[int]:
+    """Write a field of a deletion: "" (the record itself) or undone."""
+    return RedisCommand("HSET", _DELETIONS, (f"{deletion}:{field}", value), int)
+
+
+def count_deletion(deletion: str, field: str, by: int) -> Call[int]:
+    """Count what is kept of a deletion: ``kept`` messages, or their ``bytes``; return how many there are by now."""
+    return RedisCommand("HINCRBY", _DELETIONS, (f"{deletion}:{field}", by), int)
+
+
+def forget_deletions(deletions: Sequence[str]) -> Call[int]:
+    """Forget deletions. What they have kept expires by itself."""
+    names = tuple(f"{one}:{field}" for one in deletions for field in FIELDS)
+    return RedisCommand("HDEL", _DELETIONS, names, int)
 
 
 def _schedule_key(prefix: str, _: str) -> bytes:

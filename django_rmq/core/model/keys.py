@@ -144,6 +144,11 @@ def background_actions_key(prefix: str) -> bytes:
     return b"actions_{%s}" % workers_channel(prefix)
 
 
+def deletions_key(prefix: str) -> bytes:
+    """Return the hash of the actions whose deleted messages can be brought back."""
+    return b"deletions_{%s}" % workers_channel(prefix)
+
+
 def run_time_limits_key(prefix: str) -> bytes:
     """Return the hash of the limits of topics that people have changed at run time."""
     return b"changed_limits_{%s}" % workers_channel(prefix)

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_rmq.core.model.background_action import ActionKind
 from django_rmq.management import RmqCommand
 from django_rmq.management.message_options import (
     add_bulk_options,
@@ -22,38 +23,64 @@ class Command(RmqCommand):
     """Purge a state of a topic."""
 
     help = (
-        "Delete all messages of one state of a topic, or those that match all filters, permanently. Running "
-        "messages are never deleted. "
+        "Delete all messages of one state of a topic, or those that match all filters. Running messages are never "
+        "deleted. The first 100,000 can be brought back for one hour with --undo. "
         "You must confirm by typing the name of the topic."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        add_state(parser, "waiting", "resting", "dead")
+        parser.add_argument(
+            "--for-good",
+            action="store_true",
+            help="free the memory at once; the messages cannot be brought back",
+        )
+        parser.add_argument(
+            "--undo", metavar="ID", help="bring back what the deletion ID has deleted; newer messages stay"
+        )
+        add_state(parser, "waiting", "resting", "dead", is_optional=True)
         add_filter(parser)
         add_priority(parser)
         add_bulk_options(parser, has_rate=False)
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name, state = self.operations(), options["topic"], options["state"]
+        if options["undo"]:
+            run = operations.undo(options["undo"], [name])
+            self.tell(name, self.follow(run, f"undo {name}", options), options)
+            return
+        if state is None:
+            raise CommandError("give --state, or --undo", returncode=2)
+        keep = not options["for_good"]
         wanted = filter_of(options)
 
         def purge(limits: Limits | None, *, dry_run: bool) -> BulkRun:
             if wanted == Filter(older_than=wanted.older_than, slot=wanted.slot):
                 age, slot = wanted.older_than, wanted.slot
                 return operations.purge(
-                    name, state, older_than=age, slot=slot, limits=limits, dry_run=dry_run
+                    name, state, older_than=age, slot=slot, limits=limits, dry_run=dry_run, keep=keep
                 )
-            return operations.delete_all(name, state, wanted, limits=limits, dry_run=dry_run)
+            return operations.delete_all(name, state, wanted, limits=limits, dry_run=dry_run, keep=keep)
 
-        question = f"of {name} ({state}) will be deleted permanently."
+        rest = (
+            "can be brought back for one hour, the first 100,000 of them"
+            if keep
+            else "cannot be brought back"
+        )
+        question = f"of {name} ({state}) will be deleted. They {rest}."
         if not self.confirmed(name, lambda: purge(None, dry_run=True), "deleted", question, name, options):
             return
         if options["background"]:
             if options["limit"] is not None:
                 raise CommandError("--background takes no --limit", returncode=2)
             is_plain = wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
-            self.tell_started(operations.start_action(name, "purge" if is_plain else "delete", state, wanted))
+            kind: ActionKind = "purge" if is_plain else "delete"
+            self.tell_started(operations.start_action(name, kind, state, wanted, keep=keep))
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
-        self.tell(name, self.follow(run, f"purge {name}", options), options)
+        progress = self.follow(run, f"purge {name}", options)
+        self.tell(name, progress, options)
+        if progress.undo and not options["json"]:
+            self.stdout.write(
+                f"To bring {progress.kept} back: manage.py rmqpurge {name} --undo {progress.undo}"
+            )

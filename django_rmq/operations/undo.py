@@ -1,0 +1,212 @@
+"""What an action has deleted is kept for an hour, and can be brought back: its bounds, the list, and the undo.
+
+The scripts that delete keep the messages; this module says how many, and remembers who has deleted what. An action of
+several requests is one here as well, by its ``Trace``; an action in the background has its own id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.core.commands import operate, registry
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.operate import Deleted
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.deletion import UNDO_MS, Deletion, DeletionKind
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import OperationRefused, RmqError
+from django_rmq.operations.authorization import Permission
+from django_rmq.operations.bulk import PER_SLOT, SLOTS_AT_ONCE, STEP, BulkProgress, BulkRun, BulkTally
+from django_rmq.operations.context import OperationContext
+
+MOST_MESSAGES = 100_000
+"""The maximum number of messages of one action that can be brought back."""
+
+MOST_BYTES = 64 * 1024 * 1024
+"""The maximum size of these messages, in bytes."""
+
+ALL_BYTES = 4 * MOST_BYTES
+"""The maximum size of the messages of all actions that can be brought back."""
+
+MOST_DELETIONS = 100
+"""The maximum number of actions that can be undone at the same time."""
+
+STEP_BYTES = 4 * 1024 * 1024
+"""The approximate number of bytes that one step brings back."""
+
+_PERMISSIONS: dict[DeletionKind, Permission] = {"delete": Permission.DELETE, "purge": Permission.PURGE}
+
+
+class Trash:
+    """Runs the calls of one action so that they keep what they delete, within the bounds."""
+
+    def __init__(self, broker: Broker, deletion: Deletion, size: int, *, is_new: bool) -> None:
+        self._broker = broker
+        self._deletion = deletion
+        self._size = size
+        """How many more bytes it may keep."""
+        self._is_new = is_new
+        """Whether the record is still to be written."""
+
+    @classmethod
+    def opened(cls, broker: Broker, wanted: Deletion) -> Trash:
+        """Return the trash of an action; if it has begun already, with what it has kept so far."""
+        now_ms = broker.now_ms()
+        found = broker.run(registry.read_deletions())
+        old = [one.id for one in found if now_ms >= one.until_ms]
+        if old:
+            broker.run(registry.forget_deletions(old))
+        alive = [one for one in found if one.can_be_undone(now_ms)]
+        known = next((one for one in found if one.id == wanted.id and now_ms < one.until_ms), None)
+        if known is not None and not known.undone_by:
+            size = min(MOST_BYTES - known.kept_bytes, ALL_BYTES - sum(one.kept_bytes for one in alive))
+            return cls(broker, known, size, is_new=False)
+        size = min(MOST_BYTES, ALL_BYTES - sum(one.kept_bytes for one in alive))
+        return cls(broker, wanted, size if len(alive) < MOST_DELETIONS else 0, is_new=True)
+
+    @property
+    def kept(self) -> int:
+        """The number of messages that can be brought back."""
+        return self._deletion.kept
+
+    @property
+    def undo(self) -> str:
+        """The id of the undo; empty if there is nothing to bring back."""
+        return self._deletion.id if self._deletion.kept else ""
+
+    def run(self, broker: Broker, calls: Iterable[Call[Any]]) -> list[Any]:
+        """Run calls that delete, as ``run_all`` does; return the answer of each, or its error."""
+        calls = list(calls)
+        left = MOST_MESSAGES - self.kept
+        if not calls or left <= 0 or self._size <= 0:
+            return run_all(broker, calls)
+        if self._is_new:
+            # Written before anything is deleted: if this process dies, people find what it has deleted.
+            broker.run(registry.write_deletion(self._deletion.id, "", self._deletion.encode()))
+            self._is_new = False
+        share = operate.TrashShare(
+            self._deletion.id, max(1, left // len(calls)), max(1, self._size // len(calls))
+        )
+        answers: list[Any] = []
+        kept = size = 0
+        for answer in run_all(broker, [operate.into_trash(call, share) for call in calls]):
+            if isinstance(answer, Deleted):
+                kept, size = kept + answer.kept, size + answer.kept_bytes
+                answers.append(answer.answer)
+            else:
+                answers.append(answer)
+        if kept:
+            pipeline = broker.pipeline()
+            pipeline.add(registry.count_deletion(self._deletion.id, "kept", kept))
+            pipeline.add(registry.count_deletion(self._deletion.id, "bytes", size))
+            pipeline.execute()
+            self._size -= size
+            self._deletion = replace(self._deletion, kept=self.kept + kept)
+        return answers
+
+    def close(self) -> None:
+        """Forget the action if there is nothing to bring back."""
+        if not self._is_new and not self.kept:
+            self._broker.run(registry.forget_deletions([self._deletion.id]))
+            self._is_new = True
+
+    def keeping(self, steps: Iterator[BulkProgress]) -> Iterator[BulkProgress]:
+        """Yield the progress of a run with what can be brought back."""
+        try:
+            for progress in steps:
+                yield replace(progress, undo=self.undo, kept=self.kept)
+        finally:
+            self.close()
+
+
+def open_trash(context: OperationContext, kind: DeletionKind, topic: Topic, described: str) -> Trash:
+    """Return the trash of an action; of one of several requests the same one for each."""
+    trace = context.trace
+    wanted = Deletion(
+        (trace and trace.undo) or uuid4().hex[:16],
+        kind,
+        topic.name,
+        topic.slots,
+        described,
+        context.actor.name,
+        context.actor.via,
+        context.broker.now_ms(),
+    )
+    if trace is not None:
+        trace.undo = wanted.id
+    return Trash.opened(context.broker, wanted)
+
+
+def undoable(context: OperationContext, names: Collection[str] | None = None) -> list[Deletion]:
+    """Return the actions that can be undone, the newest first, of all topics or those named."""
+    context.actor.require(Permission.VIEW)
+    names, now_ms = context.known(names), context.broker.now_ms()
+    found = context.broker.run(registry.read_deletions())
+    return [
+        one for one in reversed(found) if (names is None or one.topic in names) and one.can_be_undone(now_ms)
+    ]
+
+
+def undo(context: OperationContext, deletion: str, names: Collection[str] | None = None) -> BulkRun:
+    """Bring back what an action has deleted, with the permission of that action. ``deletion``: its id, of a topic in ``names``.
+
+    Messages come back to where they were. Outcomes: ``restored``; ``merged`` (a newer copy is there, and stays). Raises
+    ``OperationRefused`` if there is nothing to bring back (any more), if the action goes on, or if the topic was re-slotted.
+    """
+    context.actor.require(Permission.VIEW)
+    known, now_ms = context.known(names), context.broker.now_ms()
+    found = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
+    if found is None or (known is not None and found.topic not in known) or not found.can_be_undone(now_ms):
+        raise OperationRefused("there is nothing to undo: an action can be undone once, within an hour")
+    topic = context.present(found.topic, _PERMISSIONS[found.kind], at_once=True)
+    actions = context.broker.run(registry.read_actions())
+    if any(one.action.id == found.id and one.ended_ms is None for one in actions):
+        raise OperationRefused("the action still runs in the background: stop it first")
+    if topic.slots != found.slots:
+        raise OperationRefused(f"topic {topic.name} has another slot count since then")
+    steps = _restore(context, topic, found)
+    return context.recorded(f"undo {found.kind}", topic, found.described, steps)
+
+
+def _restore(context: OperationContext, topic: Topic, found: Deletion) -> Iterator[BulkProgress]:
+    """Bring back what is kept in each slot, in steps."""
+    broker, tally = context.broker, BulkTally(found.kept)
+    yield tally.progress()
+    size = max(1, found.kept_bytes // found.kept)
+    cursors = dict.fromkeys(range(topic.slots), "0")
+    while cursors:
+        turn = list(cursors)[:SLOTS_AT_ONCE]
+        limit = max(1, min(PER_SLOT, STEP // len(turn), STEP_BYTES // size // len(turn)))
+        calls = [operate.restore(topic, slot, found.id, cursors[slot], limit) for slot in turn]
+        for slot, answer in zip(turn, run_all(broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                tally.failed(slot, answer)
+                del cursors[slot]
+                continue
+            tally.done += answer.back + answer.merged
+            tally.outcomes.update({"restored": answer.back, "merged": answer.merged})
+            if answer.cursor == "0":
+                del cursors[slot]
+            else:
+                cursors[slot] = answer.cursor
+        yield tally.progress()
+    if not tally.problems:
+        broker.run(registry.write_deletion(found.id, "undone", context.actor.name))
+    yield tally.progress(is_complete=not tally.problems)
+
+
+__all__ = [
+    "ALL_BYTES",
+    "MOST_BYTES",
+    "MOST_DELETIONS",
+    "MOST_MESSAGES",
+    "UNDO_MS",
+    "Deletion",
+    "Trash",
+    "open_trash",
+    "undo",
+    "undoable",
+]

@@ -74,6 +74,10 @@ class SettingsProblem(NamedTuple):
     hint: str = ""
 
 
+Values = dict[str, Any]
+"""Values of a section of the settings: as the project has written them by key, or parsed by field."""
+
+
 class Problems(list[SettingsProblem]):
     """Collects problems. Its methods read parts of the settings, and continue after a problem."""
 
@@ -81,7 +85,7 @@ class Problems(list[SettingsProblem]):
         """Add a problem."""
         self.append(SettingsProblem(f"django_rmq.{problem_id}", message, hint))
 
-    def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
+    def section(self, place: str, given: object, keys: Iterable[str]) -> Values:
         """Return ``given`` without unknown keys; report those, and a value that is not a dict."""
         if not isinstance(given, Mapping):
             self.report("E001", f"{place} is {kind(given)}: it must be a dict.")
@@ -96,7 +100,7 @@ class Problems(list[SettingsProblem]):
                 )
         return {key: value for key, value in given.items() if key in known}
 
-    def values(self, place: str, given: object, keys: Keys) -> dict[str, Any]:
+    def values(self, place: str, given: object, keys: Keys) -> Values:
         """Return the parsed values by field; report those that cannot be used."""
         found = {}
         for key, value in self.section(place, given, keys).items():

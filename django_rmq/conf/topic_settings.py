@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems, printable, printable_error, quoting
+from django_rmq.conf.problems import Problems, Values, printable, printable_error, quoting
 from django_rmq.conf.values import (
     InvalidSetting,
     Keys,
@@ -85,7 +85,7 @@ def merging(problems: Problems, place: str, values: dict[str, object], own: Mapp
     _accumulate(problems, place, values, own)
 
 
-def _debounce(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, object]) -> None:
+def _debounce(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
     if values.get("debounce") and wait_ms is None:
         problems.report(
@@ -147,7 +147,7 @@ def body(value: object) -> str:
         ) from None
 
 
-def typed(problems: Problems, place: str, values: dict[str, Any], own: Mapping[str, object]) -> None:
+def typed(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     """Turn the path of a type, and that of its UPCAST, into a ``DeclaredBody``."""
     upcast, path = values.pop("upcast", None), values.get("body", "json")
     if "." in path:
@@ -345,7 +345,7 @@ def read_topic(
 
 
 def _check_type(
-    problems: Problems, place: str, own: Mapping[str, object], values: dict[str, Any], has_type: bool
+    problems: Problems, place: str, own: Mapping[str, object], values: Values, has_type: bool
 ) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]
@@ -389,7 +389,7 @@ def _check_identity(
         values.pop("origin")
 
 
-def _check_limits(problems: Problems, place: str, values: dict[str, Any]) -> None:
+def _check_limits(problems: Problems, place: str, values: Values) -> None:
     """Report a HARD_TIMEOUT below MAX_RUNTIME; without a MAX_RUNTIME the heartbeat lasts until the HARD_TIMEOUT and longer."""
     hard, most = values.get("hard_timeout"), values.get("max_runtime")
     if hard is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db import DatabaseError
 from django.db.models import Count, Min, Q
@@ -16,6 +16,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.outbox.database_access import ask_each
 from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.storage import (
+    RowValues,
     aliases,
     delete,
     explained,
@@ -132,7 +133,7 @@ def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) ->
     return chosen if refused is None else chosen.filter(due_ms__isnull=refused)
 
 
-def _found(alias: str, values: dict[str, Any], contents: dict[str, Any] | None) -> FoundRows:
+def _found(alias: str, values: RowValues, contents: RowValues | None) -> FoundRows:
     row = Stored(**{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None}))
     return FoundRows(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
 

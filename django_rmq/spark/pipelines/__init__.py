@@ -372,6 +372,10 @@ BUILT_IN = ("archive", "consume", "ingest", "topic_reports")
 """The modules of the built-in pipelines."""
 
 
+Options = dict[str, Any]
+"""The arguments of a pipeline as argparse has read them."""
+
+
 class Pipeline(ABC):
     """A Spark job. The first line of its docstring is shown in lists, all of it as help."""
 

@@ -11,7 +11,7 @@ from django_rmq.conf import get_config
 from django_rmq.exceptions import LostRace, OperationRefused
 from django_rmq.operations.authorization import record
 from django_rmq.spark.java import stored_files
-from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
+from django_rmq.spark.pipelines import KEY_TEXT, Context, Options, Pipeline, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ class Archive(Pipeline):
         with context.kept(found) as kept:
             self._archive(context, kept, options)
 
-    def _archive(self, context: Context, found: DataFrame, options: dict[str, Any]) -> None:
+    def _archive(self, context: Context, found: DataFrame, options: Options) -> None:
         with context.watching():
             rows = found.groupBy("topic", "date").count().collect()
         held: Counter[str] = Counter()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
-from django_rmq.spark.pipelines import KEY_TEXT, Context, Pipeline, register
+from django_rmq.spark.pipelines import KEY_TEXT, Context, Options, Pipeline, register
 from django_rmq.spark.sinks import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _add_limits(parser: ArgumentParser) -> None:
     )
 
 
-def _sink(options: dict[str, Any]) -> Sink:
+def _sink(options: Options) -> Sink:
     if options["parquet"]:
         return Files(options["parquet"])
     if options["jdbc"]:

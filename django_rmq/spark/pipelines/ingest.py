@@ -21,7 +21,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.java import stored_files
-from django_rmq.spark.pipelines import PROGRESS_SECONDS, Context, Pipeline, register
+from django_rmq.spark.pipelines import PROGRESS_SECONDS, Context, Options, Pipeline, register
 from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Ingest(Pipeline):
         pieces.send(planned, **pace)
         context.say(left_out.told(sum(planned.values()), topic))
 
-    def _send(self, context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+    def _send(self, context: Context, topic: Topic, given: dict[str, str], options: Options) -> None:
         """Send all at once, or only show it."""
         with context.watching():
             read = _rows(context, options).count()
@@ -288,7 +288,7 @@ class _LeftOut:
         return 0 if found is None else int(found.count())
 
 
-def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+def _check(topic: Topic, given: dict[str, str], options: Options) -> None:
     needed = "key" if topic.keyed and not topic.is_fifo else None
     if topic.is_priority and topic.default_priority is None:
         needed = "priority"
@@ -303,7 +303,7 @@ def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None
         raise InvalidRequest("use --value or --select, not both")
 
 
-def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None:
+def _check_pace(context: Context, topic: Topic, options: Options) -> None:
     given = [name for name in ("rate", "max_backlog") if options[name] is not None]
     for name in given:
         flag = f"--{name.replace('_', '-')}"
@@ -319,13 +319,13 @@ def _check_pace(context: Context, topic: Topic, options: dict[str, Any]) -> None
         )
 
 
-def _chosen(context: Context, topic: Topic, given: dict[str, str], options: dict[str, Any]) -> DataFrame:
+def _chosen(context: Context, topic: Topic, given: dict[str, str], options: Options) -> DataFrame:
     """Return the messages, equal ones once."""
     messages = encoded(_rows(context, options), given, value=options["value"], select=options["select"])
     return _merged(messages, topic) if options["merge"] else messages
 
 
-def _rows(context: Context, options: dict[str, Any]) -> DataFrame:
+def _rows(context: Context, options: Options) -> DataFrame:
     source = options["source"]
     chosen = options["format"] or next(
         (name for name in FORMATS if source.rstrip("/").lower().removesuffix(".gz").endswith(f".{name}")),

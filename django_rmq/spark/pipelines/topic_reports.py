@@ -14,7 +14,7 @@ from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.spark.pipelines import Context, Pipeline, register
+from django_rmq.spark.pipelines import Context, Options, Pipeline, register
 from django_rmq.spark.pipelines.archive import archive_of, archived_columns
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Deaths(Pipeline):
         _show(context, [*by, "messages"], lines, as_json=options["json"])
 
 
-def _dead(context: Context, options: dict[str, Any]) -> DataFrame:
+def _dead(context: Context, options: Options) -> DataFrame:
     names = options["topics"] or list(get_config().topics)
     slots = {name: context.topic(name).slots for name in names}
     if not options["archive"]:

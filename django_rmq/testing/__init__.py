@@ -13,7 +13,7 @@ Messages wait for the database commit, which never comes inside ``TestCase``: ru
 """
 
 from django_rmq.core.redis.in_memory import InMemoryBroker
-from django_rmq.testing.captured import (
+from django_rmq.testing.cases import (
     CapturedMessage,
     CapturedMessages,
     Clock,

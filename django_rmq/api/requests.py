@@ -20,6 +20,7 @@ from rest_framework import serializers
 from rest_framework.settings import api_settings
 
 from django_rmq.api.schema import shaped
+from django_rmq.core.model.keys import MAX_SLOTS
 from django_rmq.core.model.limits import (
     BATCH,
     FASTEST,
@@ -42,9 +43,14 @@ from django_rmq.operations.message_groups import MOST_EXAMINED
 from django_rmq.operations.messages import LONGEST_PAGE
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """The bounds of whole numbers that every client can represent."""
 
+LAST_SLOT = MAX_SLOTS - 1
+
+LARGEST_LIMIT = 1_000_000_000
+"""The largest number of messages to which an action can be limited."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Fields = dict[str, Any]
 """The validated values of a request."""
@@ -220,7 +226,7 @@ class SlotsQuery(Strict):
     """The range of slots."""
 
     topic = Text(max_length=100)
-    first = serializers.IntegerField(min_value=0, max_value=(1 << 20) - 1, default=0)
+    first = serializers.IntegerField(min_value=0, max_value=LAST_SLOT, default=0)
     limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
 
 
@@ -248,7 +254,7 @@ class FilterFields(Strict):
     cause = Text(required=False, max_length=12, help_text="The id of a cause of failures, from `causes/`")
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
-    slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
+    slot = serializers.IntegerField(required=False, min_value=0, max_value=LAST_SLOT)
     priority = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_PRIORITY, help_text="Priority of waiting messages"
     )
@@ -322,7 +328,7 @@ class HealthQuery(Strict):
     max_age = Seconds(
         required=False, min_value=0, max_value=MAX_AGE, help_text="Maximum age in seconds of a due message"
     )
-    max_dead = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 53) - 1)
+    max_dead = serializers.IntegerField(required=False, min_value=0, max_value=LATEST_MS)
     max_outbox_age = Seconds(
         required=False,
         min_value=0,
@@ -413,7 +419,7 @@ class StrictFilter(Strict):
     cause = Text(required=False, max_length=12)
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     newer_than = Number(required=False, min_value=0, max_value=MAX_AGE)
-    slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
+    slot = Whole(required=False, min_value=0, max_value=LAST_SLOT)
 
 
 class WaitingFilter(StrictFilter):
@@ -427,7 +433,7 @@ class RescheduleAllFields(RescheduleFields):
 
     state = State(["waiting", "resting"], default="waiting")
     filter = WaitingFilter()
-    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    limit = Whole(required=False, min_value=1, max_value=LARGEST_LIMIT)
     dry_run = Flag(default=False)
 
 
@@ -441,7 +447,7 @@ class ReplayFilterFields(Strict):
     """All dead messages that a filter selects. An empty filter selects all."""
 
     filter = StrictFilter()
-    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    limit = Whole(required=False, min_value=1, max_value=LARGEST_LIMIT)
     dry_run = Flag(default=False)
 
 
@@ -460,8 +466,8 @@ class PurgeFields(Strict):
 
     state = State(["waiting", "resting", "dead"])
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
-    slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
-    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    slot = Whole(required=False, min_value=0, max_value=LAST_SLOT)
+    limit = Whole(required=False, min_value=1, max_value=LARGEST_LIMIT)
     dry_run = Flag(default=False)
     keep = Flag(default=True, help_text=KEEP_HELP)
 
@@ -476,7 +482,7 @@ class PrepareFields(Strict):
     wait = Number(default=0.0, min_value=0, max_value=LONGEST_WAIT)
     held = Flag(default=False, help_text="True: take nothing, list the messages that this consumer holds")
     first = Whole(
-        default=0, min_value=0, max_value=(1 << 20) - 1, help_text="`held` only: the first slot to look at"
+        default=0, min_value=0, max_value=LAST_SLOT, help_text="`held` only: the first slot to look at"
     )
 
 

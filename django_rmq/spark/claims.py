@@ -23,7 +23,7 @@ from django_rmq.core.commands import ack, claims, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import BATCH, CLAIM_STEP
+from django_rmq.core.model.limits import BATCH, CLAIM_STEP, LARGEST
 from django_rmq.core.model.replies import Claimed, ClaimRead, Counts, Driver
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
@@ -269,7 +269,7 @@ class DueSlots:
 T = TypeVar("T")
 
 
-ANY_SIZE = 1 << 53
+ANY_SIZE = LARGEST
 """The size limit of a claim in bytes: none, because the Store of a slot is renamed as a whole, however large
 it is."""
 

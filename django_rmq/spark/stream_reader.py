@@ -26,7 +26,7 @@ from django_rmq.core.commands import claims, inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import raw_body
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.limits import BATCH, LARGEST
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, topic_of
@@ -503,7 +503,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             most = int(limit.max_rows)
         elif isinstance(limit, ReadAllAvailable):
-            most = 1 << 53
+            most = LARGEST
         return most if self._rest is None else min(most, self._rest)
 
     def _pause(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
-from django_rmq.core.model.limits import MAX_ERROR_BYTES
+from django_rmq.core.model.limits import LARGEST, MAX_ERROR_BYTES
 
 T = TypeVar("T")
 
@@ -475,7 +475,7 @@ class Area(NamedTuple):
     state: str
     score: float | None = None
     """The score of the entries to search, or None for all of them."""
-    rank: int = 1 << 53
+    rank: int = LARGEST
     """The rank among these entries at which to begin. The default is the last."""
     looked: int = 0
     """The distance from the place that was already searched."""

@@ -28,7 +28,7 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.limits import BATCH, LARGEST
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Sample, Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -130,9 +130,6 @@ def _add(counts: list[int], values_ms: list[float]) -> None:
 SLOTS_AT_ONCE = 256
 """The number of slots that one script reads."""
 
-LARGEST = 1 << 53
-"""The largest number in a record; beyond it, division would lose digits."""
-
 
 class Depth(NamedTuple):
     """How many messages a topic held at one instant, by state."""
@@ -218,6 +215,7 @@ class MinuteRecord(NamedTuple):
                 bucket, _, count = pair.partition(b":")
                 late[int(bucket)] = int(count)
             numbers += late
+            # Beyond the largest number, division would lose digits.
             if min(numbers) < 0 or max(numbers) > LARGEST:
                 return None
         except (ValueError, IndexError):

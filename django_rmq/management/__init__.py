@@ -334,11 +334,11 @@ def instant_of(flag: str, text: str) -> datetime:
     return make_aware(found) if is_naive(found) else found
 
 
-def at_least(low: float, kind: type = int) -> Any:
+def at_least(low: float, kind: type[int | float] = int) -> Callable[[str], float]:
     """Return an argument's type: a number from ``low`` up to the maximum for counts (int) or waiting times (float)."""
     high = LARGEST if kind is int else MAX_AGE
 
-    def parse(text: str) -> object:
+    def parse(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Generic, NamedTuple, TypeVar
+from multiprocessing.context import ForkProcess
+from typing import Generic, NamedTuple, TypeVar
 
 from django.db import Error, InterfaceError, InternalError, OperationalError, connections
 
@@ -81,7 +82,7 @@ def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]
     return Answers(given, problems)
 
 
-def _begin(question: Callable[[], object], alias: str, end: float) -> tuple[Any, Connection]:
+def _begin(question: Callable[[], object], alias: str, end: float) -> tuple[ForkProcess, Connection]:
     context = multiprocessing.get_context("fork")
     answers, answer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(question, alias, answer, end), daemon=True)

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, Error, close_old_connections, reset_queries, transaction
@@ -399,7 +399,7 @@ def _postpone(
 ) -> None:
     """Set when the rows of messages that could not be sent are tried again, and why they could not."""
     grace_ms, now = get_config().outbox.grace_ms, now_ms()
-    changes: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    changes: defaultdict[tuple[str, int, int | None], list[int]] = defaultdict(list)
     for identity, error in troubles.items():
         rows = held[identity]
         if isinstance(error, ServerTrouble):

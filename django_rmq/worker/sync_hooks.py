@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.core.cache import caches
@@ -27,6 +27,8 @@ from django_rmq.core.model.message import ListenerArgument, ListenerFunction
 from django_rmq.core.model.topic import Topic
 from django_rmq.observability import announcements
 from django_rmq.worker import listener_registry
+
+T = TypeVar("T")
 
 
 class SyncThreads:
@@ -59,7 +61,7 @@ class SyncThreads:
     async def _end_call(self, thread: ThreadSensitiveContext) -> list[str]:
         """Let another call have a thread; return the databases on which a transaction was left open there."""
         try:
-            left: list[str] | None = await _run_in(thread, _end_call)
+            left = await _run_in(thread, _end_call)
         except asyncio.CancelledError:
             # The call was cancelled while its code runs in the thread. The next call would wait for that code.
             _end(thread)
@@ -134,7 +136,7 @@ def _end_call() -> list[str]:
     return left
 
 
-async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], object]) -> Any:
+async def _run_in(thread: ThreadSensitiveContext, function: Callable[[], T]) -> T | None:
     """Call a function in the thread that has the connections of a call. Return None if the call has no thread."""
     executor = _executor_of(thread)
     return None if executor is None else await asyncio.get_running_loop().run_in_executor(executor, function)

@@ -11,9 +11,9 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from kazoo import exceptions as kazoo
+from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.assignment_storage import (
@@ -112,7 +112,7 @@ def meet(session: ZooKeeperSession, worker: str) -> tuple[list[str], str]:
             return ids, version_of(stat)
 
 
-def version_of(workers: Any) -> str:
+def version_of(workers: ZnodeStat) -> str:
     """Return a version that differs for every membership: the node, its last new or lost child, its last mark."""
     return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"
 

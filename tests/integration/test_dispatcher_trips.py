@@ -5,12 +5,13 @@ Its threads do not run here: the test makes the turns of its loop, and looks at 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from django_rmq.core.commands import fetch as calls
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, fetch
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
@@ -156,6 +157,7 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
         dispatcher._pool.threads[0].withdraw(batch)
         members = [message.delivery.member for message in batch.messages]
         dispatcher._router.finished(BatchReport(batch, members, [], [], 0.001, True))
+    dispatcher._acks.due = 0.0
     trip = dispatcher._round_trips.send()
     assert trip is not None
     assert not dispatcher._acks.pending
@@ -290,12 +292,51 @@ def wake(dispatcher: Dispatcher) -> None:
     turn_until_idle(dispatcher)
 
 
-def end_the_batch(dispatcher: Dispatcher, *, is_released: bool = False) -> None:
+def report_the_batch(dispatcher: Dispatcher, *, is_released: bool = False) -> None:
     (batch,) = dispatcher._in_flight.batches.values()
     members = [message.delivery.member for message in batch.messages]
     committed, released = ([], members) if is_released else (members, [])
     dispatcher._router.finished(BatchReport(batch, committed, [], released, 0.001, True))
+
+
+def end_the_batch(dispatcher: Dispatcher, *, is_released: bool = False) -> None:
+    report_the_batch(dispatcher, is_released=is_released)
     turn_until_idle(dispatcher)
+
+
+def test_a_commit_goes_with_the_next_fetch_if_there_is_one_soon(
+    broker: Broker, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acks, "COMMIT_DELAY_SECONDS", 3600.0)
+    dispatcher = with_one_message_in_hand(broker)
+    report_the_batch(dispatcher)
+    assert not dispatcher._turn()
+    assert total(broker, LONE, "committed") == 0
+    send(broker, LONE, [2])
+    dispatcher._mailbox.handle(Wake(LONE.name, 0))
+    trips = []
+    monkeypatch.setattr(broker, "pipeline", lambda: trips.append(0) or type(broker).pipeline(broker))
+    assert dispatcher._turn()
+    assert trips == [0]
+    assert asked == [0, 0]
+    assert total(broker, LONE, "committed") == len(in_hand(dispatcher)) == 1
+
+
+def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    report_the_batch(dispatcher)
+    assert dispatcher._sleep_seconds() <= acks.COMMIT_DELAY_SECONDS
+    time.sleep(acks.COMMIT_DELAY_SECONDS)
+    assert dispatcher._turn()
+    assert total(broker, LONE, "committed") == 1
+
+
+def test_what_is_given_back_waits_for_no_fetch(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "COMMIT_DELAY_SECONDS", 3600.0)
+    dispatcher = with_one_message_in_hand(broker)
+    report_the_batch(dispatcher, is_released=True)
+    assert dispatcher._turn()
+    assert total(broker, LONE, "released") == 1
 
 
 def test_a_slot_is_not_asked_again_when_its_last_message_has_succeeded(

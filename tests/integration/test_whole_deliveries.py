@@ -81,6 +81,7 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
 
 
 def sent(dispatcher: Dispatcher) -> RoundTrip:
+    dispatcher._acks.due = 0.0
     trip = dispatcher._round_trips.send()
     assert trip is not None
     return trip

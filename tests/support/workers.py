@@ -202,10 +202,12 @@ class Worker:
 
 
 def turn_until_idle(dispatcher: Dispatcher) -> None:
-    """Make the turns of a dispatcher whose threads do not run."""
+    """Make the turns of a dispatcher whose threads do not run, until nothing is left to send."""
     for _ in range(50):
         if not dispatcher._turn():
-            return
+            if not dispatcher._acks.pending:
+                return
+            time.sleep(max(0.0, dispatcher._acks.due - time.monotonic()))
     raise AssertionError("the dispatcher does not come to rest")
 
 

@@ -28,6 +28,9 @@ from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, Serv
 REST_SECONDS = 5.0
 """Seconds for which a slot is left alone if Redis refuses to access its keys."""
 
+COMMIT_DELAY_SECONDS = 0.005
+"""Seconds for which commits may wait for the next fetch: then both are one round trip, and Redis and the worker do less."""
+
 NODE_REST_SECONDS = 0.25
 """Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the other slots are served."""
 
@@ -159,6 +162,8 @@ class AckQueue:
     def __init__(self, slot_errors: SlotErrors, shutdown: ShutdownState, watcher: Watcher | None) -> None:
         self.processed = 0
         """The number of deliveries committed or rolled back so far."""
+        self.due = float("inf")
+        """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
         self.pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         self._under_way: list[Settlements] = []
         """Settlements that were sent and are not answered yet."""
@@ -180,6 +185,9 @@ class AckQueue:
         pending.released += released
         if report.failures or released:
             batch.slot.sleeping_until = None
+            self.due = 0.0
+        else:
+            self.due = min(self.due, time.monotonic() + COMMIT_DELAY_SECONDS)
         if self._watcher is not None and self._watcher.wants(batch.slot.topic.name):
             pending.messages.update((each.delivery.member, each) for each in batch.messages)
 
@@ -187,6 +195,7 @@ class AckQueue:
         """Give back members that have not begun."""
         slot.sleeping_until = None
         self.pending[slot, receipt].released += members
+        self.due = 0.0
 
     def unsettled(self, topic: str) -> int:
         """Return how many messages of a topic have ended without Redis having confirmed it."""
@@ -228,6 +237,7 @@ class AckQueue:
                     answer = pipeline.add(call(slot.topic, slot.number, receipt, some))
                     parts.append(AckCall(slot, receipt, verb, some, pending.repeated, answer))
         self.pending = kept
+        self.due = min((slot.shut_until for slot, _ in kept), default=float("inf"))
         if settlements:
             self._under_way.append(settlements)
         return settlements, parts
@@ -235,6 +245,7 @@ class AckQueue:
     def lost(self, settlements: Settlements) -> None:
         """Queue settlements again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
         self._answered(settlements)
+        self.due = 0.0
         for key, pending in settlements.items():
             kept = self.pending[key]
             kept.committed += pending.committed
@@ -260,6 +271,7 @@ class AckQueue:
                 # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
                 # mark. The next call names the members.
                 kept = self.pending[slot, receipt]
+                self.due = 0.0
                 getattr(kept, verb).extend(items)
                 kept.messages |= messages
                 if isinstance(words, RmqError):

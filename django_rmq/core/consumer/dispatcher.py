@@ -378,6 +378,7 @@ class Dispatcher:
         now = time.monotonic()
         wake = min(
             self._due_poll.due,
+            self._acks.due,
             self.watchdog.due,
             self._schedule.due(now),
             self._capacity.limits.due(),

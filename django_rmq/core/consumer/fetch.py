@@ -329,6 +329,11 @@ class FetchPlanner:
         return limit
 
     @property
+    def is_due(self) -> bool:
+        """Whether slots are waiting, or limits may let some be fetched once Redis has the ends of other messages."""
+        return bool(self._schedule.waiting) or self._capacity.is_limited
+
+    @property
     def has_more(self) -> bool:
         """Whether slots are waiting to which no limits or lanes apply."""
         return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.partitions)
@@ -405,6 +410,8 @@ class RoundTrips:
 
     def send(self, *, takes: bool = True) -> RoundTrip | None:
         """Send acknowledgements and, if it ``takes``, prepares. Return the trip, or None if there is nothing to send."""
+        if takes and not self._planner.is_due and self._acks.due > time.monotonic():
+            return None
         pipeline = self._broker.pipeline()
         settlements, parts = self._acks.queue(pipeline)
         under_way, unconfirmed = (

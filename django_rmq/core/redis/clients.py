@@ -368,14 +368,17 @@ class Wakeups(_Subscription):
     """A subscription to wake-ups: slots that can be taken from earlier than announced."""
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken; wait at most ``timeout`` seconds for the first.
+        """Return the (topic, slot) pairs woken so far, or wait at most ``timeout`` seconds for the next one.
 
         ``-1 - slot``: the slot was paused.
         """
         woken: list[tuple[str, int]] = []
         try:
-            while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):
+            while message := self._pubsub.get_message(timeout=timeout):
                 woken.append((self._topics[message["channel"]], int(message["data"])))
+                # Most wake-ups come alone, and to look whether there is another takes as long as to read one.
+                if timeout:
+                    break
         except RedisError as error:
             raise translate(error) from error
         except (ValueError, KeyError):

@@ -314,10 +314,10 @@ def test_a_commit_goes_with_the_next_fetch_if_there_is_one_soon(
     assert total(broker, LONE, "committed") == 0
     send(broker, LONE, [2])
     dispatcher._mailbox.handle(Wake(LONE.name, 0))
-    trips = []
-    monkeypatch.setattr(broker, "pipeline", lambda: trips.append(0) or type(broker).pipeline(broker))
-    assert dispatcher._turn()
-    assert trips == [0]
+    trip = dispatcher._round_trips.send()
+    assert trip is not None
+    assert len(trip.parts) == len(trip.plan.slots) == 1, "one trip commits and fetches"
+    dispatcher._round_trips.receive(trip)
     assert asked == [0, 0]
     assert total(broker, LONE, "committed") == len(in_hand(dispatcher)) == 1
 

@@ -92,11 +92,13 @@ OUTCOMES: Mapping[str, Text] = {
     "matching": gettext_lazy("match"),
     "retried": gettext_lazy("retried"),
     "changed": gettext_lazy("changed"),
+    "restored": gettext_lazy("brought back"),
+    "outdated": gettext_lazy("dropped for newer copies"),
 }
 DID = frozenset(
     (
         *("replayed", "merged", "deleted", "buried", "rescheduled", "purged", "paused", "resumed"),
-        *("stored", "replaced", "superseded", "retried", "changed", "notified"),
+        *("stored", "replaced", "superseded", "retried", "changed", "notified", "restored"),
     )
 )
 """Outcomes that changed something."""

@@ -83,8 +83,20 @@ class RescheduleForm(QuestionForm):
             )
 
 
-class PurgeForm(QuestionForm):
+class DeleteForm(QuestionForm):
+    """Whether deleted messages are kept for a while."""
+
+    for_good = forms.BooleanField(
+        label=gettext_lazy("Free the memory at once"),
+        required=False,
+        help_text=gettext_lazy("The messages cannot be brought back."),
+    )
+
+
+class PurgeForm(DeleteForm):
     """The name of the topic, as a confirmation."""
+
+    field_order = ("name", "for_good")
 
     name = forms.CharField(
         label=gettext_lazy("Name of the topic"), help_text=gettext_lazy("Type the name to confirm.")
@@ -142,6 +154,11 @@ class PageAction:
     """True: only for a filtered list. False: only without a filter (except for age and slot). None: both."""
     for_priorities: bool = True
     """Whether it applies to resting messages of a priority topic."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what it deletes can be brought back."""
+        return issubclass(self.form, DeleteForm)
 
     def fits(self, topic: Topic, state: str) -> bool:
         """Return whether it applies to messages of this state."""
@@ -217,6 +234,7 @@ def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_ru
         slot=chosen.wanted.slot,
         limits=limits,
         dry_run=dry_run,
+        keep=not chosen.answer("for_good"),
     )
 
 
@@ -283,8 +301,12 @@ ACTS: Mapping[str, PageAction] = {
             gettext_lazy("Delete"),
             (Permission.DELETE,),
             ("store", "prepare", "retry", "dead"),
+            DeleteForm,
             named=lambda operations, chosen: operations.delete(
-                chosen.topic.name, chosen.ids, "dead" if chosen.state == "dead" else "live"
+                chosen.topic.name,
+                chosen.ids,
+                "dead" if chosen.state == "dead" else "live",
+                keep=not chosen.answer("for_good"),
             ),
             is_danger=True,
             always_asks=True,
@@ -329,8 +351,14 @@ ACTS: Mapping[str, PageAction] = {
             gettext_lazy("Delete all matches"),
             (Permission.DELETE,),
             ("store", "retry", "dead"),
+            DeleteForm,
             sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(
-                chosen.topic.name, chosen.state, chosen.wanted, limits=limits, dry_run=dry_run
+                chosen.topic.name,
+                chosen.state,
+                chosen.wanted,
+                limits=limits,
+                dry_run=dry_run,
+                keep=not chosen.answer("for_good"),
             ),
             is_danger=True,
             for_filtered=True,

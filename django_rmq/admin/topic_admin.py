@@ -48,7 +48,7 @@ class TopicAdmin(Pages):
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
     background_view = background_views.background_view
-    background_live_view = background_views.background_live_view
+    background_live_view, undo_view = background_views.background_live_view, background_views.undo_view
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
     running_view, running_live_view = worker_views.running_view, worker_views.running_live_view
     stack_view, stack_live_view = worker_views.stack_view, worker_views.stack_live_view
@@ -68,6 +68,7 @@ class TopicAdmin(Pages):
             at("workers/live/", self.workers_live_view, "workers_live"),
             at("background/", self.background_view, "background"),
             at("background/live/", self.background_live_view, "background_live"),
+            at("undo/", self.undo_view, "undo"),
             at("running/", self.running_view, "running"),
             at("running/live/", self.running_live_view, "running_live"),
             at("causes/", self.causes_view, "causes"),

@@ -37,7 +37,7 @@ MOST_DELETIONS = 100
 STEP_BYTES = 4 * 1024 * 1024
 """The approximate number of bytes that one step brings back."""
 
-_PERMISSIONS: dict[DeletionKind, Permission] = {"delete": Permission.DELETE, "purge": Permission.PURGE}
+PERMISSIONS: dict[DeletionKind, Permission] = {"delete": Permission.DELETE, "purge": Permission.PURGE}
 
 
 class Trash:
@@ -153,7 +153,7 @@ def undoable(context: OperationContext, names: Collection[str] | None = None) ->
 def undo(context: OperationContext, deletion: str, names: Collection[str] | None = None) -> BulkRun:
     """Bring back what an action has deleted, with the permission of that action. ``deletion``: its id, of a topic in ``names``.
 
-    Messages come back to where they were. Outcomes: ``restored``; ``merged`` (a newer copy is there, and stays). Raises
+    Messages come back to where they were. Outcomes: ``restored``; ``outdated`` (a newer copy is there, and stays). Raises
     ``OperationRefused`` if there is nothing to bring back (any more), if the action goes on, or if the topic was re-slotted.
     """
     context.actor.require(Permission.VIEW)
@@ -161,7 +161,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     found = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
     if found is None or (known is not None and found.topic not in known) or not found.can_be_undone(now_ms):
         raise OperationRefused("there is nothing to undo: an action can be undone once, within an hour")
-    topic = context.present(found.topic, _PERMISSIONS[found.kind], at_once=True)
+    topic = context.present(found.topic, PERMISSIONS[found.kind], at_once=True)
     actions = context.broker.run(registry.read_actions())
     if any(one.action.id == found.id and one.ended_ms is None for one in actions):
         raise OperationRefused("the action still runs in the background: stop it first")
@@ -187,7 +187,8 @@ def _restore(context: OperationContext, topic: Topic, found: Deletion) -> Iterat
                 del cursors[slot]
                 continue
             tally.done += answer.back + answer.merged
-            tally.outcomes.update({"restored": answer.back, "merged": answer.merged})
+            counted = {"restored": answer.back, "outdated": answer.merged}
+            tally.outcomes.update({word: count for word, count in counted.items() if count})
             if answer.cursor == "0":
                 del cursors[slot]
             else:
@@ -203,6 +204,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_DELETIONS",
     "MOST_MESSAGES",
+    "PERMISSIONS",
     "UNDO_MS",
     "Deletion",
     "Trash",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
+from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -73,7 +75,7 @@ def test_named_messages_come_back(shop: Any) -> None:
     assert (one.id, one.kind, one.by, one.topic, one.kept) == (done.undo, "delete", "ada", "letters", 2)
     assert one.described.startswith("2 chosen: ") and one.until_ms == one.began_ms + UNDO_MS
     progress = operations().undo(done.undo).result()
-    assert (progress.outcomes, progress.done, progress.total) == ({"restored": 2, "merged": 0}, 2, 2)
+    assert (progress.outcomes, progress.done, progress.total) == ({"restored": 2}, 2, 2)
     assert progress.is_complete and waiting() == 3
     assert operations().undoable() == []
     with pytest.raises(OperationRefused, match="nothing to undo"):
@@ -278,3 +280,65 @@ def test_the_api_names_the_undo_lists_it_and_undoes(shop: Any, staff: Any) -> No
     body = {"state": "dead", "keep": False}
     purge = client.post(f"{base}topics/letters/purge/", body, content_type="application/json").json()
     assert "undo" not in purge and operations().undoable() == []
+
+
+def carried(page: str) -> dict[str, str]:
+    """Return the hidden fields of a page's question, or of its form that undoes."""
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+
+
+@pytest.mark.django_db
+def test_a_person_deletes_and_undoes_in_the_admin(shop: Any, staff: Any) -> None:
+    make_dead(shop, 3)
+    client: Client = staff("view_topic", "view_bodies", "delete_messages", "purge_topic")
+    address = reverse("admin:django_rmq_topic_act", args=["letters"])
+    (copy, *_) = operations().listing("letters", "dead").copies
+    given = {"act": "delete", "state": "dead", "id": copy.id, "back": "tab=dead"}
+    question = client.post(address, given).content.decode()
+    assert "Deleted messages can be brought back" in question and 'name="for_good"' in question
+    done = client.post(address, {**given, "confirmed": "yes"}, follow=True).content.decode()
+    assert dead() == 2
+    (deletion,) = re.findall(r'name="deletion" value="(\w+)"', done)
+    fields = {"deletion": deletion, "topic": "letters", "back": "tab=dead"}
+    assert carried(done[done.index("rmq-undo") :]).items() >= {("topic", "letters"), ("back", "tab=dead")}
+    answer = client.post(reverse("admin:django_rmq_topic_undo"), fields)
+    assert answer["Location"].endswith("/letters/change/?tab=dead")
+    assert "Undo: 1 brought back." in client.get(answer["Location"]).content.decode() and dead() == 3
+    again = client.post(reverse("admin:django_rmq_topic_undo"), fields, follow=True).content.decode()
+    assert "here is nothing to undo" in again
+    for_good = {**given, "confirmed": "yes", "for_good": "on"}
+    assert "rmq-undo" not in client.post(address, for_good, follow=True).content.decode()
+    assert dead() == 2 and operations().undoable() == []
+
+
+@pytest.mark.django_db
+def test_a_purge_of_several_requests_is_undone_as_one_in_the_admin(
+    shop: Any, staff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dead(shop, 9)
+    monkeypatch.setattr(bulk, "STEP", 2)
+    monkeypatch.setattr("django_rmq.admin.views.action_views.Limits", lambda **_: Limits(messages=3))
+    client: Client = staff("view_topic", "purge_topic")
+    address = reverse("admin:django_rmq_topic_act", args=["letters"])
+    given = {"act": "purge", "state": "dead", "name": "letters", "confirmed": "yes"}
+    answer, requests = client.post(address, given), 1
+    while answer.status_code == 200 and requests < 50:
+        answer, requests = (
+            client.post(address, carried(answer.content.decode()) | {"confirmed": "yes"}),
+            requests + 1,
+        )
+    assert requests > 2 and dead() == 0
+    (one,) = operations().undoable()
+    assert one.kept == 9
+
+
+@pytest.mark.django_db
+def test_the_page_of_actions_lists_what_can_be_undone_and_by_whom(shop: Any, staff: Any) -> None:
+    make_dead(shop, 2)
+    purged = operations().purge("letters", "dead").result().undo
+    page = reverse("admin:django_rmq_topic_background")
+    viewer = staff("view_topic").get(page).content.decode()
+    assert "by ada" in viewer and purged not in viewer
+    assert purged in staff("view_topic", "purge_topic").get(page).content.decode()
+    refused = staff("view_topic").post(reverse("admin:django_rmq_topic_undo"), {"deletion": purged})
+    assert refused.status_code == 403 and dead() == 0

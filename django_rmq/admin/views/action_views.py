@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.filter_form import PARAMETERS
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
-from django_rmq.admin.views.background_views import KIND_OF
+from django_rmq.admin.views.background_views import KIND_OF, kept_sentence, undo_form
 from django_rmq.admin.views.message_views import filter_form
 from django_rmq.admin.views.page import (
     Pages,
@@ -42,8 +42,8 @@ _MOST_TRACES = 20
 
 def _begun_trace(request: HttpRequest, run: str) -> Trace:
     """Return the trace of the action that ``run`` names, or a new one."""
-    entry, outcomes = request.session.get(_TRACES, {}).get(run, (None, {}))
-    return Trace(entry, dict(outcomes))
+    entry, outcomes, undo = request.session.get(_TRACES, {}).get(run, (None, {}, ""))
+    return Trace(entry, dict(outcomes), undo)
 
 
 def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
@@ -52,7 +52,7 @@ def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
     kept = {name: value for name, value in request.session.get(_TRACES, {}).items() if name != run}
     request.session[_TRACES] = {
         **dict(list(kept.items())[1 - _MOST_TRACES :]),
-        run: [trace.entry, trace.outcomes],
+        run: [trace.entry, trace.outcomes, trace.undo],
     }
     return run
 
@@ -131,7 +131,8 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
             raise
         messages.error(request, str(error))
     else:
-        tell(request, str(act.label), done.outcomes)
+        undo = undo_form(pages, request, done.undo, topic, back) if done.undo else ""
+        tell(request, str(act.label), done.outcomes, undo)
     return HttpResponseRedirect(leave)
 
 
@@ -164,7 +165,8 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             return _ask(pages, request, asked, question, carried, form_of_filter.described)
         if "background" in request.POST and act.name in KIND_OF:
             rate = form.cleaned_data.get("rate")
-            operations.start_action(topic.name, KIND_OF[act.name], state, wanted, rate=rate)
+            keep = not form.cleaned_data.get("for_good")
+            operations.start_action(topic.name, KIND_OF[act.name], state, wanted, rate=rate, keep=keep)
             messages.success(request, _("Workers do this in the background; you can leave this page."))
             return HttpResponseRedirect(pages.url("background"))
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
@@ -264,7 +266,8 @@ def _go_on(
     is_stuck = work.number == LONGEST_SLICE and not progress.done
     if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
         _end_trace(request, work.run)
-        tell(request, str(act.label), work.outcomes)
+        undo = undo_form(pages, request, progress.undo, asked.topic, asked.back) if progress.undo else ""
+        tell(request, str(act.label), work.outcomes, undo)
         tell_problems(request, progress)
         if is_stuck and not progress.is_complete:
             messages.warning(request, _("The search took too long. Narrow the filter."))
@@ -302,6 +305,7 @@ def _ask(
         "form": asked.form,
         "carried": carried,
         "danger": act.is_danger,
+        "kept": kept_sentence() if act.keeps else "",
         "in_background": act.name in KIND_OF,
         "submit": _("Yes, do it"),
         "urls": pages.places(topic.name),

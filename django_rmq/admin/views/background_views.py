@@ -1,26 +1,30 @@
-"""Actions in the background: how far each is, and how to stop it."""
+"""Actions in the background: how far each is, and how to stop it; and what can be undone."""
 
 from __future__ import annotations
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.loader import render_to_string
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.labels import STATES
-from django_rmq.admin.views.page import Pages, outcomes_sentence, page
+from django_rmq.admin.views.page import Pages, back_of, outcomes_sentence, page, tell, tell_problems
 from django_rmq.core.model.background_action import ActionKind, ActionProgress
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import Operations, Permission
+from django_rmq.operations import Deletion, Operations, Permission, undo
 
 KINDS = {
     "replay": gettext_lazy("Replay all"),
     "delete": gettext_lazy("Delete all matches"),
     "purge": gettext_lazy("Purge"),
 }
+_DELETION_KINDS = {"delete": gettext_lazy("Delete"), "purge": gettext_lazy("Purge")}
 ACTION_STATES = {
     "running": gettext_lazy("runs"),
     "waiting": gettext_lazy("waits for a worker"),
@@ -47,6 +51,39 @@ def background_view(pages: Pages, request: HttpRequest, operations: Operations) 
 
 
 @page(Permission.VIEW)
+def undo_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
+    """Bring back what an action has deleted; then show the page from which that was asked."""
+    topic, leave = request.POST.get("topic", ""), pages.url("background")
+    if topic:
+        leave = f"{pages.places(topic).topic}?{back_of(request.POST.get('back'))}"
+    if request.method == "POST":
+        try:
+            progress = operations.undo(request.POST.get("deletion", "")).result()
+            tell(request, _("Undo"), progress.outcomes)
+            tell_problems(request, progress)
+        except OperationRefused as error:
+            messages.error(request, str(error))
+    return HttpResponseRedirect(leave)
+
+
+def undo_form(pages: Pages, request: HttpRequest, deletion: str, topic: Topic, back: str) -> str:
+    """Return the form that undoes a deletion and leads back to the list."""
+    context = {"deletion": deletion, "undo_url": pages.url("undo"), "topic": topic.name, "back": back}
+    return render_to_string("admin/django_rmq/topic/_undo.html", context, request)
+
+
+def kept_sentence() -> str:
+    """Return what the question says of messages that are deleted."""
+    return _(
+        "Deleted messages can be brought back for one hour: the first %(number)s of an action, and up to %(size)s MB. "
+        "Those that run cannot."
+    ) % {
+        "number": number_format(undo.MOST_MESSAGES, force_grouping=True),
+        "size": undo.MOST_BYTES // 1024**2,
+    }
+
+
+@page(Permission.VIEW)
 def background_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Return the table alone, for the script that refreshes it."""
     return pages.fragment(request, "topic/_background.html", _context(pages, operations))
@@ -59,7 +96,26 @@ def _context(pages: Pages, operations: Operations) -> dict[str, object]:
         "now_ms": now_ms,
         "lines": [_line(pages, one, now_ms) for one in reversed(found)],
         "stop_url": pages.url("background"),
+        "undo_url": pages.url("undo"),
+        "kept": kept_sentence(),
+        "deletions": [_deletion_line(pages, operations, one) for one in operations.undoable()],
         "urls": PageAddresses(live=pages.url("background_live")),
+    }
+
+
+def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[str, object]:
+    topic = operations.config.topics.get(one.topic)
+    return {
+        "id": one.id,
+        "kind": _DELETION_KINDS[one.kind],
+        "topic": one.topic,
+        "url": pages.url("change", quote(one.topic)),
+        "described": visible(one.described),
+        "kept": one.kept,
+        "by": visible(one.by),
+        "began_ms": one.began_ms,
+        "until_ms": one.until_ms,
+        "may_undo": topic is not None and operations.may(topic, undo.PERMISSIONS[one.kind]),
     }
 
 

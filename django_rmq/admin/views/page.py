@@ -20,6 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, Qu
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.formats import number_format
+from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -318,11 +319,13 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
     return _(", ").join(parts) or _("nothing")
 
 
-def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int]) -> None:
-    """Show the outcomes of an action."""
+def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int], undo: str = "") -> None:
+    """Show the outcomes of an action. ``undo``: the form that undoes it."""
     did = any(count and word in DID for word, count in outcomes.items())
     text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": outcomes_sentence(outcomes)}
-    (messages.success if did else messages.warning)(request, text)
+    (messages.success if did else messages.warning)(
+        request, format_html("{} {}", text, undo) if undo else text
+    )
 
 
 def tell_slots(request: HttpRequest, what: str, progress: BulkProgress) -> None:

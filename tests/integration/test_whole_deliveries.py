@@ -60,9 +60,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return told
 
-    monkeypatch.setattr(ack, "commit_all", noted("commit_all"))
-    calls = {"committed": noted("commit"), "failures": noted("rollback"), "released": noted("release")}
-    monkeypatch.setattr("django_rmq.core.consumer.acks._CALLS", calls)
+    for name in ("commit_all", "commit", "rollback", "release"):
+        monkeypatch.setattr(ack, name, noted(name))
     return found
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import BrokerPipeline
@@ -24,6 +24,8 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
+
+T = TypeVar("T")
 
 REST_SECONDS = 5.0
 """Seconds for which a slot is left alone if Redis refuses to access its keys."""
@@ -113,15 +115,49 @@ class Watcher(Protocol):
         """
 
 
-class PendingAcks:
+class Ends:
+    """How deliveries of one receipt have ended, each by its member."""
+
+    __slots__ = ("committed", "failures", "released")
+
+    def __init__(
+        self,
+        committed: Iterable[bytes] = (),
+        failures: Iterable[Failure] = (),
+        released: Iterable[bytes] = (),
+    ) -> None:
+        self.committed = list(committed)
+        self.failures = list(failures)
+        self.released = list(released)
+        """The members that are given back."""
+
+    def __len__(self) -> int:
+        return len(self.committed) + len(self.failures) + len(self.released)
+
+    def add(self, more: Ends) -> None:
+        """Add the ends of ``more``."""
+        self.committed += more.committed
+        self.failures += more.failures
+        self.released += more.released
+
+    def calls(self, slot: ConsumedSlot, receipt: int) -> Iterator[tuple[Ends, Call[list[str]]]]:
+        """Yield the calls that send these ends, with the ends that each sends: of one kind, and as many as one call takes."""
+        topic, number = slot.topic, slot.number
+        for members in _parts(self.committed):
+            yield Ends(committed=members), ack.commit(topic, number, receipt, members)
+        for failures in _parts(self.failures):
+            yield Ends(failures=failures), ack.rollback(topic, number, receipt, failures)
+        for members in _parts(self.released):
+            yield Ends(released=members), ack.release(topic, number, receipt, members)
+
+
+class PendingAcks(Ends):
     """The acknowledgements of one delivery of one slot that Redis does not have yet."""
 
-    __slots__ = ("began_ns", "committed", "failures", "is_whole", "messages", "released", "repeated")
+    __slots__ = ("began_ns", "is_whole", "messages", "repeated")
 
     def __init__(self) -> None:
-        self.committed: list[bytes] = []
-        self.failures: list[Failure] = []
-        self.released: list[bytes] = []
+        super().__init__()
         self.is_whole = False
         """Whether ``committed`` is everything in flight in its slot; then ``commit_all`` sends a count instead of a list."""
         self.repeated = False
@@ -132,16 +168,14 @@ class PendingAcks:
         """When these messages were acknowledged, in ns since the epoch, if there are any."""
 
 
+def _parts(items: list[T]) -> Iterator[list[T]]:
+    """Yield the items in lists that one call can send."""
+    for start in range(0, len(items), BATCH):
+        yield items[start : start + BATCH]
+
+
 Settlements = dict[tuple[ConsumedSlot, int], PendingAcks]
 """The acknowledgements of deliveries, by slot and receipt."""
-
-
-_CALLS: dict[str, Callable[..., Call[list[str]]]] = {
-    "committed": ack.commit,
-    "failures": ack.rollback,
-    "released": ack.release,
-}
-"""The call that sends each part of a settlement."""
 
 
 class AckCall(NamedTuple):
@@ -149,11 +183,11 @@ class AckCall(NamedTuple):
 
     slot: ConsumedSlot
     receipt: int
-    verb: str
-    items: list[Any]
+    ends: Ends
+    """What it sends."""
     repeated: bool
     answer: Answer[list[str]]
-    """A word for each item."""
+    """A word for each end."""
 
 
 class AckQueue:
@@ -199,11 +233,7 @@ class AckQueue:
 
     def unsettled(self, topic: str) -> int:
         """Return how many messages of a topic have ended without Redis having confirmed it."""
-        return sum(
-            len(pending.committed) + len(pending.failures) + len(pending.released)
-            for (slot, _), pending in self.pending.items()
-            if slot.topic.name == topic
-        )
+        return sum(len(pending) for (slot, _), pending in self.pending.items() if slot.topic.name == topic)
 
     def unconfirmed(self) -> set[ConsumedSlot]:
         """Return the slots of which something is to be sent, or is not confirmed yet."""
@@ -226,16 +256,11 @@ class AckQueue:
             if pending.messages:
                 pending.began_ns = time.time_ns()
             if pending.is_whole:
-                whole = pending.committed
-                answer = pipeline.add(ack.commit_all(slot.topic, slot.number, receipt, len(whole)))
-                parts.append(AckCall(slot, receipt, "committed", whole, pending.repeated, answer))
+                call = ack.commit_all(slot.topic, slot.number, receipt, len(pending.committed))
+                parts.append(AckCall(slot, receipt, pending, pending.repeated, pipeline.add(call)))
                 continue
-            for verb, call in _CALLS.items():
-                items = getattr(pending, verb)
-                for start in range(0, len(items), BATCH):
-                    some = items[start : start + BATCH]
-                    answer = pipeline.add(call(slot.topic, slot.number, receipt, some))
-                    parts.append(AckCall(slot, receipt, verb, some, pending.repeated, answer))
+            for ends, call in pending.calls(slot, receipt):
+                parts.append(AckCall(slot, receipt, ends, pending.repeated, pipeline.add(call)))
         self.pending = kept
         self.due = min((slot.shut_until for slot, _ in kept), default=float("inf"))
         if settlements:
@@ -248,9 +273,7 @@ class AckQueue:
         self.due = 0.0
         for key, pending in settlements.items():
             kept = self.pending[key]
-            kept.committed += pending.committed
-            kept.failures += pending.failures
-            kept.released += pending.released
+            kept.add(pending)
             kept.messages |= pending.messages
             # Redis may have executed the calls. Then they are stale the next time, which is no reason for a warning.
             kept.repeated = True  # rule: forgets_what_it_told_before
@@ -263,7 +286,7 @@ class AckQueue:
         self._answered(settlements)
         trouble: ServerTrouble | None = None
         for part in parts:
-            slot, receipt, verb, items, _, answer = part
+            slot, receipt, ends, _, answer = part
             words = answer.result()
             pending = settlements[slot, receipt]
             messages = pending.messages
@@ -272,7 +295,7 @@ class AckQueue:
                 # mark. The next call names the members.
                 kept = self.pending[slot, receipt]
                 self.due = 0.0
-                getattr(kept, verb).extend(items)
+                kept.add(ends)
                 kept.messages |= messages
                 if isinstance(words, RmqError):
                     kept.repeated = True
@@ -280,9 +303,8 @@ class AckQueue:
                 continue
             if slot.shut_until:
                 self._slot_errors.clear(slot)
-            if verb != "released":
-                self.processed += len(items)
-                self._tell(pending, verb, items, words)
+            self.processed += len(ends.committed) + len(ends.failures)
+            self._tell(pending, ends, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
                 self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
@@ -291,27 +313,35 @@ class AckQueue:
     def _answered(self, settlements: Settlements) -> None:
         self._under_way = [other for other in self._under_way if other is not settlements]
 
-    def _tell(self, pending: PendingAcks, verb: str, items: list[Any], words: list[str]) -> None:
+    def _tell(self, pending: PendingAcks, ends: Ends, words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""
         messages, began_ns = pending.messages, pending.began_ns
         if self._watcher is None or not messages:
             return
-        # A stale delivery had ended before: it timed out, or an earlier call ended it whose answer was lost.
-        ours = [(item, word) for item, word in zip(items, words, strict=False) if word != "stale"]
-        if verb == "committed":
-            self._watcher.ended([messages[member] for member, _ in ours if member in messages], [], began_ns)
-        else:
-            failures = [each.answered(word) for each, word in ours if each.member in messages]
-            self._watcher.ended([], [(messages[each.member], each) for each in failures], began_ns)
+        # A stale delivery had ended before: it timed out, or an earlier call ended it whose answer was lost. A call sends ends
+        # of one kind, so the words belong to one of these lists.
+        committed = [
+            messages[member]
+            for member, word in zip(ends.committed, words, strict=False)
+            if word != "stale" and member in messages
+        ]
+        failed = [
+            (messages[failure.member], failure.answered(word))
+            for failure, word in zip(ends.failures, words, strict=False)
+            if word != "stale" and failure.member in messages
+        ]
+        if committed or failed:
+            self._watcher.ended(committed, failed, began_ns)
 
 
 def _log_stale(part: AckCall, stale: int) -> None:
+    ends = part.ends
     logger.log(
         # A repeated call is stale if Redis executed the first one and only its answer was lost.
         logging.INFO if part.repeated else logging.WARNING,
         "%d %s of topic %s slot %s came too late: the delivery had ended already",
         stale,
-        part.verb,
+        "commits" if ends.committed else "failures" if ends.failures else "releases",
         part.slot.topic.name,
         part.slot.number,
         extra={"rmq_event": "stale", "rmq_topic": part.slot.topic.name, "rmq_slot": part.slot.number},

@@ -17,7 +17,7 @@ from django_rmq.core.commands.operate import Deleted
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.deletion import UNDO_MS, Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import OperationRefused, RmqError
+from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.bulk import PER_SLOT, SLOTS_AT_ONCE, STEP, BulkProgress, BulkRun, BulkTally
 from django_rmq.operations.context import OperationContext
@@ -80,19 +80,13 @@ class Trash:
     def run(self, broker: Broker, calls: Iterable[Call[Any]]) -> list[Any]:
         """Run calls that delete, as ``run_all`` does; return the answer of each, or its error."""
         calls = list(calls)
-        left = MOST_MESSAGES - self.kept
-        if not calls or left <= 0 or self._size <= 0:
+        share = (MOST_MESSAGES - self.kept) // max(1, len(calls))
+        if not calls or share <= 0 or self._size <= 0 or not self._is_recorded(broker):
             return run_all(broker, calls)
-        if self._is_new:
-            # Written before anything is deleted: if this process dies, people find what it has deleted.
-            broker.run(registry.write_deletion(self._deletion.id, "", self._deletion.encode()))
-            self._is_new = False
-        share = operate.TrashShare(
-            self._deletion.id, max(1, left // len(calls)), max(1, self._size // len(calls))
-        )
+        trash = operate.TrashShare(self._deletion.id, share, max(1, self._size // len(calls)))
         answers: list[Any] = []
         kept = size = 0
-        for answer in run_all(broker, [operate.into_trash(call, share) for call in calls]):
+        for answer in run_all(broker, [operate.into_trash(call, trash) for call in calls]):
             if isinstance(answer, Deleted):
                 kept, size = kept + answer.kept, size + answer.kept_bytes
                 answers.append(answer.answer)
@@ -106,6 +100,18 @@ class Trash:
             self._size -= size
             self._deletion = replace(self._deletion, kept=self.kept + kept)
         return answers
+
+    def _is_recorded(self, broker: Broker) -> bool:
+        """Write the record if it is not there yet; return whether it is. A full Redis refuses it, and then nothing is kept."""
+        if self._is_new:
+            try:
+                # Written before anything is deleted: if this process dies, people find what it has deleted.
+                broker.run(registry.write_deletion(self._deletion.id, "", self._deletion.encode()))
+            except ServerFull:
+                self._size = 0
+                return False
+            self._is_new = False
+        return True
 
     def close(self) -> None:
         """Forget the action if there is nothing to bring back."""

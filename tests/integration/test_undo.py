@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
@@ -22,6 +23,8 @@ from django_rmq.core.model.deletion import UNDO_MS, Deletion, decode_deletions
 from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
 from django_rmq.operations.authorization import Permission, TopicRule
+from tests.support.brokers import Broker
+from tests.support.servers import RedisServer
 from tests.support.workers import live, send
 
 TOPICS = {
@@ -170,6 +173,24 @@ def test_the_bounds_of_what_is_kept(shop: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(undo, "MOST_DELETIONS", 1)
     put(shop, 3)
     assert operations().purge("letters", "waiting").result().undo == ""
+
+
+def test_a_full_server_lets_people_delete() -> None:
+    with RedisServer() as server:
+        rmq = {"REDIS": server.url, "TOPICS": TOPICS}
+        client = redis.Redis.from_url(server.url)
+        broker = Broker(client, "")
+        with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+            make_dead(broker, 6)
+            put(broker, 4)
+            ids = [copy.id for copy in operations().listing("letters", "waiting").copies]
+            client.config_set("maxmemory", "1")
+            done = operations().delete("letters", ids, "live")
+            assert (done.outcomes, done.undo) == ({"deleted": 4}, "")
+            purged = operations().purge("letters", "dead").result()
+            assert (purged.outcomes, purged.undo, purged.kept) == ({"purged": 6}, "", 0)
+            assert operations().undoable() == []
+        client.close()
 
 
 def test_after_an_hour_there_is_nothing_to_undo(shop: Any) -> None:

@@ -42,7 +42,7 @@ def run(database: str, *arguments: str, program: str = "outbox_deaths") -> dict[
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_senders_that_die_lose_nothing_that_was_committed(database: str) -> None:
-    found = run(database, "--deaths", "102")
+    found = run(database, "--deaths", "51")
     assert {name: found[name] for name in EXACT} == EXACT
     assert set(found["died"]) >= {*SENDER_POINTS, *RELAY_POINTS, ANY}
     assert found["intended"] > 50 and found["rolled_back"] > 10

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from django_rmq.spark.java import open_session
 from django_rmq.spark.sinks import Batches, Each, Files
 from tests.docs.modules import ROOT, shown
 from tests.spark.transactional import Table
@@ -81,9 +82,7 @@ class Unfinished:
 
 def main(where: str, topics: dict[str, dict[str, str]], folder: Path) -> None:
     """Hang ``before`` the commit of each sink, or ``after`` it: before Spark has recorded the batch."""
-    from tests.spark.driver import session
-
-    spark = session("local[2]")
+    spark = open_session("sinking", master="local[2]")
     prepare(spark, folder)
 
     def around(name: str, write: Any) -> Any:

@@ -86,7 +86,7 @@ def columns(draw: st.DrawFn) -> list[str]:
     return [draw(like), *draw(st.lists(like | like | like | other, max_size=6))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(columns())
 def test_a_text_is_rewritten_to_its_canonical_form_or_left_to_the_parser(texts: list[str]) -> None:
     # All by itself, so that a text like no other does not keep the others from the pattern.
@@ -96,7 +96,7 @@ def test_a_text_is_rewritten_to_its_canonical_form_or_left_to_the_parser(texts: 
         assert found[0] is None or found[0].encode() == alone(texts[0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(literals)
 def test_a_number_keeps_its_text_as_the_parser_keeps_it(literal: str) -> None:
     # Keys in another order are taken out and joined; those in order are only looked at.
@@ -200,7 +200,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batches())
 def test_rows_become_the_objects_that_the_encoder_makes_of_them(batch: pa.RecordBatch) -> None:
     found = [text.encode() for text in canonical_rows(batch, batch.schema.names).to_pylist()]

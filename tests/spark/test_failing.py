@@ -42,7 +42,7 @@ def test_failed_rows_are_tried_again_and_die_while_the_others_are_stored_once(
     from pyspark.sql import functions as sql
 
     topic = queue(slots=4, max_retries=2, backoff=BackOff(0, 0))
-    topic.send(list(range(3_000)))
+    topic.send(list(range(600)))
     stored: Counter[int] = Counter()
     tried: Counter[int] = Counter()
 
@@ -58,15 +58,15 @@ def test_failed_rows_are_tried_again_and_die_while_the_others_are_stored_once(
 
     for _ in range(4):
         consume(spark, topic, tmp_path, into)
-    assert stored == Counter(n for n in range(3_000) if n % 10 != 3)
-    assert tried == {n: 3 for n in range(3_000) if n % 10 == 3}
+    assert stored == Counter(n for n in range(600) if n % 10 != 3)
+    assert tried == {n: 3 for n in range(600) if n % 10 == 3}
     assert (topic.depth("dead"), topic.depth("store"), topic.depth("retry"), topic.depth("claimed")) == (
-        300,
+        60,
         0,
         0,
         0,
     )
-    assert (topic.total("acked"), topic.total("died")) == (2_700, 300)
+    assert (topic.total("acked"), topic.total("died")) == (540, 60)
     [page, *_] = [one for one in topic.each("peek", "dead") if one.entries]
     entry = page.entries[0]
     assert entry.record.endswith(b"BadPrice: " + entry.member), entry.record

@@ -46,10 +46,10 @@ def write(spark: Any, queue: Queue, frame: Any) -> None:
 
 def test_a_write_keeps_the_order_of_the_rows_of_each_entity(spark: Any, queue: MakeQueue) -> None:
     topic = lines(queue, slot_basis="entity")
-    rows = [(n % 10, json.dumps({"entity": n % 10, "n": n // 10})) for n in range(3_000)]
+    rows = [(n % 10, json.dumps({"entity": n % 10, "n": n // 10})) for n in range(600)]
     frame = spark.createDataFrame(rows, "entity int, value string")
     write(spark, topic, frame.repartition(2, "entity").drop("entity"))
-    assert of_entities(bodies(topic)) == {entity: list(range(300)) for entity in range(10)}
+    assert of_entities(bodies(topic)) == {entity: list(range(60)) for entity in range(10)}
 
 
 def test_a_delay_is_a_column(spark: Any, queue: MakeQueue) -> None:
@@ -74,7 +74,7 @@ def test_a_stream_reads_each_slot_in_its_order_and_in_one_task(
     spark: Any, queue: MakeQueue, tmp_path: Path, order: str
 ) -> None:
     topic = lines(queue, slot_basis="entity", order=order)
-    topic.send([{"entity": n % 10, "n": n // 10} for n in range(3_000)])
+    topic.send([{"entity": n % 10, "n": n // 10} for n in range(600)])
     read: list[Any] = []
     tasks: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
 
@@ -85,7 +85,7 @@ def test_a_stream_reads_each_slot_in_its_order_and_in_one_task(
             read.append(json.loads(bytes(row.value)))
             tasks[number, row.slot].add(row.task)
 
-    available(spark, topic, tmp_path, into, maxMessagesPerTrigger=1_000, minPartitions=3)
-    assert of_entities(read) == {entity: list(range(300)) for entity in range(10)}
+    available(spark, topic, tmp_path, into, maxMessagesPerTrigger=300, minPartitions=3)
+    assert of_entities(read) == {entity: list(range(60)) for entity in range(10)}
     assert {len(found) for found in tasks.values()} == {1}
     assert topic.depth("store") == topic.depth("claimed") == 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
@@ -36,10 +34,6 @@ def pieces_sent(checkpoint: Path) -> int:
     return len(list((checkpoint / "sent").glob("part-*.parquet")))
 
 
-def has_more(checkpoint: Path, before: int) -> bool:
-    return pieces_sent(checkpoint) > before
-
-
 def test_no_more_messages_are_sent_per_second_than_was_said(run: Run, broker: Broker, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     began = time.monotonic()
@@ -59,19 +53,13 @@ def test_what_was_killed_goes_on_with_the_piece_that_was_not_sent(
 ) -> None:
     work, checkpoint = topic("work"), tmp_path / "checkpoint"
     arguments = ["ingest", "work", str(rows(tmp_path / "rows.csv", 2_000)), "--checkpoint", str(checkpoint)]
-    for stop in (signal.SIGKILL, signal.SIGTERM):
-        before = pieces_sent(checkpoint)
-        process = start(*arguments, "--rate", 100, "--master", "local[1]")
-        eventually(partial(has_more, checkpoint, before), "another piece", 400)
-        if stop is signal.SIGKILL:
-            end(process)
-        else:
-            process.send_signal(stop)
-            assert process.wait(150) == 0, (tmp_path / "log").read_text()
+    process = start(*arguments, "--rate", 100, "--master", "local[1]")
+    eventually(lambda: pieces_sent(checkpoint) > 0, "a piece", 400)
+    end(process)
     shutil.move(tmp_path / "rows.csv", tmp_path / "gone.csv")
     sent = total(broker, work, "sent")
     planned = plan(checkpoint)
-    assert 2 <= pieces_sent(checkpoint) < len(planned)
+    assert 1 <= pieces_sent(checkpoint) < len(planned)
     told = run(*arguments, "--rate", 20_000)
     assert "of 2000 messages were sent before" in told and "2000 of 2000 messages sent" in told
     assert set(waiting(broker, "work")) == wanted(2_000)

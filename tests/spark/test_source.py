@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,7 +18,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.source import RmqDataSource
-from tests.spark.conftest import Queue, end
+from tests.spark.conftest import Queue
 from tests.support.workers import Heard, Worker, eventually
 
 MakeQueue = Callable[..., Queue]
@@ -390,11 +388,12 @@ def test_a_wrong_option_is_an_error_of_the_source(
 
 
 def test_a_wrong_option_is_an_error_on_the_driver(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
-    reader = spark.readStream.format("rmq").options(**queue().options)
+    options = queue().options
     with pytest.raises(Exception, match="of format rmq: colour"):
-        reader.option("colour", "red").load()
-    writer = reader.option("topic", "nobody").option("colour", None).load().writeStream
-    query = writer.foreachBatch(lambda *_: None).option("checkpointLocation", str(tmp_path)).start()
+        spark.readStream.format("rmq").options(**options, colour="red").load()
+    frame = spark.readStream.format("rmq").options(**{**options, "topic": "nobody"}).load()
+    writer = frame.writeStream.foreachBatch(lambda frame, number: None)
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match="not registered"):
         query.awaitTermination(60)
 
@@ -407,7 +406,6 @@ def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
 
     class Probe(Reader):
         def read(self, partition: Any) -> Any:
-            import sys
 
             for batch in super().read(partition):
                 yield batch
@@ -434,61 +432,3 @@ def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
     for names in told:
         assert "django_rmq.spark.reader" in names
         assert not [name for name in names if name.partition(".")[0] == "django"]
-
-
-# --- processes of their own
-
-ROOT = Path(__file__).parents[2]
-
-
-def driver(what: str, queue: Queue, folder: Path) -> subprocess.Popen[bytes]:
-    """Start tests/spark/driver.py with what it shall do, in a process group of its own. RMQ_URL says where Redis is."""
-    options = {name: value for name, value in queue.options.items() if name != "url"}
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.driver", what, json.dumps(options), str(folder)],
-            cwd=ROOT,
-            env={**os.environ, "RMQ_URL": queue.url},
-            start_new_session=True,
-            stdout=log,
-            stderr=log,
-        )
-
-
-def test_a_batch_whose_driver_was_killed_is_replayed_with_the_same_rows(
-    spark: Any, queue: MakeQueue, tmp_path: Path
-) -> None:
-    topic = queue()
-    topic.send(list(range(500)))
-    process = driver("hang", topic, tmp_path)
-    try:
-        eventually((tmp_path / "batch-0").exists, "the first batch of the driver", 200)
-    finally:
-        end(process)
-    first = sorted((tmp_path / "batch-0").read_text().split())
-    # What comes meanwhile is not part of that batch.
-    topic.send(["later", "0"])
-    seen: dict[int, list[str]] = {}
-    available(
-        spark,
-        topic,
-        tmp_path / "checkpoint",
-        lambda frame, number: seen.update({number: list(values(frame))}),
-    )
-    assert sorted(seen[0]) == first and len(first) == 500
-    assert sorted(seen[1]) == ['"0"', '"later"']
-    assert topic.total("acked") == 502 and topic.depth("claimed") == 0
-
-
-@pytest.mark.slow
-def test_real_executors_find_the_format_by_themselves(java: None, queue: MakeQueue, tmp_path: Path) -> None:
-    topic = queue()
-    process = driver("cluster", topic, tmp_path)
-    try:
-        assert process.wait(300) == 0, (tmp_path / "log").read_text()[-3_000:]
-    finally:
-        end(process)
-    told = json.loads((tmp_path / "told").read_text())
-    assert told["read"] == 1_000 == topic.total("stored")
-    assert told["consumed"] == 1_000 == topic.total("acked")
-    assert len(told["executors"]) == 2

@@ -24,10 +24,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"\A# ([\w/]+\.py)\n")
 ADDRESS = "redis://localhost:6379/1"
 
-SAID = {
-    "README.md": "The price of 1 has changed",
-    "docs/tutorial/hello.md": "Hello Ada",
-}
+SAID = {"README.md": "The price of 1 has changed", "docs/tutorial/hello.md": "Hello Ada"}
 """Page → what the worker prints, once."""
 
 

@@ -35,11 +35,7 @@ def redact(topic: str, body: Any) -> Any:
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    return {
-        "TOPICS": TOPICS,
-        "AUTODISCOVER": None,
-        "ADMIN": {"FORMATTER": {"secret": f"{__name__}.redact"}},
-    }
+    return {"TOPICS": TOPICS, "AUTODISCOVER": None, "ADMIN": {"FORMATTER": {"secret": f"{__name__}.redact"}}}
 
 
 @pytest.fixture

@@ -26,13 +26,7 @@ from django_rmq.connections import coordinators
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.metrics import collector
 from django_rmq.operations import Actor, Operations, health, outbox, stats
-from django_rmq.operations.health import (
-    CHECKS,
-    USUAL_LIMITS,
-    USUAL_UNDRAINED,
-    HealthThresholds,
-    Severity,
-)
+from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
 from django_rmq.operations.outbox import Known
 from django_rmq.outbox import contents
 from django_rmq.outbox.contents import Waiting

@@ -27,10 +27,7 @@ NAME = "django_rmq.health_check.RmqHealthCheck"
 @pytest.fixture
 def broker() -> Iterator[OracleBroker]:
     broker = OracleBroker("m:", Clock(1_800_000_000_000))
-    with (
-        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
-        connections.replaced_broker(broker),
-    ):
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         yield broker
 
 

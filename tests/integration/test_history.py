@@ -16,13 +16,7 @@ from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring import history as sampler_of_history
-from django_rmq.core.monitoring.history import (
-    EDGES_MS,
-    Lateness,
-    Minute,
-    SummedHour,
-    TimesCount,
-)
+from django_rmq.core.monitoring.history import EDGES_MS, Lateness, Minute, SummedHour, TimesCount
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, ClusterBroker, OracleBroker

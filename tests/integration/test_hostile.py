@@ -42,13 +42,7 @@ TOPICS: dict[str, Any] = {
     "line": {"TYPE": "fifo", "SLOTS": 2, "SLOT_BASIS": "shop"},
     "kept": {"TYPE": "priority", "SLOTS": 1, "OUTCOME_RETENTION": "1h", "OUTBOX": True},
     "hidden": {"TYPE": "priority", "SLOTS": 1},
-    "growing": {
-        "TYPE": "range_merge",
-        "SLOTS": 1,
-        "TIME_RANGE": 60,
-        "IDENTITY": "key",
-        "ACCUMULATE": 100,
-    },
+    "growing": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 60, "IDENTITY": "key", "ACCUMULATE": 100},
 }
 FAR = datetime(2099, 1, 1, tzinfo=UTC)
 

@@ -32,13 +32,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations import (
-    Actor,
-    Filter,
-    MessageCopy,
-    Operations,
-    Permission,
-)
+from django_rmq.operations import Actor, Filter, MessageCopy, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from tests.support.brokers import Broker
 from tests.support.programs import Program, broker_of_project, kill_all, user_with

@@ -276,9 +276,7 @@ def test_never_more_messages_are_in_flight_over_all_workers(
         assert gauge.most == limit
 
 
-def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
-    broker: Any,
-) -> None:
+def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) -> None:
     topic, gauge = replace(TOPIC, max_in_flight=3), Gauge(0.01)
     told: list[tuple[int, int]] = []
 

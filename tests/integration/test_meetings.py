@@ -16,9 +16,7 @@ from django.test import override_settings
 from django_rmq import Message, cancel_message, connections, listener, message_status, schedules, send_message
 from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, claims, fetch, inspect, operate, registry
-from django_rmq.core.commands import (
-    send as send_commands,
-)
+from django_rmq.core.commands import send as send_commands
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure

@@ -84,8 +84,7 @@ def test_rest_refuses_a_number_out_of_bounds(broker: OracleBroker, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "query",
-    ["older_than=NUMBER", "newer_than=NUMBER", "slot=NUMBER", "page_size=NUMBER"],
+    "query", ["older_than=NUMBER", "newer_than=NUMBER", "slot=NUMBER", "page_size=NUMBER"]
 )
 def test_rest_refuses_such_a_number_in_an_address(broker: OracleBroker, query: str) -> None:
     program = Program(user_with(*ALL))

@@ -43,12 +43,7 @@ from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
 from django_rmq.outbox import database_access as databases_of_outbox
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
-from django_rmq.worker import (
-    listener_registry,
-    once,
-    processed_messages,
-    startup,
-)
+from django_rmq.worker import listener_registry, once, processed_messages, startup
 from django_rmq.worker.processed_messages import row_of
 from tests.e2e.mariadb import use_driver
 

@@ -1226,10 +1226,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "reset_limits": ({Permission.PAUSE}, lambda o: o.reset_limits("timed")),
     "background_actions": ({Permission.VIEW}, lambda o: o.background_actions()),
     "start_action": ({Permission.VIEW, Permission.PURGE}, started),
-    "stop_action": (
-        {Permission.VIEW, Permission.PURGE},
-        lambda o: o.stop_action(started(o).action.id),
-    ),
+    "stop_action": ({Permission.VIEW, Permission.PURGE}, lambda o: o.stop_action(started(o).action.id)),
     "undoable": ({Permission.VIEW}, lambda o: o.undoable()),
     "undo": ({Permission.VIEW, Permission.PURGE}, lambda o: o.undo(deleted(o)).result()),
     "search_messages": ({Permission.VIEW}, lambda o: o.search_messages("a")),
@@ -1277,10 +1274,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "once": ({Permission.SEND}, send_once),
     "deliveries": ({Permission.CONSUME}, lambda o: o.deliveries("timed").take(uuid.uuid4(), 1)),
     "replay": ({Permission.REPLAY}, lambda o: o.replay("timed", ["0.YQ"])),
-    "replay_edited": (
-        {Permission.REPLAY, Permission.EDIT},
-        lambda o: o.replay_edited("timed", "0.YQ", 1),
-    ),
+    "replay_edited": ({Permission.REPLAY, Permission.EDIT}, lambda o: o.replay_edited("timed", "0.YQ", 1)),
     "delete": ({Permission.DELETE}, lambda o: o.delete("timed", ["0.YQ"], "live")),
     "delete_only": ({Permission.DELETE}, delete_what_is_not_there),
     "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),

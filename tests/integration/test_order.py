@@ -14,9 +14,7 @@ import pytest
 
 from django_rmq.core import resharding
 from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands import (
-    send as send_commands,
-)
+from django_rmq.core.commands import send as send_commands
 from django_rmq.core.consumer import invoke, thread_executor
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -26,17 +24,7 @@ from django_rmq.core.producer.producer import ROUND_TRIP, Producer
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
 from django_rmq.operations.consumption import LongPoll
 from tests.support.brokers import ClusterBroker
-from tests.support.workers import (
-    Heard,
-    Listener,
-    Worker,
-    audit,
-    cluster_of,
-    eventually,
-    live,
-    send,
-    total,
-)
+from tests.support.workers import Heard, Listener, Worker, audit, cluster_of, eventually, live, send, total
 
 QUICK = BackOff(10, 10)
 AT_ONCE = BackOff(0, 0)

@@ -49,12 +49,7 @@ from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.models import OutboxMessage
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    outbox,
-    shared_reads,
-)
+from django_rmq.operations import Actor, Operations, outbox, shared_reads
 from django_rmq.outbox import contents as outbox_looking
 from django_rmq.outbox import relay as outbox_relay
 from django_rmq.outbox import storage
@@ -917,11 +912,7 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        ((), '"messages": 3'),
-        (("--list",), '"id": "answers:1"'),
-        (("--once",), '"sent": 2'),
-    ],
+    [((), '"messages": 3'), (("--list",), '"id": "answers:1"'), (("--once",), '"sent": 2')],
 )
 def test_a_database_that_hangs_does_not_keep_the_command_from_the_others(
     one_hangs: list[str], arguments: tuple[str, ...], said: str

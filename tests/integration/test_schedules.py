@@ -46,13 +46,7 @@ from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
 from django_rmq.operations.authorization import Permission
-from django_rmq.testing import (
-    Clock,
-    ScheduleState,
-    drain,
-    schedule_state,
-    start_schedules,
-)
+from django_rmq.testing import Clock, ScheduleState, drain, schedule_state, start_schedules
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start, chosen_topics
 from tests.support.brokers import OracleBroker, oracle_broker
@@ -305,8 +299,7 @@ def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_th
 
 
 @pytest.mark.parametrize(
-    ("catch_up", "sent"),
-    [("none", ["10"]), ("last", ["10", "13"]), ("all", ["10", "11", "12", "13"])],
+    ("catch_up", "sent"), [("none", ["10"]), ("last", ["10", "13"]), ("all", ["10", "11", "12", "13"])]
 )
 def test_what_was_missed_is_sent_as_the_schedule_says(
     broker: OracleBroker, clock: Clock, catch_up: str, sent: list[str]
@@ -1095,9 +1088,7 @@ def test_a_schedule_whose_runs_die_is_seen(
         assert "needs attention<" not in dashboard
 
 
-def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(
-    clock: Clock,
-) -> None:
+def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(clock: Clock) -> None:
     """While their latest runs have ended; another one for each run further back."""
     with oracle_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
         schedule_duty.declare()

@@ -583,9 +583,7 @@ def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> No
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(
-    prefix: str,
-) -> None:
+def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(prefix: str) -> None:
     with ReplicaPair() as pair, configured(pair.primary.url, prefix):
         one = send_message("prices", 1, replicas=1)
         assert (one.status, one.replicas, one.durable) == ("stored", 1, True)

@@ -37,10 +37,7 @@ def broker(redis_url: str, prefix: str) -> Iterator[Any]:
         client = client_of(redis_url)
         stack.callback(client.close)
         broker = Broker(client, prefix)
-        rmq = {
-            "BROKER": "memory",
-            "TOPICS": {"work": {**KIND, "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 0}},
-        }
+        rmq = {"BROKER": "memory", "TOPICS": {"work": {**KIND, "SLOTS": 2, "MAX_RETRIES": 1, "BACKOFF": 0}}}
         stack.enter_context(override_settings(RMQ=rmq))
         stack.enter_context(connections.replaced_broker(broker))
         yield broker

@@ -251,12 +251,7 @@ def test_a_topic_without_outcome_retention_knows_what_lives_and_what_is_dead() -
     assert progress == [(False, "running")] * 2
     assert message_status("forgotten", "good").state == "unknown"
     found = message_status("forgotten", "bad")
-    assert (found.state, found.reason, found.attempts, found.error_class) == (
-        "dead",
-        "rejected",
-        1,
-        "Reject",
-    )
+    assert (found.state, found.reason, found.attempts, found.error_class) == ("dead", "rejected", 1, "Reject")
     assert (found.worker, found.delivered, found.took) == ("", None, None)
 
 

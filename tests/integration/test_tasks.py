@@ -508,9 +508,7 @@ def test_a_task_that_was_removed_from_its_queue_has_failed(using: Callable[..., 
     assert tried.errors[-1].exception_class.__name__ == "MessageGone"
 
 
-def test_a_task_that_succeeded_but_was_not_committed_does_not_run_again(
-    using: Callable[..., None],
-) -> None:
+def test_a_task_that_succeeded_but_was_not_committed_does_not_run_again(using: Callable[..., None]) -> None:
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 3}))
     errands.ran.clear()
     errands.remembers.enqueue("x")

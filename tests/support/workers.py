@@ -19,12 +19,7 @@ from redis.retry import Retry
 
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.commands import inspect
-from django_rmq.core.consumer import (
-    AssignmentCallbacks,
-    Dispatcher,
-    WorkerCallbacks,
-    WorkerOptions,
-)
+from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.admin.body_display import (
-    BYTES_OF_DUMP,
-    MAX_SHOWN,
-    show_body,
-    summary,
-    visible,
-)
+from django_rmq.admin.body_display import BYTES_OF_DUMP, MAX_SHOWN, show_body, summary, visible
 from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.topic import Topic, TopicType
 

@@ -8,13 +8,7 @@ import pytest
 
 from django_rmq.core.consumer.async_executor import FairQueue, ProgressCells
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.progress import (
-    BEGUN,
-    DONE,
-    MARKS,
-    SharedProgress,
-    mark_of,
-)
+from django_rmq.core.consumer.progress import BEGUN, DONE, MARKS, SharedProgress, mark_of
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery

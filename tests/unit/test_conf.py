@@ -15,12 +15,7 @@ from django.test import override_settings
 from django_rmq import checks, conf, typed_bodies
 from django_rmq import schedules as of_schedules
 from django_rmq import typed_bodies as of_bodies
-from django_rmq.conf import (
-    Config,
-    SettingsProblem,
-    get_config,
-    read_settings,
-)
+from django_rmq.conf import Config, SettingsProblem, get_config, read_settings
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
@@ -184,12 +179,7 @@ def test_outcome_retention_is_seconds_a_timedelta_or_text_with_a_unit(given: Any
 
 
 def test_a_debounced_topic_has_a_longest_wait() -> None:
-    options = {
-        "TYPE": "range_merge",
-        "TIME_RANGE": 2,
-        "DEBOUNCE": True,
-        "MAX_WAIT": timedelta(seconds=30),
-    }
+    options = {"TYPE": "range_merge", "TIME_RANGE": 2, "DEBOUNCE": True, "MAX_WAIT": timedelta(seconds=30)}
     topic = config(TOPICS={"prices": options}).topic("prices")
     assert (topic.debounce, topic.max_wait_ms, topic.debounce_ms) == (True, 30_000, 30_000)
     assert Topic.registered("prices", topic.definition(), topic.slots).debounce_ms == 30_000

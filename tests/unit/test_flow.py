@@ -191,12 +191,7 @@ def test_whatever_it_is_told_the_limit_stays_in_its_bounds(
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 32),
-    st.sampled_from([0.001, 0.02, 0.3]),
-    st.floats(0, 0.3),
-    st.integers(0, 1000),
-)
+@given(st.integers(1, 32), st.sampled_from([0.001, 0.02, 0.3]), st.floats(0, 0.3), st.integers(0, 1000))
 def test_it_settles_wherever_the_bottleneck_is(
     capacity: int, seconds: float, noise: float, seed: int
 ) -> None:

@@ -295,11 +295,7 @@ def test_every_declared_key_and_argument_is_used(source: Source) -> None:
 def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> None:
     code = Source(path.stem).code
     forms = {
-        *(
-            "#ARGV > first + n",
-            "#ARGV > first + 2 * n",
-            "unpack(ARGV, first, last)",
-        ),
+        *("#ARGV > first + n", "#ARGV > first + 2 * n", "unpack(ARGV, first, last)"),
         *(
             "ARGV[i]",
             "ARGV[i + 1]",

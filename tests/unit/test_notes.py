@@ -185,11 +185,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     monkeypatch.setattr(worker_process, "settle", lambda *_: settled)
     monkeypatch.setattr(worker_process, "return_permits", lambda *_: None)
     monkeypatch.setattr(coordinators, "end_session", lambda *_: None)
-    monkeypatch.setattr(
-        worker_process,
-        "connections",
-        SimpleNamespace(get_broker=lambda _: broker),
-    )
+    monkeypatch.setattr(worker_process, "connections", SimpleNamespace(get_broker=lambda _: broker))
     with caplog.at_level("INFO", "django_rmq.consumer"):
         assert worker_process._settle_for([], notes) == 8
     other, plain = caplog.records

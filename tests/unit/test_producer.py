@@ -18,13 +18,7 @@ from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, instant_ms
 from django_rmq.core.producer.producer import ROUND_TRIP, TRIP_BYTES, Producer, batched
-from django_rmq.exceptions import (
-    InvalidMessage,
-    MessageTooLarge,
-    RmqError,
-    ServerUnavailable,
-    SlotMoved,
-)
+from django_rmq.exceptions import InvalidMessage, MessageTooLarge, RmqError, ServerUnavailable, SlotMoved
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker
 

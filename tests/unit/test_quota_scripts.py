@@ -134,13 +134,7 @@ def test_what_is_known_of_a_task_never_goes_back(redis_client: redis.Redis, hist
 def holding(
     driver: str, checkpoint: str = "c", starts: bool = False, gone: str = "", passing: int = 0
 ) -> dict[str, Any]:
-    return {
-        "driver": driver,
-        "checkpoint": checkpoint,
-        "starts": starts,
-        "gone": gone,
-        "passing": passing,
-    }
+    return {"driver": driver, "checkpoint": checkpoint, "starts": starts, "gone": gone, "passing": passing}
 
 
 @given(

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core.model.keys import schedules_key
-from django_rmq.core.model.schedule import (
-    Schedule,
-    ScheduleRecord,
-    Wall,
-    walls_text,
-)
+from django_rmq.core.model.schedule import Schedule, ScheduleRecord, Wall, walls_text
 from django_rmq.exceptions import ServerRefused, Unreadable
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker

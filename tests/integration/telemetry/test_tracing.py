@@ -37,11 +37,7 @@ from tests.support.brokers import OracleBroker
 from tests.support.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}
-RMQ = {
-    "BROKER": "memory",
-    "TRACING": True,
-    "TOPICS": {"plain": KIND, "keyed": {**KIND, "IDENTITY": "key"}},
-}
+RMQ = {"BROKER": "memory", "TRACING": True, "TOPICS": {"plain": KIND, "keyed": {**KIND, "IDENTITY": "key"}}}
 
 
 @pytest.fixture
@@ -172,11 +168,7 @@ def test_many_messages_are_one_span_and_a_batch_links_to_each_sender(
 
 @pytest.mark.parametrize("how", ["raises", "rejects", "returns", "decides"])
 def test_a_failure_is_an_error_of_its_span(
-    broker: OracleBroker,
-    clock: Clock,
-    spans: InMemorySpanExporter,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     def listen(message: Message) -> bool | None:
         if how == "raises":
@@ -386,10 +378,7 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "find_spec", lambda name: None)
-    with (
-        override_settings(RMQ=RMQ),
-        pytest.raises(ConfigurationError, match="extra otel"),
-    ):
+    with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match="extra otel"):
         get_config()
 
 

@@ -246,14 +246,14 @@ def test_every_typed_duration_takes_text(place: str, value: str) -> None:
     TYPED[place](value)
 
 
-@each_bad
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "advance"])
-def test_every_duration_refuses_what_is_none_with_a_sentence(place: str, value: Any) -> None:
-    with pytest.raises((InvalidMessage, ConfigurationError, ValueError)) as caught:
-        PLACES[place](value)
-    told = str(caught.value)
-    assert "seconds, a timedelta or text such as" in told, told
-    assert len(told) < 400
+def test_every_duration_refuses_what_is_none_with_a_sentence(place: str) -> None:
+    for value in BAD:
+        with pytest.raises((InvalidMessage, ConfigurationError, ValueError)) as caught:
+            PLACES[place](value)
+        told = str(caught.value)
+        assert "seconds, a timedelta or text such as" in told, told
+        assert len(told) < 400
 
 
 @pytest.mark.parametrize("value", [value for value in BAD if isinstance(value, str) and value])

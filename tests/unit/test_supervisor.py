@@ -148,9 +148,19 @@ def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None
     assert time.monotonic() - began < 60, "with pauses that double it would be minutes"
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 75, 143])
-@pytest.mark.parametrize("leave", [os._exit, ctypes.CDLL(None).exit], ids=["os", "c"])
+OF_C = ctypes.CDLL(None).exit
+
+
+@pytest.mark.parametrize(
+    ("leave", "code", "processes"),
+    [
+        *((os._exit, code, 1) for code in (0, 1, 2, 3, 4, 5, 75, 143)),
+        (os._exit, 0, 3),
+        (os._exit, 3, 3),
+        (OF_C, 0, 1),
+        (OF_C, 75, 3),
+    ],
+)
 def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code(
     diary: Diary, leave: Callable[[int], None], code: int, processes: int
 ) -> None:

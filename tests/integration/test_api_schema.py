@@ -19,7 +19,6 @@ import schemathesis
 from django.core.wsgi import get_wsgi_application
 from drf_spectacular.generators import SchemaGenerator
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
 from rest_framework.authtoken.models import Token
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
@@ -265,9 +264,13 @@ def answers_of(
     while not is_over:
         for found in schema.get_all_operations():
             operation: Any = found.ok()  # type: ignore[union-attr] # an error raises itself
-            name = operation.definition.raw["operationId"]
-            for mode, examples in ((GenerationMode.POSITIVE, positive), (GenerationMode.NEGATIVE, negative)):
-                ask(operation, name, mode, examples, furniture, headers, answered[name])
+            raw_operation = operation.definition.raw
+            name = raw_operation["operationId"]
+            ask(operation, name, GenerationMode.POSITIVE, positive, furniture, headers, answered[name])
+            # Where a request has neither query nor body, nothing can be wrong with it: a path takes any text.
+            queries = [one for one in raw_operation.get("parameters", []) if one["in"] == "query"]
+            if queries or "requestBody" in raw_operation:
+                ask(operation, name, GenerationMode.NEGATIVE, negative, furniture, headers, answered[name])
         is_over = time.monotonic() >= end
     print(sum(answered.values(), Counter[int]()))
     return answered
@@ -292,7 +295,7 @@ def test_whatever_is_asked_the_answer_is_in_the_schema(broker: Broker) -> None:
 @pytest.mark.django_db
 def test_whatever_is_asked_by_somebody_with_few_rights_the_answer_is_in_the_schema(broker: Broker) -> None:
     # Most of the answers are a 403, whatever else is asked.
-    few = (POSITIVE // 4, NEGATIVE // 4)
+    few = (POSITIVE // 2, NEGATIVE // 2)
     answered = answers_of(broker, user_with(*Permission), user_with(Permission.VIEW), *few)
     total = sum(answered.values(), Counter[int]())
     assert not total[500]
@@ -330,8 +333,4 @@ def ask(
         case.validate_response(response, excluded_checks=excluded, headers=headers)
         answered[response.status_code] += 1
 
-    try:
-        check()
-    except Unsatisfiable:
-        # Where nothing is taken, nothing can be wrong with it.
-        assert mode is GenerationMode.NEGATIVE
+    check()

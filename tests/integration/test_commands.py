@@ -258,7 +258,7 @@ def test_rmqpurge(broker: Broker, run: Run) -> None:
     )
     run("rmqpurge", "orders", "--state", "prepare", code=2)
     assert dead(broker, "orders") == 30
-    assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: 30 purged\n"
+    assert run("rmqpurge", "orders", "--state", "dead", "--no-input", "--for-good") == "orders: 30 purged\n"
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: nothing to do\n"
 
 
@@ -267,8 +267,11 @@ def test_rmqpurge_deletes_what_matches(broker: Broker, run: Run) -> None:
     send_messages("renders", [{"sku": n} for n in range(6, 10)], priority=101)
     arguments = ("rmqpurge", "renders", "--state", "waiting", "--priority", "100")
     assert run(*arguments, "--dry-run") == "renders: 6 messages would be deleted\n"
-    assert run(*arguments, "--text", '"sku":3', "--no-input") == "renders: 1 deleted\n"
-    assert run(*arguments, "--no-input") == "renders: 5 deleted\n"
+    assert run(*arguments, "--text", '"sku":3', "--no-input", "--for-good") == "renders: 1 deleted\n"
+    done, hint = run(*arguments, "--no-input").splitlines()
+    assert done == "renders: 5 deleted" and hint.startswith(
+        "To bring 5 back: manage.py rmqpurge renders --undo "
+    )
     assert sorted(score for _, score in stored(broker, "renders")) == [101] * 4
     assert "ordered by time" in run("rmqpurge", "orders", "--state", "store", "--priority", "5", code=2)
     assert "that wait" in run("rmqpurge", "renders", "--state", "dead", "--priority", "5", code=2)
@@ -548,7 +551,7 @@ def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
     for answer, code, left in (("yes\n", 1, 1), ("\n", 1, 1), ("order-timeouts\n", 0, 0)):
         found, text = answered(prefix, redis_url, answer, "rmqpurge", "order-timeouts", "--state", "store")
         assert found == code, text
-        assert "1 message of order-timeouts (waiting) will be deleted permanently" in text
+        assert "1 message of order-timeouts (waiting) will be deleted. They can be brought back" in text
         assert broker.count(topic, 0).store == left
 
 

@@ -97,7 +97,7 @@ def test_an_empty_topic_is_forgotten_with_all_its_keys(
         send_message("old", 1, priority=60)
         call_command("rmqtopics", "--apply", stdout=io.StringIO())
         operations = Operations(Actor("tester", "command"))
-        operations.purge("old", "store").result()
+        operations.purge("old", "store", keep=False).result()
     with shop(renders=RANKED):
         assert "old" in run()
         assert keys_of(redis_client, prefix, "old")

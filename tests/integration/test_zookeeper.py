@@ -637,9 +637,10 @@ def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
             for member in workers:
                 assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
             forget_losses(party)
+            assert sorted(server.mode() for server in three.servers) == ["follower", "follower", "leader"]
             first = three.leader()
             first.kill()
-            three.leader()
+            assert three.leader() is not first
             for member in workers:
                 assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
             assert losses(party) == [Counter()] * 3

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from kazoo.client import KazooClient
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -21,7 +20,7 @@ from example_project.demo.embedded_redis import (
     start_redis,
 )
 from example_project.demo.embedded_server import DidNotStart, free_port
-from tests.support.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, _Pair, absent
+from tests.support.servers import RedisServer, TcpProxy, _Pair, absent
 from tests.support.workers import eventually
 
 
@@ -251,42 +250,6 @@ def test_a_server_that_is_away_is_a_refused_connection_not_a_hanging_one(tmp_pat
             client.ping()
         server.start()
         assert client.ping() is True
-
-
-# --- ZooKeeper
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("java")
-def test_a_zookeeper_starts_is_killed_and_comes_back_on_its_port_with_its_data() -> None:
-    with ZooKeeperServer() as server:
-        assert server.mode() == "standalone"
-        hosts = server.hosts
-        client = KazooClient(hosts)
-        client.start(10)
-        client.create("/kept", b"x")
-        client.stop()
-        client.close()
-        server.kill()
-        assert server.mode() == ""
-        server.start()
-        assert server.hosts == hosts
-        client = KazooClient(hosts)
-        client.start(10)
-        assert client.get("/kept")[0] == b"x"
-        client.stop()
-        client.close()
-    assert not server.directory.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("java")
-def test_three_zookeepers_have_one_leader_and_find_another() -> None:
-    with ZooKeeperEnsemble() as ensemble:
-        assert sorted(server.mode() for server in ensemble.servers) == ["follower", "follower", "leader"]
-        first = ensemble.leader()
-        first.kill()
-        assert ensemble.leader() is not first
 
 
 def test_a_proxy_that_swallows_keeps_connections_and_what_was_sent(proxy: TcpProxy) -> None:

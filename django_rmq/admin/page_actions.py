@@ -87,9 +87,7 @@ class DeleteForm(QuestionForm):
     """Whether deleted messages are kept for a while."""
 
     for_good = forms.BooleanField(
-        label=gettext_lazy("Free the memory at once"),
-        required=False,
-        help_text=gettext_lazy("The messages cannot be brought back."),
+        label=gettext_lazy("Free the memory at once: the messages cannot be brought back then."), required=False
     )
 
 

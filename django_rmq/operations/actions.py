@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from django.utils.translation import gettext as _
+
 from django_rmq import connections
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.model.message import message_id
@@ -221,10 +223,15 @@ def new_score(topic: Topic, due: datetime | None, priority: int | None) -> int:
     """Return the score of a due time or a priority. Raises ``OperationRefused`` if the topic is not ordered by it."""
     if topic.is_priority:
         if due is not None or priority is None:
-            raise OperationRefused(f"topic {topic.name} is ordered by priority: give a priority, not a time")
+            raise OperationRefused(
+                _("topic %(topic)s is ordered by priority: give a priority, not a time")
+                % {"topic": topic.name}
+            )
         return check_priority(topic, priority)
     if priority is not None or due is None:
-        raise OperationRefused(f"topic {topic.name} is ordered by time: give a time, not a priority")
+        raise OperationRefused(
+            _("topic %(topic)s is ordered by time: give a time, not a priority") % {"topic": topic.name}
+        )
     return check_fixed_time(instant_ms("due", due), name="due", past=True)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from django.apps import apps
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import Topic
@@ -137,7 +138,9 @@ def require_search(actor: Actor, topic: Topic) -> None:
     """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
     actor.require(Permission.VIEW_BODIES)
     if not may_search(actor, topic):
-        raise OperationRefused(f"the bodies of topic {topic.name} are redacted, and cannot be searched")
+        raise OperationRefused(
+            _("the bodies of topic %(topic)s are redacted, and cannot be searched") % {"topic": topic.name}
+        )
 
 
 @dataclass(slots=True)

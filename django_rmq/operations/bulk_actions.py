@@ -14,6 +14,8 @@ from datetime import datetime
 from types import SimpleNamespace
 from uuid import uuid4
 
+from django.utils.translation import gettext as _
+
 from django_rmq import connections
 from django_rmq.core.commands import operate, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -280,7 +282,7 @@ def start_action(
     ).result()
     total = counted.outcomes.get("matching", 0) if counted.is_complete else counted.total
     if not total:
-        raise OperationRefused("no messages match")
+        raise OperationRefused(_("no messages match"))
     _make_room(context.broker)
     described, trace = _described(queue, wanted), Trace()
     record(context.actor, _title(kind), name, {"asked": total}, described, trace=trace)
@@ -343,7 +345,7 @@ def stop_action(
     """
     found = [one for one in background_actions(context, names) if one.action.id == action]
     if not found or found[0].ended_ms is not None:
-        raise OperationRefused(f"no action {action[:40]!r} runs in the background")
+        raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
     context.declared(found[0].action.topic, _PERMISSIONS[found[0].action.kind])
     context.broker.run(registry.write_action(action, "stopped", context.actor.name))
     # If no worker does a part now, perhaps there is none, and this ends it.
@@ -357,7 +359,10 @@ def _make_room(broker: Broker) -> None:
     ended = sorted((one for one in found if one.ended_ms is not None), key=lambda one: one.ended_ms or 0)
     room = MOST_ACTIONS - (len(found) - len(ended))
     if room < 1:
-        raise OperationRefused(f"{MOST_ACTIONS} actions are in the background already; wait, or stop one")
+        raise OperationRefused(
+            _("%(number)s actions are in the background already; wait, or stop one")
+            % {"number": MOST_ACTIONS}
+        )
     for number, one in enumerate(ended):
         if (one.ended_ms or 0) <= oldest or len(ended) - number >= room:
             broker.run(registry.delete_action(one))
@@ -399,7 +404,7 @@ def run_part(
     done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
     """
     lease, token = f"action{action}", uuid4().hex
-    word, _ = broker.run(registry.begin_answer(lease, lease, token, LEASE_MS))
+    word, _kept = broker.run(registry.begin_answer(lease, lease, token, LEASE_MS))
     if word != "new":
         return False
     try:

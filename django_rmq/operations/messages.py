@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+
 from django_rmq import opaque_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -199,7 +201,7 @@ class Block:
         last: ListPosition | None = None
         while True:
             behind = [(feed.frontier, feed) for feed in self.feeds if feed.frontier is not None]
-            safe = min((frontier for frontier, _ in behind), default=None)
+            safe = min((frontier for frontier, _slot in behind), default=None)
             # The sort is stable, so entries of one slot and score keep the order of Redis.
             self._waiting.sort(key=lambda row: row[0])
             taken = 0
@@ -369,7 +371,7 @@ def _read_rows(
     rows: list[tuple[int, Entry]] = []
     problems: list[str] = []
     scanned = 0
-    for _ in range(BLOCKS_PER_PAGE):
+    for _block in range(BLOCKS_PER_PAGE):
         slots: Iterable[int] = range(block * BLOCK, min((block + 1) * BLOCK, topic.slots))
         if wanted.slot is not None:
             slots = [wanted.slot]
@@ -504,10 +506,10 @@ def require_seen(places: Whereabouts, message_id: str) -> None:
 
 def not_found(message_id: str) -> str:
     """Return the error for a message that was not found, although it may be there."""
-    return (
-        f"the message {message_id[:80]} was not found near its place, nor among the last of each state of "
-        "its slot. It may have moved; load the list again"
-    )
+    return _(
+        "the message %(id)s was not found near its place, nor among the last of each state of its slot. "
+        "It may have moved; load the list again"
+    ) % {"id": message_id[:80]}
 
 
 def _hides(context: OperationContext) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from zlib import crc32
 
+from django.utils.translation import gettext as _
+
 from django_rmq import connections
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
 from django_rmq.conf.values import InvalidSetting
@@ -188,7 +190,8 @@ def delete_schedule(context: OperationContext, name: str) -> str:
     record = _record(context, name, Permission.DELETE)
     if record.schedule.topic in context.config.topics:
         raise OperationRefused(
-            f"remove schedule {name[:100]} from the settings: it goes when no worker declares it"
+            _("remove schedule %(name)s from the settings: it goes when no worker declares it")
+            % {"name": name[:100]}
         )
     context.broker.run(calls.change_schedule(name, "removed", "1"))
     stepper.Stepper(context.broker, {}).settle(name)
@@ -289,7 +292,7 @@ def _outcomes(
         for record in found
         if record.schedule.topic in context.config.topics and (last := record.last_run(now_ms)) is not None
     ]
-    for _ in range(RUNS):
+    for _run in range(RUNS):
         earlier = []
         for (record, run), state in zip(runs, _states(context, runs), strict=True):
             if state in _UNENDED:
@@ -369,7 +372,9 @@ def _change(
 ) -> str:
     name = record.name
     if record.is_removed:
-        raise OperationRefused(f"schedule {name} is being removed, because no worker declares it")
+        raise OperationRefused(
+            _("schedule %(name)s is being removed, because no worker declares it") % {"name": name}
+        )
     answer = context.broker.run(calls.change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]

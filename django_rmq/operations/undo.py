@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from django.utils.translation import gettext as _
+
 from django_rmq.core.commands import operate, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.operate import Deleted
@@ -166,13 +168,13 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     known, now_ms = context.known(names), context.broker.now_ms()
     found = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
     if found is None or (known is not None and found.topic not in known) or not found.can_be_undone(now_ms):
-        raise OperationRefused("there is nothing to undo: an action can be undone once, within an hour")
+        raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
     topic = context.present(found.topic, PERMISSIONS[found.kind], at_once=True)
     actions = context.broker.run(registry.read_actions())
     if any(one.action.id == found.id and one.ended_ms is None for one in actions):
-        raise OperationRefused("the action still runs in the background: stop it first")
+        raise OperationRefused(_("the action still runs in the background: stop it first"))
     if topic.slots != found.slots:
-        raise OperationRefused(f"topic {topic.name} has another slot count since then")
+        raise OperationRefused(_("topic %(topic)s has another slot count since then") % {"topic": topic.name})
     steps = _restore(context, topic, found)
     return context.recorded(f"undo {found.kind}", topic, found.described, steps)
 

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.registry import read_reports, roster
 from django_rmq.core.model.replies import Times
@@ -192,14 +194,22 @@ def live_worker(
         # Of a worker that serves none of its topics, the actor does not even learn that it lives.
         found = [one for one in found if one.stats.of_topics(known or ()) is not None]
     if len(found) != 1:
-        which = "more than one live worker" if found else "no live worker"
-        raise OperationRefused(f"{which} has the id {worker[:100]!r}")
+        which = (
+            _("more than one live worker has the id %(id)r")
+            if found
+            else _("no live worker has the id %(id)r")
+        )
+        raise OperationRefused(which % {"id": worker[:100]})
     (one,) = found
     served = {topic.name for topic in one.stats.member.worker.topics}
     if known is not None and not served.issubset(known):
-        raise OperationRefused(f"worker {worker[:8]} also serves topics that you may not see")
+        raise OperationRefused(
+            _("worker %(id)s also serves topics that you may not see") % {"id": worker[:8]}
+        )
     if one.report is None or not one.report.state:
-        raise OperationRefused(f"worker {worker[:8]} takes no requests: it has not reported yet, or is older")
+        raise OperationRefused(
+            _("worker %(id)s takes no requests: it has not reported yet, or is older") % {"id": worker[:8]}
+        )
     return one
 
 
@@ -330,9 +340,9 @@ def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> lis
     asked = {one.worker: one for one in calling if one.report.state}
     if not asked:
         reason = (
-            "the worker that runs it takes no requests: it is older"
+            _("the worker that runs it takes no requests: it is older")
             if calling
-            else "no worker reports that it runs this message"
+            else _("no worker reports that it runs this message")
         )
         raise OperationRefused(reason)
     earlier = context.broker.run(registry.read_stack_requests(list(asked)))

@@ -87,7 +87,8 @@ class DeleteForm(QuestionForm):
     """Whether deleted messages are kept for a while."""
 
     for_good = forms.BooleanField(
-        label=gettext_lazy("Free the memory at once: the messages cannot be brought back then."), required=False
+        label=gettext_lazy("Free the memory at once: the messages cannot be brought back then."),
+        required=False,
     )
 
 

@@ -138,7 +138,7 @@ def replay(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
-    return _do(context, REPLAY, context.present(name, Permission.REPLAY), ids)
+    return _do(context, REPLAY, context.permitted(name, Permission.REPLAY), ids)
 
 
 def id_of(
@@ -169,7 +169,7 @@ def delete(
     ``keep``: they can be brought back for an hour (``undo``). Outcomes: ``deleted``; ``running`` (it ends with its current
     delivery, and is never tried again); ``gone`` if there is no such copy (any more).
     """
-    topic = context.present(name, Permission.DELETE)
+    topic = context.permitted(name, Permission.DELETE)
     if copy not in ("live", "dead"):
         raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
     return _do(context, delete_action(copy), topic, ids, f"{copy} copy", keep=keep)
@@ -177,7 +177,7 @@ def delete(
 
 def delete_only(context: OperationContext, name: str, message_id: str, *, keep: bool = True) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
-    copies = copies_of(context, context.present(name, Permission.DELETE), message_id)
+    copies = copies_of(context, context.permitted(name, Permission.DELETE), message_id)
     found = {"dead" if one.state == "dead" else "live" for one in copies}
     if len(found) > 1:
         return ActionResult({message_id: "both"})
@@ -190,7 +190,7 @@ def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
     (a Spark consumer has it, and cannot be notified); ``gone``.
     """
-    return _do(context, CANCEL, context.present(name, Permission.DELETE), ids)
+    return _do(context, CANCEL, context.permitted(name, Permission.DELETE), ids)
 
 
 def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
@@ -198,7 +198,7 @@ def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = ""
 
     Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
-    return _do(context, bury_action(context.actor, why), context.present(name, Permission.DELETE), ids)
+    return _do(context, bury_action(context.actor, why), context.permitted(name, Permission.DELETE), ids)
 
 
 def reschedule(
@@ -214,7 +214,7 @@ def reschedule(
     Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
     """
-    topic = context.present(name, Permission.EDIT)
+    topic = context.permitted(name, Permission.EDIT)
     score = new_score(topic, due, priority)
     return _do(context, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
 
@@ -267,7 +267,7 @@ def _do(
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
         }
         at |= places
-        error = _tell(context, act, topic, places, found, trash)
+        error = _act_in_slots(context, act, topic, places, found, trash)
     if trash is not None:
         trash.close()
     found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
@@ -296,7 +296,7 @@ def public_id(topic: Topic, text: str, identity: MessageIdentity) -> str:
     return f"{identity.slot}~{text.partition('~')[2] or '(not found)'}"
 
 
-def _tell(
+def _act_in_slots(
     context: OperationContext,
     act: MessageAction,
     topic: Topic,
@@ -311,7 +311,7 @@ def _tell(
         by_slot[at.slot][at.member or b""].append(one)
     for slot, named in by_slot.items():
         try:
-            outcomes = _tell_slot(context, act, topic, slot, list(named), trash)
+            outcomes = _act_in_slot(context, act, topic, slot, list(named), trash)
         except RmqError as error:
             return error
         for member, ids in named.items():
@@ -319,7 +319,7 @@ def _tell(
     return None
 
 
-def _tell_slot(
+def _act_in_slot(
     context: OperationContext,
     act: MessageAction,
     topic: Topic,

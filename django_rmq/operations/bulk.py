@@ -271,7 +271,7 @@ def sweep(
                 tally.done += matching
                 tally.outcomes["matching"] += matching
             else:
-                _tell(broker, topic, call_of, run, found, tally)
+                _act_in_slots(broker, topic, call_of, run, found, tally)
             pace.wait(tally.done)
             yield tally.progress()
         # A limit has stopped the run, so this is not its end.
@@ -281,7 +281,7 @@ def sweep(
     yield tally.progress(is_complete=True)
 
 
-def _tell(
+def _act_in_slots(
     broker: Broker,
     topic: Topic,
     call_of: CallOf,

@@ -57,7 +57,9 @@ def replay_all(
 
     ``dry_run``: only count them (``matching``).
     """
-    return _sweep(context, REPLAY, context.present(name, Permission.REPLAY), "dead", wanted, limits, dry_run)
+    return _sweep(
+        context, REPLAY, context.permitted(name, Permission.REPLAY), "dead", wanted, limits, dry_run
+    )
 
 
 def delete_all(
@@ -74,7 +76,7 @@ def delete_all(
 
     ``keep``: they can be brought back for an hour (``undo``), the first 100,000 and up to 64 MB of them.
     """
-    topic, queue = context.present(name, Permission.DELETE), queue_of(state)
+    topic, queue = context.permitted(name, Permission.DELETE), queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
     return _sweep(context, act, topic, queue, wanted, limits, dry_run, keep=keep)
 
@@ -90,7 +92,7 @@ def bury_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
-    topic, queue = context.present(name, Permission.DELETE), queue_of(state)
+    topic, queue = context.permitted(name, Permission.DELETE), queue_of(state)
     if queue == "dead":
         raise OperationRefused("dead messages are already in Dead")
     return _sweep(context, actions.bury_action(context.actor, why), topic, queue, wanted, limits, dry_run)
@@ -113,7 +115,7 @@ def reschedule_all(
     left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
     priority keeps its place), ``running``, ``gone``.
     """
-    topic, queue = context.present(name, Permission.EDIT), queue_of(state)
+    topic, queue = context.permitted(name, Permission.EDIT), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
         raise OperationRefused(
             f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
@@ -181,7 +183,7 @@ def purge(
     ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
-    topic, queue = context.present(name, Permission.PURGE), queue_of(state)
+    topic, queue = context.permitted(name, Permission.PURGE), queue_of(state)
     if STATE_OF[queue] not in _PURGED:
         raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
     wanted = Filter(older_than=older_than, slot=slot)
@@ -211,7 +213,7 @@ def resume(context: OperationContext, name: str) -> BulkRun:
 
 
 def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
-    topic = context.present(name, Permission.PAUSE)
+    topic = context.permitted(name, Permission.PAUSE)
     steps = bulk.tell_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
     return context.recorded("pause" if paused else "resume", topic, "slots", steps)
 
@@ -228,7 +230,7 @@ def retire(
     """
     context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
     found = topics.find_undeclared(context, name)
-    target = None if to is None else context.present(to)
+    target = None if to is None else context.permitted(to)
     steps = topics.retire(context.broker, connections.get_producer, found, target, delete=delete, dead=dead)
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []
     what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
@@ -274,7 +276,7 @@ def start_action(
     """
     if kind not in _PERMISSIONS:
         raise InvalidRequest(f"an action in the background is one of {', '.join(_PERMISSIONS)}")
-    topic, queue = context.present(name, Permission.VIEW, _PERMISSIONS[kind]), queue_of(state)
+    topic, queue = context.permitted(name, Permission.VIEW, _PERMISSIONS[kind]), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     _check_action(kind, queue, wanted, rate)
     counted = BulkRun(
@@ -440,7 +442,7 @@ def _do_part(
     if is_over():
         return False
     action, now_ms, began = found.action, broker.now_ms(), time.monotonic()
-    topic, wanted = context.present(action.topic), Filter(**action.conditions)
+    topic, wanted = context.permitted(action.topic), Filter(**action.conditions)
     # Messages that have died since it began are left alone.
     wanted = wanted.as_of(action.state, max(0.0, (now_ms - action.started_ms) / 1000))
     wanted.check(topic, action.state)

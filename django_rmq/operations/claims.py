@@ -36,7 +36,7 @@ class ClaimStats:
 
 def claims(context: OperationContext, name: str) -> list[ClaimStats]:
     """Return the claims that hold something of a topic, in the order of their consumers."""
-    topic = context.present(name, Permission.VIEW)
+    topic = context.permitted(name, Permission.VIEW)
     return _found(_broker(context), topic)
 
 
@@ -85,7 +85,7 @@ def return_claims(
     first. Another query may use the name of the consumer from then on. Raises ``InvalidRequest`` if there are
     several consumers and none is named.
     """
-    topic = context.present(name, Permission.REPLAY)
+    topic = context.permitted(name, Permission.REPLAY)
     broker = _broker(context)
     found = _found(broker, topic)
     holders = {one.consumer for one in found}

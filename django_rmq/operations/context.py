@@ -89,8 +89,8 @@ class OperationContext:
             raise UnknownTopic(f"there is no topic {name[:100]!r}")
         return topic
 
-    def present(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
-        """Return a topic like ``declared``, with its current slots, whatever the settings say."""
+    def permitted(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
+        """Return a topic on which the actor has these permissions, like ``declared``, with the slots that it has in Redis."""
         return connections.present(self.declared(name, *permissions), self._given, at_once=at_once)
 
     def in_present_slots(self, topic: Topic, act: Callable[[Topic], T]) -> T:
@@ -99,18 +99,18 @@ class OperationContext:
             return act(topic)
         except SlotMoved:
             # The topic was re-slotted after this process had read its slot count.
-            present = self.present(topic.name, at_once=True)
+            present = self.permitted(topic.name, at_once=True)
             # The count is the same, so a second attempt would fail in the same way.
             if present.slots == topic.slots:
                 raise
             return act(present)
 
     def present_all(self, names: Iterable[str] | None) -> list[Topic]:
-        """Return these topics, or all of which the actor may know, like ``present``."""
-        return [self.present(name) for name in (self.topics() if names is None else names)]
+        """Return these topics, or all of which the actor may know, like ``permitted``."""
+        return [self.permitted(name) for name in (self.topics() if names is None else names)]
 
     def agreed(self, name: str, *permissions: Permission) -> Topic:
-        """Return a topic like ``present``. Raises ``TopicMismatch`` under the same conditions as a worker."""
+        """Return a topic like ``permitted``. Raises ``TopicMismatch`` under the same conditions as a worker."""
         declared = self.declared(name, *permissions)
         if self._given is None:
             connections.agree(declared)

@@ -37,7 +37,7 @@ def replay_edited(
     ``charged_bytes``: the actor is charged with one message of this size. Raises ``InvalidMessage`` for a body that
     cannot be sent, and the errors of ``spend_sends``.
     """
-    topic = context.present(name, Permission.REPLAY, Permission.EDIT)
+    topic = context.permitted(name, Permission.REPLAY, Permission.EDIT)
     if topic.accumulate:
         raise InvalidMessage(
             f"messages of topic {topic.name} cannot be edited, because each may hold several bodies (ACCUMULATE): "

@@ -1,4 +1,4 @@
-"""Groups of the messages of a state by their error, their slot, or the hour of their time, with the size of each."""
+"""Groups of the messages of a state by their error, their slot, or the hour of their time, and the causes of all deaths."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def groups(
         raise OperationRefused(
             "running messages cannot be grouped by error, because their delivery has not ended"
         )
-    topic = context.present(name)
+    topic = context.permitted(name)
     wanted = checked(context, topic, queue, wanted)
     if by == "error" and queue == "dead" and not wanted.compares and _is_counted(context, topic):
         return _by_cause(context, topic, _count_deaths(context.broker, topic, wanted, limit, seconds))
@@ -382,7 +382,7 @@ def causes(
         left = end - time.monotonic()
         if found and left <= 0:
             break
-        topic = context.present(one)
+        topic = context.permitted(one)
         if _is_counted(context, topic):
             count = partial(_count_deaths, context.broker, topic, Filter(), share, max(0.0, left))
             deaths = shared_reads.shared_deaths(context.broker, topic, share, count)

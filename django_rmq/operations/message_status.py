@@ -72,7 +72,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
 
     Raises the errors of ``get``; ``MessageGone`` only if nothing is known about the message.
     """
-    topic = context.present(name, Permission.VIEW)
+    topic = context.permitted(name, Permission.VIEW)
     hidden = not context.actor.may(Permission.VIEW_BODIES)
     identity = identified(context, topic, message_id)
     places = whereabouts(context, topic, identity)
@@ -133,7 +133,7 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
 
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
-    topic = context.present(name, Permission.VIEW)
+    topic = context.permitted(name, Permission.VIEW)
     places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
         seen = _see(context.broker, topic, at.slot, at.member or b"")

@@ -408,7 +408,7 @@ def listing(
     for a cursor of another list, and the errors of ``Filter.check``. An actor who may not see bodies gets
     copies without content, and cannot filter by text.
     """
-    topic, queue = context.present(name, Permission.VIEW), queue_of(state)
+    topic, queue = context.permitted(name, Permission.VIEW), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     limit = context.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
@@ -441,7 +441,7 @@ def get(context: OperationContext, name: str, message_id: str) -> list[MessageCo
     Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
     was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
     """
-    return copies_of(context, context.present(name, Permission.VIEW), message_id)
+    return copies_of(context, context.permitted(name, Permission.VIEW), message_id)
 
 
 def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:

@@ -313,7 +313,7 @@ def _states(context: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]
     """Return the state of the message of each run, in one round trip. A state that cannot be read is unknown."""
     asked = []
     for record, run in runs:
-        topic, member = context.present(record.schedule.topic), tick_member(record.name, run)
+        topic, member = context.permitted(record.schedule.topic), tick_member(record.name, run)
         try:
             basis = basis_of(topic, record.schedule.body, None)
         except CallerError:

@@ -437,7 +437,7 @@ def _with_roster(
 
 def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_000) -> SlotsStats:
     """Return up to ``limit`` slots from ``first``: the contents of each, and its owner."""
-    topic, first = context.present(name, Permission.VIEW), max(0, first)
+    topic, first = context.permitted(name, Permission.VIEW), max(0, first)
     return read_slots(
         context.broker, topic, range(first, min(topic.slots, first + max(1, min(limit, 5_000))))
     )

@@ -94,7 +94,7 @@ class TopicLimits(NamedTuple):
 
 def topic_limits(context: OperationContext, name: str) -> TopicLimits:
     """Return the limits of a topic in effect."""
-    topic = context.present(name, Permission.VIEW)
+    topic = context.permitted(name, Permission.VIEW)
     changed = changed_limits(context.broker).get(name)
     return TopicLimits(topic, limited(topic, changed), changed)
 
@@ -116,7 +116,7 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
     Workers apply them within five seconds, without a restart. ``values``: max_rate and max_in_flight; None is no limit.
     Raises ``InvalidRequest``.
     """
-    topic = context.present(name, Permission.PAUSE)
+    topic = context.permitted(name, Permission.PAUSE)
     if not values or not set(values) <= set(LIMITS):
         raise InvalidRequest(f"give one or more of {', '.join(LIMITS)}")
     try:
@@ -133,7 +133,7 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
 
 def reset_limits(context: OperationContext, name: str) -> TopicLimits:
     """Return a topic to the limits of its settings. Workers apply them within five seconds."""
-    topic = context.present(name, Permission.PAUSE)
+    topic = context.permitted(name, Permission.PAUSE)
     before = limited(topic, changed_limits(context.broker).get(name))
     if context.broker.run(registry.delete_run_time_limits(name)):
         context.record("reset limits", name, {"changed": 1}, _change(before, topic))

@@ -169,7 +169,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     found = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
     if found is None or (known is not None and found.topic not in known) or not found.can_be_undone(now_ms):
         raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
-    topic = context.present(found.topic, PERMISSIONS[found.kind], at_once=True)
+    topic = context.permitted(found.topic, PERMISSIONS[found.kind], at_once=True)
     actions = context.broker.run(registry.read_actions())
     if any(one.action.id == found.id and one.ended_ms is None for one in actions):
         raise OperationRefused(_("the action still runs in the background: stop it first"))

@@ -417,7 +417,7 @@ def _flush(together: Sequence[DeferredSend]) -> None:
             commit.fail(error)
     if stored is not None:
         stored.conclude(messages, outcomes)
-    _tell(sendable, outcomes, errors)
+    _complete(sendable, outcomes, errors)
 
 
 def _rows(call: DeferredSend) -> Sequence[StoredSend | None]:
@@ -458,7 +458,9 @@ def _is_sendable(call: DeferredSend, commit: observability.CommitObservation) ->
     return True
 
 
-def _tell(calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors: dict[int, RmqError]) -> None:
+def _complete(
+    calls: Sequence[DeferredSend], outcomes: Sequence[SendResult], errors: dict[int, RmqError]
+) -> None:
     """Complete the results of ``calls``, and announce topic by topic the sends and the failures."""
     sent: defaultdict[str, list[SendResult]] = defaultdict(list)
     failed: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)

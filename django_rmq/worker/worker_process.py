@@ -57,7 +57,7 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.worker import listener_registry
-from django_rmq.worker.sync_hooks import hooks
+from django_rmq.worker.listener_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty
 
 logger = safe_logger("django_rmq.consumer")

@@ -26,9 +26,9 @@ from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.observability import telemetry
 from django_rmq.signals import message_started
-from django_rmq.worker import sync_hooks
+from django_rmq.worker import listener_hooks
+from django_rmq.worker.listener_hooks import SyncThreads
 from django_rmq.worker.listener_registry import isolated, listener, listeners
-from django_rmq.worker.sync_hooks import SyncThreads
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE)
 
@@ -41,7 +41,7 @@ def message(n: int = 1) -> Message:
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads in which old connections were closed."""
     found: list[int] = []
-    monkeypatch.setattr(sync_hooks, "close_old_connections", lambda: found.append(threading.get_ident()))
+    monkeypatch.setattr(listener_hooks, "close_old_connections", lambda: found.append(threading.get_ident()))
     return found
 
 

@@ -199,7 +199,7 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     assert sent is not None
     (asked,) = sent.plan.slots
     dispatcher._round_trips.under_way = sent
-    assert len(sent.settlements) == 2
+    assert len(sent.sent_acks) == 2
     assert dispatcher._round_trips.send() is None
     dispatcher._round_trips.receive_rest()
     later = dispatcher._round_trips.send()

@@ -25,7 +25,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.open_transactions import TransactionLeftOpen
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry
-from django_rmq.worker.sync_hooks import hooks
+from django_rmq.worker.listener_hooks import hooks
 from tests.e2e.postgres import postgres
 from tests.support.brokers import OracleBroker
 from tests.support.workers import Worker, eventually, send, total

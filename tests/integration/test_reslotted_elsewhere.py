@@ -195,7 +195,7 @@ def changes(request: pytest.FixtureRequest) -> tuple[int, ...]:
 def sent_before(name: str, changes: tuple[int, ...], form: str) -> list[str]:
     """Send messages, look at them and re-slot their topic; return their ids."""
     sent = send_prices() if name == "prices" else send_orders()
-    shell().present(name)
+    shell().permitted(name)
     for slots in changes:
         reslot(name, slots)
     return seal_ids(name, sent) if form == "sealed" else sent

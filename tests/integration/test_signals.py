@@ -272,13 +272,13 @@ def test_nobody_listening_costs_nothing(broker: Any) -> None:
     assert not reporter.wants("work")
     with Worker(broker, TOPIC, listen, watcher=reporter) as running:
         settled: list[int] = []
-        tell = running.dispatcher._acks._tell
+        tell = running.dispatcher._acks._notify_watcher
 
         def spy(settlement: PendingAcks, *rest: Any) -> None:
             settled.append(len(settlement.messages))
             tell(settlement, *rest)
 
-        running.dispatcher._acks._tell = spy  # type: ignore[method-assign,assignment]
+        running.dispatcher._acks._notify_watcher = spy  # type: ignore[method-assign,assignment]
         send(broker, TOPIC, range(5))
         heard.wait(5)
         eventually(lambda: settled, "a commit")

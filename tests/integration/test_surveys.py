@@ -50,7 +50,7 @@ def broker(
     found = Broker(redis_client, prefix)
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq), connections.replaced_broker(found):
-        pay, payback = (Operations(Actor("me", "test")).present(name) for name in ("pay", "payback"))
+        pay, payback = (Operations(Actor("me", "test")).permitted(name) for name in ("pay", "payback"))
         found.send_replace(pay, 0, [1000, 2000], [b"1", b"2"])
         found.send_replace(pay, 1, [4_000_000_000_000], [b"3"])
         found.send_replace(payback, 0, [17], [b"4"])

@@ -1,4 +1,4 @@
-"""The pages of messages: one message, the search for some, their list as a file, and the dead ones by cause."""
+"""The pages of messages: their list by state, one message, the search for some, a list as a file, and the dead by cause."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All worker processes: those that live, which can be asked to be quiet or to stop, those that vanished, and unserved topics.
+"""The pages of worker processes: all of them, what they run over all topics, and the stack of a listener that runs.
 
-What they run, over all topics, is a page of its own.
+Those that live can be asked to be quiet or to stop. Those that vanished and topics without a worker are listed, too.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _parts(items: list[T]) -> Iterator[list[T]]:
         yield items[start : start + BATCH]
 
 
-Settlements = dict[tuple[ConsumedSlot, int], PendingAcks]
+SentAcks = dict[tuple[ConsumedSlot, int], PendingAcks]
 """The acknowledgements of deliveries, by slot and receipt."""
 
 
@@ -199,8 +199,8 @@ class AckQueue:
         self.due = float("inf")
         """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
         self.pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
-        self._under_way: list[Settlements] = []
-        """Settlements that were sent and are not answered yet."""
+        self._under_way: list[SentAcks] = []
+        """SentAcks that were sent and are not answered yet."""
         self._slot_errors = slot_errors
         self._shutdown = shutdown
         self._watcher = watcher
@@ -239,9 +239,9 @@ class AckQueue:
         """Return the slots of which something is to be sent, or is not confirmed yet."""
         return {slot for slot, _ in chain(self.pending, *self._under_way)}
 
-    def queue(self, pipeline: BrokerPipeline) -> tuple[Settlements, list[AckCall]]:
+    def send(self, pipeline: BrokerPipeline) -> tuple[SentAcks, list[AckCall]]:
         """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""
-        settlements: Settlements = {}
+        sent_acks: SentAcks = {}
         kept: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
         now = 0.0
@@ -252,7 +252,7 @@ class AckQueue:
                 if slot.shut_until > now and not self._shutdown.begun:
                     kept[slot, receipt] = pending
                     continue
-            settlements[slot, receipt] = pending
+            sent_acks[slot, receipt] = pending
             if pending.messages:
                 pending.began_ns = time.time_ns()
             if pending.is_whole:
@@ -263,32 +263,32 @@ class AckQueue:
                 parts.append(AckCall(slot, receipt, ends, pending.repeated, pipeline.add(call)))
         self.pending = kept
         self.due = min((slot.shut_until for slot, _ in kept), default=float("inf"))
-        if settlements:
-            self._under_way.append(settlements)
-        return settlements, parts
+        if sent_acks:
+            self._under_way.append(sent_acks)
+        return sent_acks, parts
 
-    def lost(self, settlements: Settlements) -> None:
-        """Queue settlements again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
-        self._answered(settlements)
+    def lost(self, sent_acks: SentAcks) -> None:
+        """Queue sent_acks again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
+        self._answered(sent_acks)
         self.due = 0.0
-        for key, pending in settlements.items():
+        for key, pending in sent_acks.items():
             kept = self.pending[key]
             kept.add(pending)
             kept.messages |= pending.messages
             # Redis may have executed the calls. Then they are stale the next time, which is no reason for a warning.
             kept.repeated = True  # rule: forgets_what_it_told_before
 
-    def settled(self, settlements: Settlements, parts: list[AckCall]) -> ServerTrouble | None:
+    def confirm(self, sent_acks: SentAcks, parts: list[AckCall]) -> ServerTrouble | None:
         """Record the answers of Redis, and queue failed calls again, since sending twice is harmless.
 
         Return an error that concerns more than one slot, if there is one.
         """
-        self._answered(settlements)
+        self._answered(sent_acks)
         trouble: ServerTrouble | None = None
         for part in parts:
             slot, receipt, ends, _, answer = part
             words = answer.result()
-            pending = settlements[slot, receipt]
+            pending = sent_acks[slot, receipt]
             messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
@@ -304,16 +304,16 @@ class AckQueue:
             if slot.shut_until:
                 self._slot_errors.clear(slot)
             self.processed += len(ends.committed) + len(ends.failures)
-            self._tell(pending, ends, words)
+            self._notify_watcher(pending, ends, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
                 self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
         return trouble
 
-    def _answered(self, settlements: Settlements) -> None:
-        self._under_way = [other for other in self._under_way if other is not settlements]
+    def _answered(self, sent_acks: SentAcks) -> None:
+        self._under_way = [other for other in self._under_way if other is not sent_acks]
 
-    def _tell(self, pending: PendingAcks, ends: Ends, words: list[str]) -> None:
+    def _notify_watcher(self, pending: PendingAcks, ends: Ends, words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""
         messages, began_ns = pending.messages, pending.began_ns
         if self._watcher is None or not messages:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, Call
-from django_rmq.core.consumer.acks import AckCall, AckQueue, Settlements, SlotErrors, concerns_all
+from django_rmq.core.consumer.acks import AckCall, AckQueue, SentAcks, SlotErrors, concerns_all
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudget
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
@@ -364,8 +364,8 @@ class RoundTrip(NamedTuple):
     """A round trip that is under way."""
 
     pipeline: BrokerPipeline
-    settlements: Settlements
-    """The settlements that it sends; they are sent again if its answer is lost."""
+    sent_acks: SentAcks
+    """The sent_acks that it sends; they are sent again if its answer is lost."""
     parts: list[AckCall]
     """The calls that send them."""
     plan: FetchPlan
@@ -413,16 +413,16 @@ class RoundTrips:
         if takes and not self._planner.is_due and self._acks.due > time.monotonic():
             return None
         pipeline = self._broker.pipeline()
-        settlements, parts = self._acks.queue(pipeline)
+        sent_acks, parts = self._acks.send(pipeline)
         under_way, unconfirmed = (
-            (self.under_way.plan, self.under_way.settlements) if self.under_way else (None, ())
+            (self.under_way.plan, self.under_way.sent_acks) if self.under_way else (None, ())
         )
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
         held = {slot for slot, _ in unconfirmed if slot.topic.is_strict}  # rule: asks_beside_a_commit
         plan = self._planner.queue(pipeline, under_way, held) if takes else self._planner.nothing()
         if not len(pipeline):
             return None
-        round_trip = RoundTrip(pipeline, settlements, parts, plan, uptime())
+        round_trip = RoundTrip(pipeline, sent_acks, parts, plan, uptime())
         for slot in plan.slots:
             slot.change_fetch(FetchState.UNDER_WAY)
         try:
@@ -442,10 +442,10 @@ class RoundTrips:
             self.lost(round_trip)
             raise
         self._granted.answered(round_trip.plan.bytes)
-        trouble = self._acks.settled(round_trip.settlements, round_trip.parts)
+        trouble = self._acks.confirm(round_trip.sent_acks, round_trip.parts)
         for slot, answer in round_trip.plan.slots.items():
             trouble = self._replies.prepared(slot, answer.result(), round_trip.at) or trouble
-        self._replies.put_to_sleep(slot for slot, _ in round_trip.settlements)
+        self._replies.put_to_sleep(slot for slot, _ in round_trip.sent_acks)
         if trouble is not None:
             raise trouble
 
@@ -460,7 +460,7 @@ class RoundTrips:
         self._granted.answered(round_trip.plan.bytes)
         for slot in round_trip.plan.slots:
             self._replies.lost(slot)
-        self._acks.lost(round_trip.settlements)
+        self._acks.lost(round_trip.sent_acks)
 
 
 class FetchReplies:

@@ -664,13 +664,13 @@ class Supervisor:
             if number == signal.SIGUSR1:
                 with contextlib.suppress(OSError, ValueError, RuntimeError):
                     faulthandler.dump_traceback(all_threads=True)
-                self._tell(signal.SIGUSR1)
+                self._send_signal(signal.SIGUSR1)
             elif number == signal.SIGHUP:
                 if self._stopping_since is None:
                     logger.info(
                         "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
                     )
-                    self._tell(signal.SIGTERM)
+                    self._send_signal(signal.SIGTERM)
             # A signal during a restart for changed code ends the command.
             elif self._stopping_since is None or self.begin_anew:
                 self.begin_anew = False
@@ -679,23 +679,23 @@ class Supervisor:
                 # This is the second request to stop: listeners are not waited for.
                 logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
                 self._worst = self._worst or FORCED
-                self._tell(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL)
         if self._stopping_since is not None and self.pids:
             over = time.monotonic() - self._stopping_since - self.shutdown_timeout
             # A child should have ended by itself, so it hangs.
             if over > OVERTIME_SECONDS:
                 self._worst = self._worst or FORCED
-                self._tell(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL)
 
     def _stop(self) -> None:
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
-        self._tell(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
         for child in self._children:
             if not child.pid:
                 child.done = True
 
-    def _tell(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for child in self._children:
             child.send(number)
 

@@ -217,9 +217,9 @@ class Context:
                     spark.sparkContext.cancelAllJobs()
             elif self.remote is None and time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
-                self._tell_tasks(spark.sparkContext.statusTracker())
+                self._say_tasks(spark.sparkContext.statusTracker())
 
-    def _tell_tasks(self, tracker: Any) -> None:
+    def _say_tasks(self, tracker: Any) -> None:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         for stage in stages:
             if stage is not None and stage.numTasks:
@@ -245,7 +245,7 @@ class Context:
         seen, told = 0, -1
         try:
             while not query.awaitTermination(LOOK_SECONDS):
-                seen, told = self._tell_batches(query, acknowledger, seen, told)
+                seen, told = self._say_batches(query, acknowledger, seen, told)
                 if self.is_stopping:
                     self._let_end(query)
                     break
@@ -255,16 +255,14 @@ class Context:
                 raise
         finally:
             query.stop()
-        seen, _ = self._tell_batches(query, acknowledger, seen, told)
+        seen, _ = self._say_batches(query, acknowledger, seen, told)
         last = query.lastProgress
         if acknowledger is not None and last is not None:
             # If Redis was unavailable at that moment, this waits for it.
             acknowledger.acknowledge(last)
         return seen
 
-    def _tell_batches(
-        self, query: StreamingQuery, acknowledger: Any, seen: int, told: int
-    ) -> tuple[int, int]:
+    def _say_batches(self, query: StreamingQuery, acknowledger: Any, seen: int, told: int) -> tuple[int, int]:
         for progress in query.recentProgress:
             # For each source, because a Spark Connect server reports no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])

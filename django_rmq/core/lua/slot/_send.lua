@@ -1,7 +1,7 @@
 -- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is
 -- `met`, and takes the new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is
 -- 'present'. `overwrite` may be a function from the present score to the new one.
--- `collect` (see _accumulate) gives the envelope to keep; a message that it finds full is due at once.
+-- `collect` (see _accumulation) gives the envelope to keep; a message that it finds full is due at once.
 -- A member can wait and rest at once, if a ZADD of another program met a resting retry, which is dropped then.
 -- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
 -- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.

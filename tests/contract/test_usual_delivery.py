@@ -81,6 +81,16 @@ def test_only_as_many_come_as_others_may_take_beside_each_other(make_slot: MakeS
     assert len(members(slot)) == 2
 
 
+def test_who_fills_the_room_of_a_slot_does_not_sleep(make_slot: MakeSlot) -> None:
+    """It may have been given less than there is."""
+    slot = make_slot(TopicType.RANGE_MERGE, serial=False, max_prepared=1)
+    slot.send(A)
+    prepared = slot.take()
+    assert [delivery.member for delivery in prepared.deliveries] == [A]
+    assert prepared.sleeping_until is None
+    assert b"sleeping_until" not in slot.hash("control")
+
+
 def test_the_highest_priority_comes_first(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.PRIORITY)
     slot.send_replace([50, 90, 70], [A, B, b"c"], [])

@@ -15,9 +15,9 @@ if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
   local n, bytes, lowest, latest = #rows / 2, 0, 1000, now_ms
   if kind == 'fifo' then lowest, latest = -math.huge, now_ms + 1 - 1 / 1024 end
   if kind == 'priority' then lowest, latest = math.max(16, max_retries) + 1, math.huge end
-  -- Below the limit the owner has seen everything, and can sleep. Of several priorities, the highest come first.
+  -- Below the limit and the room the owner has seen everything, and can sleep. Of several priorities, the highest come first.
   -- rule: usual_beyond_the_limit
-  local is_usual = not rows.err and n < math.min(MOST, limit) and (serial or n <= room) and (n <= 1 or kind ~= 'priority')
+  local is_usual = not rows.err and n < math.min(MOST, limit) and (serial or n < room) and (n <= 1 or kind ~= 'priority')
   for i = 1, is_usual and n or 0 do
     local score = tonumber(rows[i * 2])
     bytes = bytes + #rows[i * 2 - 1]

@@ -318,7 +318,7 @@ class WorkerProcess:
         self._read_limits()
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
-        self.dispatcher.watchdog.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self.dispatcher.thread_watch.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         self._actions = BackgroundActions(self.dispatcher.owner, options.run_parts)
         self._duties = self._new_duties(duties_broker, times)
         if notes is not None:
@@ -554,7 +554,7 @@ class WorkerProcess:
         if is_look and self.coordinator.wait_settled(0.0):
             self._settled_at = now
         # rule: beats_without_all_its_threads
-        if self._notes is not None and not self.dispatcher.watchdog.is_whole:
+        if self._notes is not None and not self.dispatcher.thread_watch.is_whole:
             # The watchdog also counts from here.
             self._notes.unready()
         elif self._notes is not None:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, progress
-from django_rmq.core.consumer import heartbeat as watchdog
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, heartbeat, progress
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat, ThreadLost, WakeupSubscriber
@@ -181,7 +180,7 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
         clock.advance(topic.timeout + 1)
         heard.wait(40)
         worker.asleep()
-        assert worker.dispatcher.watchdog.is_whole
+        assert worker.dispatcher.thread_watch.is_whole
         assert not worker.dispatcher._in_flight.batches
         assert worker.dispatcher._in_flight.load == pytest.approx([0.0])
     assert Counter(heard.bodies) == Counter(range(40))
@@ -299,8 +298,8 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
 def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "GIVE_UP_SECONDS", 0.5)
     send(broker, MERGE, range(40))
     died = dying_once(monkeypatch, 0)
     seen: list[bool] = []
@@ -318,7 +317,7 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
         Heard(),
         threads=1,
         poll_seconds=0.05,
-        beat=lambda: seen.append(worker.dispatcher.watchdog.is_whole),
+        beat=lambda: seen.append(worker.dispatcher.thread_watch.is_whole),
     )
     with pytest.raises(ThreadLost, match="can't start new thread"), worker:
         worker.join()

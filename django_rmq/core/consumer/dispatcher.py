@@ -21,7 +21,7 @@ from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, Listene
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch import DuePoll, FetchPlanner, FetchReplies, RoundTrips, TimeoutReaper
-from django_rmq.core.consumer.heartbeat import BackgroundThreads, Watchdog
+from django_rmq.core.consumer.heartbeat import BackgroundThreads, ThreadWatch
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeouts,
@@ -203,7 +203,7 @@ class Dispatcher:
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
     everything is settled, or, in a burst, when no message can be taken. Threads record in ``notes``
-    which messages they run, so that the parent can settle these if the process dies. ``watchdog`` watches
+    which messages they run, so that the parent can settle these if the process dies. ``thread_watch`` watches
     these threads, and those that are added to it.
     """
 
@@ -222,13 +222,15 @@ class Dispatcher:
         self.owner = owner = uuid4().hex
         self.topics = {topic.name: topic for topic in topics}
         self._options, self._ownership, self._callbacks = options, ownership, callbacks
-        self.watchdog, self._complain = Watchdog(), LogThrottle(logger)
+        self.thread_watch, self._complain = ThreadWatch(), LogThrottle(logger)
         self._shutdown, self._mailbox = shutdown, mailbox = ShutdownState(), Mailbox()
         self._hard_timeouts = HardTimeouts(mailbox, shutdown, notes)
         count, async_capacity = max(1, options.threads), AsyncCapacity(self.topics.values(), listeners)
         self._in_flight = in_flight = InFlight(count + bool(async_capacity))
         self._table = table = SlotTable(self.topics, count, async_capacity)
-        self._background = BackgroundThreads(broker, self.topics.values(), in_flight, mailbox, self.watchdog)
+        self._background = BackgroundThreads(
+            broker, self.topics.values(), in_flight, mailbox, self.thread_watch
+        )
         self._pool = pool = ExecutorPool(count, mailbox.queue, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
             broker, owner, table, listeners, count, async_capacity, in_flight
@@ -242,7 +244,7 @@ class Dispatcher:
         self._router = router = BatchRouter(
             broker, pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
         )
-        self._replacer = ThreadReplacer(pool, in_flight, router, table, schedule, self.watchdog, mailbox)
+        self._replacer = ThreadReplacer(pool, in_flight, router, table, schedule, self.thread_watch, mailbox)
         recovery = LostReplyRecovery(broker, owner, in_flight, capacity, acks, router, slot_errors)
         fenced_slots = FencedSlots(broker, owner, ownership.confirmed)
         self._acquirer = acquirer = SlotAcquirer(
@@ -379,7 +381,7 @@ class Dispatcher:
         wake = min(
             self._due_poll.due,
             self._acks.due,
-            self.watchdog.due,
+            self.thread_watch.due,
             self._schedule.due(now),
             self._capacity.limits.due(),
             self._router.due,
@@ -395,9 +397,9 @@ class Dispatcher:
 
     def _look(self) -> None:
         """Replace threads that have died or hang, about once a second."""
-        if time.monotonic() >= self.watchdog.due:
+        if time.monotonic() >= self.thread_watch.due:
             self._replacer.clear_dead()
-            self.watchdog.look()
+            self.thread_watch.look()
 
     # --- the end
 

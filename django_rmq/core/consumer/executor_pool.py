@@ -18,7 +18,7 @@ from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.heartbeat import Watchdog
+from django_rmq.core.consumer.heartbeat import ThreadWatch
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
@@ -103,7 +103,7 @@ class ExecutorPool:
             fresh.start()
         except BaseException:
             if lives and marks is not None:
-                # No thread could be started. The watchdog tries again, and uses the same marks.
+                # No thread could be started. The thread watch tries again, and uses the same marks.
                 self._free.append(marks)
             raise
         self.threads[index] = fresh
@@ -193,7 +193,7 @@ class Suspects:
 
 
 class ThreadReplacer:
-    """Replaces threads of ``pool`` that ``watchdog`` finds dead or hung, and gives back the messages that they have not begun."""
+    """Replaces threads of ``pool`` that ``thread_watch`` finds dead or hung, and gives back what they have not begun."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ThreadReplacer:
         router: BatchRouter,
         table: SlotTable,
         schedule: SlotSchedule,
-        watchdog: Watchdog,
+        thread_watch: ThreadWatch,
         mailbox: Mailbox,
     ) -> None:
         self._pool = pool
@@ -210,12 +210,12 @@ class ThreadReplacer:
         self._router = router
         self._table = table
         self._schedule = schedule
-        self._watchdog = watchdog
+        self._thread_watch = thread_watch
         self._mailbox = mailbox
         mailbox.on(MaxRuntimeExceeded, self.replace_hung_thread)
         for i, thread in enumerate(pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
-            watchdog.add(name, partial(pool.has_live_thread, i), partial(self._replace_thread, i))
+            thread_watch.add(name, partial(pool.has_live_thread, i), partial(self._replace_thread, i))
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: messages that have not begun are given back, the others time out."""
@@ -247,8 +247,8 @@ class ThreadReplacer:
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._shut(running)
         batch.thread = None
-        # The watchdog looks in the next turn instead of within a second, so that the thread's other slots do not wait.
-        self._watchdog.due = 0.0
+        # The thread watch looks in the next turn instead of within a second, so that the thread's other slots do not wait.
+        self._thread_watch.due = 0.0
 
     def _shut(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""

@@ -1,9 +1,11 @@
-"""The background threads of a worker: the heartbeat, and the subscriber to wake-ups. The watchdog replaces dead ones.
+"""The background threads of a worker: the heartbeat, which notices hung listeners, and the subscriber to wake-ups.
 
 The heartbeat extends deliveries in flight while their listeners run, and reports listeners that run too long. It runs in a
 separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
 batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. In its answer
 to an extension, Redis reports which messages were cancelled meanwhile.
+
+The thread watch replaces threads that have died. Only the parent's watchdog (``supervisor``) ends a process that hangs.
 """
 
 from __future__ import annotations
@@ -86,19 +88,19 @@ class Watched(Generic[T]):
         self.thread = fresh
 
 
-class _Post(NamedTuple):
+class _Watch(NamedTuple):
     name: str
-    is_manned: Callable[[], bool]
+    is_alive: Callable[[], bool]
     replace: Callable[[], None]
 
 
-class Watchdog:
+class ThreadWatch:
     """Watches the threads of one worker. It must be called from a thread that it does not watch."""
 
     def __init__(self) -> None:
         self.due = 0.0
         """Monotonic time of the next check."""
-        self._posts: list[_Post] = []
+        self._watches: list[_Watch] = []
         self._lost_since: float | None = None
 
     @property
@@ -106,32 +108,32 @@ class Watchdog:
         """Whether every thread was alive, or could be replaced, at the last check."""
         return self._lost_since is None
 
-    def add(self, name: str, is_manned: Callable[[], bool], replace: Callable[[], None]) -> None:
+    def add(self, name: str, is_alive: Callable[[], bool], replace: Callable[[], None]) -> None:
         """Watch a thread. ``replace`` starts another one if it is dead, and may raise anything."""
-        self._posts.append(_Post(name, is_manned, replace))
+        self._watches.append(_Watch(name, is_alive, replace))
 
     def look(self) -> None:
         """Replace threads that have died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
         now = time.monotonic()
         self.due = now + LOOK_SECONDS
         failed: Exception | None = None
-        for post in self._posts:
-            if post.is_manned():  # rule: dead_threads_stay_dead
+        for watch in self._watches:
+            if watch.is_alive():  # rule: dead_threads_stay_dead
                 continue
             try:
-                post.replace()
+                watch.replace()
                 logger.error(
                     "The %s thread has stopped working and was replaced",
-                    post.name,
-                    extra={"rmq_event": "thread_replaced", "rmq_thread": post.name},
+                    watch.name,
+                    extra={"rmq_event": "thread_replaced", "rmq_thread": watch.name},
                 )
             except Exception as error:
                 # The process may have reached its limit of threads or memory for a moment, so the next check tries again.
                 failed = error
                 logger.exception(
                     "The %s thread has stopped working and cannot be replaced; trying again",
-                    post.name,
-                    extra={"rmq_event": "thread_lost", "rmq_thread": post.name},
+                    watch.name,
+                    extra={"rmq_event": "thread_lost", "rmq_thread": watch.name},
                 )
         if failed is None:
             self._lost_since = None
@@ -379,7 +381,7 @@ class WakeupSubscriber(threading.Thread):
 
 
 class BackgroundThreads:
-    """The heartbeat and the subscriber of one worker, which report to ``mailbox``. ``watchdog`` replaces them if they die."""
+    """The heartbeat and the subscriber of one worker, which report to ``mailbox``. ``thread_watch`` replaces them if they die."""
 
     def __init__(
         self,
@@ -387,7 +389,7 @@ class BackgroundThreads:
         topics: Iterable[Topic],
         in_flight: InFlight,
         mailbox: Mailbox,
-        watchdog: Watchdog,
+        thread_watch: ThreadWatch,
     ) -> None:
         self._broker = broker
         self._topics = list(topics)
@@ -395,8 +397,8 @@ class BackgroundThreads:
         self._mailbox = mailbox
         self._subscriber = Watched(self._new_listening)
         self._heartbeat = Watched(self._new_heartbeat)
-        watchdog.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
-        watchdog.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
+        thread_watch.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        thread_watch.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
 
     def start(self) -> None:
         """Start both."""

@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import lua
-from django_rmq.core.commands import insert
+from django_rmq.core.commands import insert, operate
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.limits import BATCH, CLAIM_STEP
@@ -306,7 +306,11 @@ def every_script(slot: Timed) -> Timed:
         slot.time("loose", partial(slot.loose, records))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
-    slot.time("purge", lambda: slot.purge("store", limit=BATCH))
+    purge = operate.purge(slot.topic, 0, "store", limit=BATCH)
+    kept = operate.into_trash(purge, operate.TrashShare("act", BATCH, 1 << 30))
+    assert slot.time("purge", lambda: slot.broker.run(kept)).answer
+    # As many as one step of undoing asks of a slot.
+    assert slot.time("restore", lambda: slot.restore("act")).back
     slot.time("adopt", lambda: slot.adopt(1, 0))
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)

@@ -10,7 +10,7 @@ from django_rmq.api import requests
 from django_rmq.api.formats import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
 from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView
-from django_rmq.core.model.run_time_limits import LIMITS
+from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import Permission, RunningMessages, TopicLimits, WorkerStack
 from django_rmq.operations.sends import body_schema

@@ -25,10 +25,10 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import chosen_delay
+from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure, Prepared
-from django_rmq.core.model.run_time_limits import limited
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify

@@ -23,7 +23,7 @@ from uuid import uuid4
 from django_rmq import connections
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.run_time_limits import RunTimeLimits
+from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring.history import SummedHour, SummedMinute
@@ -156,7 +156,7 @@ def shared_servers(context: OperationContext) -> list[ServerInfo]:
     )
 
 
-def shared_limits(context: OperationContext) -> dict[str, RunTimeLimits]:
+def shared_limits(context: OperationContext) -> dict[str, ChangedLimits]:
     """Return the limits that were changed at run time, as of at most five seconds ago. Raises ``ServerTrouble``."""
     return _shared(("limits", context.broker), partial(changed_limits, context.broker), OTHERS_SECONDS)
 

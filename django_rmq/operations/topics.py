@@ -16,10 +16,10 @@ from django_rmq.core import topic_registration
 from django_rmq.core.commands import inspect, operate, registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
+from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits, check_limit, limited
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.replies import Death, Entry
-from django_rmq.core.model.run_time_limits import LIMITS, RunTimeLimits, check_limit, limited
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer
@@ -83,7 +83,7 @@ class TopicLimits(NamedTuple):
     """The topic with the limits of its settings."""
     topic: Topic
     """The topic with the limits in effect."""
-    changed: RunTimeLimits | None
+    changed: ChangedLimits | None
     """What a person has changed, or None if the settings are in effect."""
 
     @property
@@ -99,10 +99,10 @@ def topic_limits(context: OperationContext, name: str) -> TopicLimits:
     return TopicLimits(topic, limited(topic, changed), changed)
 
 
-def changed_limits(broker: Broker) -> dict[str, RunTimeLimits]:
+def changed_limits(broker: Broker) -> dict[str, ChangedLimits]:
     """Return the limits that were changed at run time, by topic. Raises ``ServerTrouble``."""
     try:
-        return broker.run(registry.read_run_time_limits())
+        return broker.run(registry.read_changed_limits())
     except ServerTrouble:
         raise
     except RmqError:
@@ -124,8 +124,8 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     before = limited(topic, changed_limits(context.broker).get(name))
-    changed = RunTimeLimits(checked, context.actor.name, context.broker.now_ms())
-    context.broker.run(registry.write_run_time_limits(name, changed))
+    changed = ChangedLimits(checked, context.actor.name, context.broker.now_ms())
+    context.broker.run(registry.write_changed_limits(name, changed))
     found = TopicLimits(topic, limited(topic, changed), changed)
     context.record("change limits", name, {"changed": 1}, _change(before, found.topic))
     return found
@@ -135,7 +135,7 @@ def reset_limits(context: OperationContext, name: str) -> TopicLimits:
     """Return a topic to the limits of its settings. Workers apply them within five seconds."""
     topic = context.permitted(name, Permission.PAUSE)
     before = limited(topic, changed_limits(context.broker).get(name))
-    if context.broker.run(registry.delete_run_time_limits(name)):
+    if context.broker.run(registry.delete_changed_limits(name)):
         context.record("reset limits", name, {"changed": 1}, _change(before, topic))
     return TopicLimits(topic, topic, None)
 
@@ -508,6 +508,6 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
                     f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
                 )
         yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
-    broker.run(registry.delete_run_time_limits(topic.name))
+    broker.run(registry.delete_changed_limits(topic.name))
     broker.undefine(topic)
     yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)

@@ -26,7 +26,7 @@ from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import read_run_time_limits
+from django_rmq.core.commands.registry import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
 from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.consumer.progress import (
@@ -46,7 +46,7 @@ from django_rmq.core.consumer.supervisor import Supervisor, collect_less
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
 from django_rmq.core.model.background_action import ActionProgress
-from django_rmq.core.model.run_time_limits import RunTimeLimits, limited
+from django_rmq.core.model.changed_limits import ChangedLimits, limited
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
@@ -126,10 +126,10 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
     """Settle the messages that a dead process had in flight; return how many were given back."""
     try:
         broker = connections.get_broker("coordinator")
-        changed: Mapping[str, RunTimeLimits] = {}
+        changed: Mapping[str, ChangedLimits] = {}
         # Without them, the permits of a limit that was changed end with their lease.
         with suppress(RmqError):
-            changed = broker.run(read_run_time_limits())
+            changed = broker.run(read_changed_limits())
         served = [limited(connections.present(topic), changed.get(topic.name)) for topic in topics]
         settled = settle(broker, served, notes)
         return_permits(broker, served, notes.owner)
@@ -493,9 +493,9 @@ class WorkerProcess:
         """Apply the limits that were changed before this worker began."""
         # If Redis does not answer now, the first report reads them.
         with suppress(RmqError):
-            self.limit(connections.get_broker("worker").run(read_run_time_limits()))
+            self.limit(connections.get_broker("worker").run(read_changed_limits()))
 
-    def limit(self, changed: Mapping[str, RunTimeLimits]) -> None:
+    def limit(self, changed: Mapping[str, ChangedLimits]) -> None:
         """Apply the limits of topics that were changed at run time, and those of the settings to all others."""
         now = {topic.name: limited(topic, changed.get(topic.name)) for topic in self._topics}
         different = [topic for name, topic in now.items() if topic != self._limited[name]]

@@ -25,10 +25,10 @@ from django_rmq.core.commands.registry import (
     delete_reports,
     end_stacks,
     read_actions,
+    read_changed_limits,
     read_code_versions,
     read_reports,
     read_requests,
-    read_run_time_limits,
     write_code_version,
     write_report,
     write_stacks,
@@ -37,8 +37,8 @@ from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.background_action import ActionProgress
+from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
-from django_rmq.core.model.run_time_limits import RunTimeLimits
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,
@@ -149,7 +149,7 @@ class ReportDuty:
         state: Callable[[], str] = lambda: "working",
         obey: Callable[[WorkerRequest], None] = lambda request: None,
         parent: int = 0,
-        limit: Callable[[Mapping[str, RunTimeLimits]], None] = lambda changed: None,
+        limit: Callable[[Mapping[str, ChangedLimits]], None] = lambda changed: None,
         act: Callable[[Sequence[ActionProgress]], None] = lambda found: None,
     ) -> None:
         self._broker = broker
@@ -213,7 +213,7 @@ class ReportDuty:
         pipeline = self._broker.pipeline()
         written = pipeline.add(write_report(self._worker, self.report(now_ms)))
         asked = pipeline.add(read_requests(self._worker))
-        changed = pipeline.add(read_run_time_limits())
+        changed = pipeline.add(read_changed_limits())
         actions = pipeline.add(read_actions())
         pipeline.execute()
         # Another program may have put a value of another type in the place of the limits. Those known until then hold.

@@ -24,7 +24,7 @@ from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings import findings_panel
 from django_rmq.admin.views.page import Pages, back_of, number, tell, tell_problems, topic_page
-from django_rmq.core.model.run_time_limits import LIMITS
+from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, RmqError, WrongType
 from django_rmq.operations import ClaimStats, Operations, Permission, SlotStats

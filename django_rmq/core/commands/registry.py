@@ -23,26 +23,26 @@ from django_rmq.core.commands.script_call import (
     word,
 )
 from django_rmq.core.model.background_action import ActionProgress, decode_actions
+from django_rmq.core.model.changed_limits import ChangedLimits
+from django_rmq.core.model.changed_limits import decode as decode_limits
 from django_rmq.core.model.deletion import FIELDS, Deletion, decode_deletions
 from django_rmq.core.model.keys import (
     answer_key,
     background_actions_key,
     bucket_key,
+    changed_limits_key,
     code_versions_key,
     consumer_key,
     deletions_key,
     limits_key,
     reports_key,
     result_key,
-    run_time_limits_key,
     schedules_key,
     stacks_key,
     topics_key,
     worker_requests_key,
 )
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
-from django_rmq.core.model.run_time_limits import RunTimeLimits
-from django_rmq.core.model.run_time_limits import decode as decode_limits
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
@@ -313,31 +313,31 @@ def read_stacks(workers: Sequence[str]) -> Call[list[list[Stack]]]:
     return RedisCommand("HMGET", _STACKS, tuple(workers), _stacks)
 
 
-def _run_time_limits_key(prefix: str, _: str) -> bytes:
-    return run_time_limits_key(prefix)
+def _changed_limits_key(prefix: str, _: str) -> bytes:
+    return changed_limits_key(prefix)
 
 
-_RUN_TIME_LIMITS = Named(_run_time_limits_key, "")
+_CHANGED_LIMITS = Named(_changed_limits_key, "")
 
 
-def _limits(key: bytes, reply: Reply) -> dict[str, RunTimeLimits]:
+def _limits(key: bytes, reply: Reply) -> dict[str, ChangedLimits]:
     found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in _pairs(reply))
     return {topic: changed for topic, changed in found if changed is not None}
 
 
-def read_run_time_limits() -> Call[dict[str, RunTimeLimits]]:
+def read_changed_limits() -> Call[dict[str, ChangedLimits]]:
     """Return the limits that were changed at run time, by topic."""
-    return RedisCommand("HGETALL", _RUN_TIME_LIMITS, (), OfKey("limits", _limits))
+    return RedisCommand("HGETALL", _CHANGED_LIMITS, (), OfKey("limits", _limits))
 
 
-def write_run_time_limits(topic: str, changed: RunTimeLimits) -> Call[int]:
+def write_changed_limits(topic: str, changed: ChangedLimits) -> Call[int]:
     """Keep these limits of a topic in place of those that were changed before."""
-    return RedisCommand("HSET", _RUN_TIME_LIMITS, (topic, changed.encode()), int)
+    return RedisCommand("HSET", _CHANGED_LIMITS, (topic, changed.encode()), int)
 
 
-def delete_run_time_limits(topic: str) -> Call[int]:
+def delete_changed_limits(topic: str) -> Call[int]:
     """Return a topic to the limits of its settings. Answers 0 if none was changed."""
-    return RedisCommand("HDEL", _RUN_TIME_LIMITS, (topic,), int)
+    return RedisCommand("HDEL", _CHANGED_LIMITS, (topic,), int)
 
 
 def _actions_key(prefix: str, _: str) -> bytes:

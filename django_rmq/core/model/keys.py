@@ -149,7 +149,7 @@ def deletions_key(prefix: str) -> bytes:
     return b"deletions_{%s}" % workers_channel(prefix)
 
 
-def run_time_limits_key(prefix: str) -> bytes:
+def changed_limits_key(prefix: str) -> bytes:
     """Return the hash of the limits of topics that people have changed at run time."""
     return b"changed_limits_{%s}" % workers_channel(prefix)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.model.run_time_limits import LIMITS, RunTimeLimits
+from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import Options, RmqCommand, duration
 from django_rmq.operations import Operations, UndeclaredTopic
@@ -208,7 +208,7 @@ def _limits(topic: Topic) -> str:
     return ", ".join(f"{name} {_limit(getattr(topic, name))}" for name in LIMITS)
 
 
-def _row(found: Defined, changed: RunTimeLimits | None) -> _Row:
+def _row(found: Defined, changed: ChangedLimits | None) -> _Row:
     return {
         "topic": found.topic.name,
         "state": found.state,

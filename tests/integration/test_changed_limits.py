@@ -22,8 +22,8 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import registry
 from django_rmq.core.consumer.rate_limits import RateLimits
-from django_rmq.core.model.keys import run_time_limits_key
-from django_rmq.core.model.run_time_limits import RunTimeLimits, decode, limited
+from django_rmq.core.model.changed_limits import ChangedLimits, decode, limited
+from django_rmq.core.model.keys import changed_limits_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations import Actor, Operations, shared_reads
@@ -45,7 +45,7 @@ TOPICS = {
     "tight": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms", "MAX_RATE": 5, "MAX_IN_FLIGHT": 2},
     "slotwise": {"SLOTS": 2, "MAX_RATE": {"rate": 3, "per": "slot"}},
 }
-CHANGED = RunTimeLimits({"max_rate": 2.5}, "ada", 1_700_000_000_000)
+CHANGED = ChangedLimits({"max_rate": 2.5}, "ada", 1_700_000_000_000)
 LIMITED = Topic("free", TopicType.RANGE_MERGE, slots=4)
 
 
@@ -98,7 +98,7 @@ def test_a_text_that_is_no_limits_is_not_read(text: str) -> None:
 
 
 def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
-    shop.run(registry.write_run_time_limits("slotwise", CHANGED))
+    shop.run(registry.write_changed_limits("slotwise", CHANGED))
     found = operations().change_limits("tight", {"max_rate": 100})
     assert (found.topic.max_rate, found.topic.max_in_flight, found.different) == (100.0, 2, ["max_rate"])
     assert found.changed is not None and found.changed.by == "tester"
@@ -108,7 +108,7 @@ def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
     assert operations().topic_limits("tight") == found
     assert operations().reset_limits("tight").different == []
     assert operations().topic_limits("tight").changed is None
-    assert list(shop.run(registry.read_run_time_limits())) == ["slotwise"]
+    assert list(shop.run(registry.read_changed_limits())) == ["slotwise"]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
 def test_limits_that_cannot_be_are_refused(shop: Any, values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         operations().change_limits("tight", values)
-    assert shop.run(registry.read_run_time_limits()) == {}
+    assert shop.run(registry.read_changed_limits()) == {}
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_value_of_another_type_leaves_the_settings_in_effect(shop: Any) -> None:
-    shop.client.set(run_time_limits_key(shop.prefix), "text")
+    shop.client.set(changed_limits_key(shop.prefix), "text")
     assert operations().topic_limits("tight").topic.max_rate == 5.0
     applied: list[Any] = []
     duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0, limit=applied.append)
@@ -204,7 +204,7 @@ def test_a_running_worker_follows_limits_that_change(shop: Any, monkeypatch: pyt
         eventually(lambda: running[0] == 1)
         figures = operations().topic("busy")
         assert (running[0], figures.prepare) == (1, 1)
-        process.limit({"busy": RunTimeLimits({"max_in_flight": 3})})
+        process.limit({"busy": ChangedLimits({"max_in_flight": 3})})
         eventually(lambda: running[0] == 3)
         assert max(most) == 3
         process.limit({})
@@ -267,17 +267,17 @@ def test_the_limits_are_changed_and_reset_from_the_page(shop: Any, staff: Callab
     assert "Back to the settings" not in get(card) and "differ from the settings" not in get(card)
     assert "Leave empty for the settings (5)" in get(form)
     answer = client.post(form, {"max_rate": "fast", "max_in_flight": "-1"})
-    assert answer.status_code == 200 and shop.run(registry.read_run_time_limits()) == {}
+    assert answer.status_code == 200 and shop.run(registry.read_changed_limits()) == {}
     assert "slowest" in html.unescape(client.post(form, {"max_rate": "1e-9"}).content.decode())
     answer = client.post(form, {"max_rate": "0.5", "max_in_flight": "0"}, follow=True)
     shown = html.unescape(answer.content.decode())
     assert "The limits were changed" in shown and "limits differ from the settings" in shown
     assert "at most 0.5/s" in shown and "settings: 5" in shown and "settings: 2" in shown
-    (one,) = shop.run(registry.read_run_time_limits()).values()
+    (one,) = shop.run(registry.read_changed_limits()).values()
     assert one.values == {"max_rate": 0.5, "max_in_flight": None}
     assert 'value="0.5"' in get(form)
     shown = html.unescape(client.post(form, {"act": "reset"}, follow=True).content.decode())
-    assert "those of the settings" in shown and shop.run(registry.read_run_time_limits()) == {}
+    assert "those of the settings" in shown and shop.run(registry.read_changed_limits()) == {}
     # An empty form is a reset, and there is nothing to reset.
     client.post(form, {"max_rate": "", "max_in_flight": ""})
     written = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))

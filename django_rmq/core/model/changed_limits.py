@@ -22,7 +22,7 @@ LIMITS = ("max_rate", "max_in_flight")
 
 
 @dataclass(frozen=True, slots=True)
-class RunTimeLimits:
+class ChangedLimits:
     """What a person has changed of one topic."""
 
     values: Mapping[str, Any]
@@ -49,7 +49,7 @@ def check_limit(name: str, value: object) -> float | int | None:
     raise ValueError("max_in_flight must be a whole number from 1, or null")
 
 
-def decode(text: bytes) -> RunTimeLimits | None:
+def decode(text: bytes) -> ChangedLimits | None:
     """Return the limits in a text, or None if another program wrote it."""
     try:
         given = json.loads(text)
@@ -62,9 +62,9 @@ def decode(text: bytes) -> RunTimeLimits | None:
     if not (isinstance(by, str) and is_whole(at_ms)):
         return None
     # A lone surrogate is no valid text in a page.
-    return RunTimeLimits(values, by[:LONGEST_NAME].encode("utf-8", "replace").decode(), at_ms)
+    return ChangedLimits(values, by[:LONGEST_NAME].encode("utf-8", "replace").decode(), at_ms)
 
 
-def limited(topic: Topic, changed: RunTimeLimits | None) -> Topic:
+def limited(topic: Topic, changed: ChangedLimits | None) -> Topic:
     """Return ``topic`` with the limits in effect."""
     return replace(topic, **changed.values) if changed is not None else topic

@@ -54,6 +54,12 @@ def test_the_tables_of_rooms_are_the_contracts(after: str, container: str) -> No
     assert all(max(above) <= min(below) for above, below in pairwise(order)), order
 
 
+def test_the_architecture_names_each_script_and_fragment_of_a_slot() -> None:
+    table = ARCHITECTURE.partition("## The scripts of a slot")[2].partition("\n## ")[0]
+    named = re.findall(r"`(_?[a-z_]+)`", table)
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "django_rmq/core/lua/slot").glob("*.lua"))
+
+
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/state_machine.md"])
 def test_paths_that_a_page_names_exist(page: str) -> None:
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / page).read_text())

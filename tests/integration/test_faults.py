@@ -241,6 +241,14 @@ def raw(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in keys}
 
 
+def contents(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
+    """Return what every key holds: a large hash that was restored may have its fields in another order."""
+    return {
+        key: client.hgetall(key) if client.type(key) == b"hash" else dump
+        for key, dump in raw(client, prefix).items()
+    }
+
+
 KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO, "commit_all": TopicType.FIFO}
 """The types of topics to which a script belongs."""
 
@@ -415,7 +423,7 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     receipt = stage(slot, script)
     names = dict(zip(slot.keys, SlotKeys._fields, strict=True))
     names |= {trash_key(prefix, "topic", 0, act): "trash" for act in ("", "act")}
-    whole = raw(redis_client, prefix)
+    whole, held = raw(redis_client, prefix), contents(redis_client, prefix)
     keys = keys_of(script, slot)
     assert keys
     for key in keys:
@@ -437,7 +445,7 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
             redis_client.delete(key)
             if key in whole:
                 redis_client.restore(key, 0, whole[key])
-    assert raw(redis_client, prefix) == whole
+    assert contents(redis_client, prefix) == held
 
 
 @pytest.mark.parametrize("kind", TYPES)

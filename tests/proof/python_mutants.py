@@ -542,8 +542,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         Value("status"),
         "An exit that a process has not announced is a death, whatever its code.",
         (
-            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[os-0-1]",
-            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[c-2-3]",
+            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[_exit-0-1]",
+            SUPERVISOR + "an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code[exit-75-3]",
         ),
     ),
     "ends_without_exit_handlers": PythonMutant(

@@ -56,7 +56,9 @@ MEASURE = """
       cut: element.matches(".rmq-button") && element.scrollWidth > element.clientWidth + 1,
     };
   });
-  const bordered = ".rmq-tile, .rmq-scroll, .rmq-badge, .rmq-button, .rmq-confirm, .rmq-field :is(input, select, textarea)";
+  // The browser draws a checkbox by itself.
+  const fields = ".rmq-field :is(input:not([type=checkbox]), select, textarea)";
+  const bordered = `.rmq-tile, .rmq-scroll, .rmq-badge, .rmq-button, .rmq-confirm, ${fields}`;
   const borders = seen(bordered).map((element) => {
     const style = getComputedStyle(element), back = behind(element.parentElement);
     const line = contrast(over(rgba(style.borderTopColor), back), back), area = contrast(behind(element), back);

@@ -67,7 +67,9 @@ class Trash:
             size = min(MOST_BYTES - known.kept_bytes, ALL_BYTES - sum(one.kept_bytes for one in alive))
             return cls(broker, known, size, is_new=False)
         size = min(MOST_BYTES, ALL_BYTES - sum(one.kept_bytes for one in alive))
-        return cls(broker, wanted, size if len(alive) < MOST_DELETIONS else 0, is_new=True)
+        # An action may go on for longer than an hour, or after it was undone. Nobody could bring back what it keeps then.
+        may_keep = len(alive) < MOST_DELETIONS and known is None and now_ms < wanted.until_ms
+        return cls(broker, wanted, size if may_keep else 0, is_new=True)
 
     @property
     def kept(self) -> int:

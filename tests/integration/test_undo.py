@@ -18,7 +18,7 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import operate, registry
 from django_rmq.core.model.deletion import UNDO_MS, Deletion, decode_deletions
 from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
@@ -204,6 +204,20 @@ def test_after_an_hour_there_is_nothing_to_undo(shop: Any) -> None:
     operations().purge("letters", "waiting").result()
     assert [one.id for one in shop.run(registry.read_deletions())] != ["old"]
     assert len(shop.run(registry.read_deletions())) == 1
+
+
+@pytest.mark.parametrize("age_ms", [UNDO_MS, 0], ids=["after its hour", "after its undo"])
+def test_an_action_keeps_nothing_that_nobody_could_bring_back(shop: Any, age_ms: int) -> None:
+    began_ms = shop.now_ms() - age_ms
+    action = Deletion("long", "purge", "letters", 4, "waiting", "ada", "test", began_ms)
+    shop.run(registry.write_deletion("long", "", action.encode()))
+    if not age_ms:
+        shop.run(registry.write_deletion("long", "undone", "ada"))
+    put(shop, 6)
+    trash = undo.Trash.opened(shop, action)
+    calls = [operate.purge(get_config().topic("letters"), slot, "store") for slot in range(4)]
+    assert sum(trash.run(shop, calls)) == 6
+    assert (trash.kept, trash.undo, waiting()) == (0, "", 0)
 
 
 def test_a_topic_with_another_slot_count_is_not_undone(shop: Any) -> None:

@@ -406,7 +406,7 @@ def run_part(
     done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
     """
     lease, token = f"action{action}", uuid4().hex
-    word, _kept = broker.run(registry.begin_answer(lease, lease, token, LEASE_MS))
+    word, _answer = broker.run(registry.begin_answer(lease, lease, token, LEASE_MS))
     if word != "new":
         return False
     try:

@@ -371,7 +371,7 @@ def _read_rows(
     rows: list[tuple[int, Entry]] = []
     problems: list[str] = []
     scanned = 0
-    for _block in range(BLOCKS_PER_PAGE):
+    for _turn in range(BLOCKS_PER_PAGE):
         slots: Iterable[int] = range(block * BLOCK, min((block + 1) * BLOCK, topic.slots))
         if wanted.slot is not None:
             slots = [wanted.slot]

@@ -292,7 +292,7 @@ def _outcomes(
         for record in found
         if record.schedule.topic in context.config.topics and (last := record.last_run(now_ms)) is not None
     ]
-    for _run in range(RUNS):
+    for _round in range(RUNS):
         earlier = []
         for (record, run), state in zip(runs, _states(context, runs), strict=True):
             if state in _UNENDED:

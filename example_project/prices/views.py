@@ -1,4 +1,4 @@
-"""The shop's pages. Their live parts are fetched anew by `static/shop/shop.js`."""
+"""The shop's pages. `static/shop/shop.js` fetches their live parts again and again."""
 
 from __future__ import annotations
 

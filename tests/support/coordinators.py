@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -93,7 +94,7 @@ class Member:
             self.silent = True
 
 
-class Party:
+class Party(ABC):
     """Workers that belong together."""
 
     def __init__(self) -> None:
@@ -131,13 +132,13 @@ class Party:
     def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
         return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
 
+    @abstractmethod
     def members(self) -> list[str]:
         """Return the ids of the workers that are known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def coordinator(self, topic: Topic, own: Told, disown: Told) -> Any:
         """Return a coordinator, which is not started, of a worker with one topic."""
-        raise NotImplementedError
 
     def end(self) -> None:
         for member in self.all:

@@ -1,4 +1,4 @@
-// Keeps the live part of a page up to date: the page is fetched anew every data-refresh seconds while it is
+// Keeps the live part of a page up to date: the page is fetched again every data-refresh seconds while it is
 // visible, and its element replaces this one. What somebody is just about to press is left alone.
 "use strict";
 

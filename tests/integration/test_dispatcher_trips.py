@@ -15,6 +15,7 @@ from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.servers import RedisServer
@@ -331,12 +332,20 @@ def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None
     assert total(broker, LONE, "committed") == 1
 
 
-def test_what_is_given_back_waits_for_no_fetch(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", ["failures", "released"])
+def test_a_failure_and_what_is_given_back_wait_for_no_fetch(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
     monkeypatch.setattr(acks, "COMMIT_DELAY_SECONDS", 3600.0)
     dispatcher = with_one_message_in_hand(broker)
-    report_the_batch(dispatcher, is_released=True)
+    (batch,) = dispatcher._in_flight.batches.values()
+    (member,) = (message.delivery.member for message in batch.messages)
+    failures, released = ([Failure(member)], []) if ends == "failures" else ([], [member])
+    # The batch goes on, so its slot is not asked either.
+    dispatcher._router.finished(BatchReport(batch, [], failures, released, 0.001, False))
+    assert not dispatcher._schedule.waiting
     assert dispatcher._turn()
-    assert total(broker, LONE, "released") == 1
+    assert total(broker, LONE, "failed" if failures else "released") == 1
 
 
 def test_a_slot_is_not_asked_again_when_its_last_message_has_succeeded(

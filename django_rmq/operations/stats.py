@@ -1,6 +1,6 @@
 """Figures of topics, slots and workers: messages in each state, and the counters since the start.
 
-They are read in one or two round trips, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
+They are read in one round trip, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
 gets the actor's context and checks the permission; what has a broker instead reads for it, and for other operations.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import ClassVar, NamedTuple, TypeVar
 
 from django_rmq import connections
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import activity, inspect, registry
-from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.registry import roster
-from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.commands.script_call import Answer
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
 from django_rmq.core.model.replies import Counts, Roster
@@ -77,14 +76,14 @@ class WorkerList:
             if one.worker in self._present
         )
 
-    def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts | RmqError]]) -> list[Counts]:
+    def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts]]) -> list[Counts]:
         """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
         serving = self.serving(topic)
         if not (topic.serial and serving.workers):
             return []
         found = []
         for slot, counts in counted:
-            if isinstance(counts, Counts) and counts.due and not counts.paused:
+            if counts.due and not counts.paused:
                 holding = holding_of(serving.owned_slots, slot)
                 if holding is None or holding.worker not in self._present:
                     found.append(counts)
@@ -319,63 +318,19 @@ class Overview(NamedTuple):
     """The ms of CPU that reading it took, if it is shared."""
 
 
-SLOTS_OF_A_LOOK = 8
-"""The number of slots of which one command says whether any has a message; if none has, they need not be counted."""
+SLOTS_OF_A_COUNT = 64
+"""The number of slots that one script counts."""
 
-SLOTS_AT_ONCE = 256
-"""The number of slots of which one script reads whether they are paused, or sums the counters."""
-
-
-class _Looks:
-    """What is asked of the slots of a topic before any is counted: whether they have messages, and whether they are paused.
-
-    A count takes ten times as long, and of many slots most are empty.
-    """
-
-    def __init__(self, pipeline: BrokerPipeline, topic: Topic, slots: Sequence[int]) -> None:
-        self.topic = topic
-        self.slots = slots
-        self._messages = [
-            (part, pipeline.add(inspect.any_messages(topic, part))) for part in _parts(slots, SLOTS_OF_A_LOOK)
-        ]
-        self._pauses = [
-            (part, pipeline.add(inspect.pauses(topic, part))) for part in _parts(slots, SLOTS_AT_ONCE)
-        ]
-
-    def occupied(self) -> list[int]:
-        """Return the slots that have to be counted: they may have messages, or something about them cannot be read."""
-        found = set[int]()
-        for part, has_messages in self._messages:
-            if _known(has_messages) is not False:
-                found.update(part)
-        for part, answer in self._pauses:
-            pauses = _known(answer)
-            found.update(part if pauses is None else _chosen(part, pauses, None))
-        return sorted(found)
-
-    def paused(self) -> list[int]:
-        """Return the slots that are known to be paused."""
-        return [slot for part, answer in self._pauses for slot in _chosen(part, _known(answer) or [], True)]
+SLOTS_OF_A_SUM = 256
+"""The number of slots of which one script sums the counters."""
 
 
 def _parts(slots: Sequence[int], size: int) -> list[Sequence[int]]:
     return [slots[at : at + size] for at in range(0, len(slots), size)]
 
 
-def _known(answer: Answer[T]) -> T | None:
-    """Return an answer, or None if it is an error. Raises ``ServerTrouble``, which concerns all topics."""
-    found = answer.result()
-    if isinstance(found, ServerTrouble):
-        raise found
-    return None if isinstance(found, RmqError) else found
-
-
-def _chosen(slots: Sequence[int], pauses: list[bool | None], wanted: bool | None) -> list[int]:
-    return [slot for slot, paused in zip(slots, pauses, strict=False) if paused is wanted]
-
-
 def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
-    """Return the figures of all topics (or those named), in the order of the settings, in two round trips."""
+    """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
     return survey(context, names).topics
 
 
@@ -392,26 +347,13 @@ def topic(context: OperationContext, name: str) -> TopicStats:
 
 
 def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``.
-
-    The first round trip finds the slots that have messages, the second counts those, so that the work grows with what there
-    is and not with the number of slots.
-    """
+    """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``."""
     chosen = slots_to_look_at(topics)
-    pipeline = broker.pipeline()
-    asked = pipeline.add(registry.roster())
-    looks = [_Looks(pipeline, topic, chosen[topic.name]) for topic in topics]
-    pipeline.execute()
-    roster = asked.result()
-    live_workers, now_ms = worker_list(roster), _clock(broker, roster)
-    occupied = [look.occupied() for look in looks]
-    for look, slots in zip(looks, occupied, strict=True):
-        for slot in slots:
-            pipeline.add(inspect.count(look.topic, slot))
-    counted = iter(pipeline.execute())
+    roster, counted, now_ms = _counts_with_roster(broker, [(topic, chosen[topic.name]) for topic in topics])
+    live_workers = worker_list(roster)
     found = [
-        _summed(look, slots, list(islice(counted, len(slots))), live_workers, now_ms)
-        for look, slots in zip(looks, occupied, strict=True)
+        _summed(topic, chosen[topic.name], counts, live_workers, now_ms)
+        for topic, counts in zip(topics, counted, strict=True)
     ]
     return Overview(
         found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
@@ -423,16 +365,32 @@ def _clock(broker: Broker, roster: Roster | RmqError) -> int:
     return broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
 
 
-def _with_roster(
-    broker: Broker, calls: Iterable[Call[Counts]]
-) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
-    """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
+def _counts_with_roster(
+    broker: Broker, wanted: Iterable[tuple[Topic, Sequence[int]]]
+) -> tuple[Roster | RmqError, list[list[Counts | RmqError]], int]:
+    """Count slots and read the live workers in one round trip; return the roster, the counts by topic, and the server's ms.
+
+    Raises ``ServerTrouble``, which concerns all topics. Any other error, such as a key of a wrong type, concerns one slot.
+    """
     pipeline = broker.pipeline()
     asked = pipeline.add(registry.roster())
-    answers = [pipeline.add(call) for call in calls]
+    by_topic = [
+        [(part, pipeline.add(inspect.counts(topic, part))) for part in _parts(slots, SLOTS_OF_A_COUNT)]
+        for topic, slots in wanted
+    ]
     pipeline.execute()
+    counted = [[counts for part, answer in parts for counts in _each(part, answer)] for parts in by_topic]
     roster = asked.result()
-    return roster, [answer.result() for answer in answers], _clock(broker, roster)
+    return roster, counted, _clock(broker, roster)
+
+
+def _each(slots: Sequence[int], answer: Answer[list[Counts | RmqError]]) -> list[Counts | RmqError]:
+    found = answer.result()
+    each: list[Counts | RmqError] = [found] * len(slots) if isinstance(found, RmqError) else found
+    for counts in each:
+        if isinstance(counts, ServerTrouble):
+            raise counts
+    return each
 
 
 def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_000) -> SlotsStats:
@@ -445,12 +403,10 @@ def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_0
 
 def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
-    roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
+    roster, (answers,), now_ms = _counts_with_roster(broker, [(topic, wanted)])
     owners = worker_list(roster).serving(topic).owned_slots
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
-        if isinstance(answer, ServerTrouble):
-            raise answer
         row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
         if isinstance(answer, RmqError):
             row = replace(row, problem=str(answer))
@@ -475,20 +431,21 @@ def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
 
 
 def _summed(
-    look: _Looks,
-    occupied: Sequence[int],
+    topic: Topic,
+    slots: Sequence[int],
     answers: Sequence[Counts | RmqError],
     live_workers: WorkerList,
     now_ms: int,
 ) -> TopicStats:
-    topic = look.topic
-    counted, problems = _counted(occupied, answers)
-    paused_empty = len(set(look.paused()).difference(occupied))
+    each = list(zip(slots, answers, strict=True))
+    problems = [f"slot {slot}: {answer}" for slot, answer in each if isinstance(answer, RmqError)]
+    readable = [(slot, answer) for slot, answer in each if not isinstance(answer, RmqError)]
+    counted = [counts for _, counts in readable]
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
     running = _earliest(one.running_since_ms for one in counted)
     serving = live_workers.serving(topic)
-    unowned = live_workers.unowned(topic, zip(occupied, answers, strict=True))
+    unowned = live_workers.unowned(topic, readable)
     return TopicStats(
         topic,
         store=sum(one.store for one in counted),
@@ -504,7 +461,7 @@ def _summed(
         undrained_ms=_since(undrained, now_ms),
         running_since_ms=running,
         running_ms=_since(running, now_ms),
-        paused_slots=paused_empty + sum(one.paused for one in counted),
+        paused_slots=sum(one.paused for one in counted),
         consumers=serving.workers,
         threads=serving.threads,
         owned_slots=live_workers.owned(topic),
@@ -512,25 +469,10 @@ def _summed(
         unowned_ms=_since(_earliest(one.oldest_due_ms or one.undrained_since_ms for one in unowned), now_ms),
         workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
-        looked_at=len(look.slots) - len(problems),
+        looked_at=len(readable),
         now_ms=now_ms,
         problems=tuple(problems),
     )
-
-
-def _counted(slots: Sequence[int], answers: Sequence[Counts | RmqError]) -> tuple[list[Counts], list[str]]:
-    """Return the counts of the slots that can be read, and why the others cannot. Raises ``ServerTrouble``."""
-    counted, problems = list[Counts](), []
-    for slot, answer in zip(slots, answers, strict=True):
-        # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
-        # this slot.
-        if isinstance(answer, ServerTrouble):
-            raise answer
-        if isinstance(answer, RmqError):
-            problems.append(f"slot {slot}: {answer}")
-        else:
-            counted.append(answer)
-    return counted, problems
 
 
 def _since(at_ms: int | None, now_ms: int) -> int | None:
@@ -587,7 +529,7 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     calls = [
         (topic, part, activity.sample(topic, part))
         for topic in small
-        for part in _parts(chosen[topic.name], SLOTS_AT_ONCE)
+        for part in _parts(chosen[topic.name], SLOTS_OF_A_SUM)
     ]
     counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
     problems, unread = [], list[tuple[Topic, int]]()

@@ -368,53 +368,63 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
     assert running.with_topic(timeout=99).broker.heads(empty.topic, [3])[0] == (now // 1000 + 6) * 1000
 
 
-def test_pauses_answers_for_each_slot_on_its_own(make_slot: MakeSlot) -> None:
-    slot = make_slot(slots=1_024, index=0)
-    paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
-    assert slot.broker.pauses(slot.topic, range(1_024)) == [False] * 1_024
+def test_many_slots_are_counted_each_on_its_own(make_slot: MakeSlot) -> None:
+    slot = make_slot(slots=64, index=0, timeout=5)
+    quick, paused, foreign, misplaced = (
+        Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2, 3, 4)
+    )
     slot.send(b"a")
+    quick.with_topic(timeout=1).configure()
+    for each in (quick, slot):
+        each.send(b"runs")
+        each.take(1)
     paused.pause()
     foreign.keyspace.zadd(foreign.keys.control, b"x", 1)
-    assert slot.broker.pauses(slot.topic, [2, 1, 0]) == [None, True, False]
-    with pytest.raises(WrongType):
-        foreign.count()
+    misplaced.keyspace.hset(misplaced.keys.dead, b"x", b"1")
+    slot.clock.advance(3)
+    found = slot.broker.counts(slot.topic, [4, 3, 2, 0, 1])
+    for (each, key), counts in zip(
+        [(misplaced, misplaced.keys.dead), (foreign, foreign.keys.control)], found, strict=False
+    ):
+        assert isinstance(counts, WrongType) and f"{key.decode()} is a " in str(counts)
+        with pytest.raises(WrongType, match=str(counts)):
+            each.count()
+    assert found[2:] == [paused.count(), slot.count(), quick.count()]
+    assert [one.paused for one in found[2:]] == [True, False, False]
+    assert [one.due for one in found[2:]] == [0, 1, 1], "of the three that run, one has timed out"
     foreign.keyspace.delete(foreign.keys.control)
-    paused.pause(False)
-    assert slot.broker.pauses(slot.topic, [0, 1, 2]) == [False] * 3
+    misplaced.keyspace.delete(misplaced.keys.dead)
+    assert sum(one.held for one in slot.broker.counts(slot.topic, range(64))) == 3
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_slot_without_messages_in_any_state_has_no_key_of_a_state(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
+def test_many_slots_are_counted_as_one_is_in_every_state(make_slot: MakeSlot, kind: TopicType) -> None:
     slot = make_slot(kind, backoff=CONSTANT, max_retries=1, serial=False)
 
-    def has_messages() -> bool:
-        counts = slot.count()
-        found: bool = slot.broker.any_messages(slot.topic, [slot.index])
-        held = counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
-        assert found == (held > 0)
-        return found
+    def held() -> int:
+        (found,) = slot.broker.counts(slot.topic, [slot.index])
+        assert found == slot.count()
+        return int(found.held)
 
-    assert not has_messages()
+    assert not held()
     slot.send(b"a")
-    assert has_messages()
+    assert held() == 1
     receipt, _ = slot.take_one()
-    assert has_messages() and slot.count().prepare
+    assert held() == slot.count().prepare == 1
     slot.fail(receipt, b"a")
-    assert has_messages() and slot.count().retry
+    assert held() == slot.count().retry == 1
     slot.clock.advance(60)
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a")
-    assert has_messages() and slot.count().dead
+    assert held() == slot.count().dead == 1
     slot.purge("dead")
-    assert not has_messages()
+    assert not held()
     slot.send(b"b")
     assert slot.claim("s", 1, 5_000, 9).taken == 1
-    assert has_messages() and slot.count().claimed
+    assert held() == slot.count().claimed == 1
     slot.renew("s", 1, 5_000, seal=True)
     slot.ack("s", 1, 9)
-    assert not has_messages()
+    assert not held()
 
 
 def test_heads_answers_1024_slots_at_once(make_slot: MakeSlot) -> None:

@@ -77,7 +77,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "move_in": moving.move_in,
     "move_out": moving.move_out,
     "pause": tending.pause,
-    "pauses": looking.pauses,
     "peek": listing.peek,
     "prepare": taking.prepare,
     "progress": ending.progress,

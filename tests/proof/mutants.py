@@ -2312,14 +2312,14 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_every_end_of_a_claim_opens_the_gate_and_says_so[redis-return_claim]",
     ),
     "count_never_paused": Mutant(
-        As("known[1] or '', 0, held, undrained_since, first_delivery, lapsed }"),
+        As("local found = { known[1] or '', 0 }"),
         "A paused slot is shown as paused.",
         "tests/contract/test_paging.py::test_a_count_says_whether_a_slot_is_paused[redis]",
     ),
-    "nothing_is_paused": Mutant(
-        As("pauses[i] = type(paused) == 'table' and 2 or 0"),
-        "A paused slot is shown as paused, also where it is empty.",
-        "tests/contract/test_paging.py::test_pauses_answers_for_each_slot_on_its_own[redis]",
+    "claimed_slots_are_empty": Mutant(
+        As("if redis.call('EXISTS', store, prepare, retry, dead) == 0 then return found end"),
+        "A slot of which everything is claimed holds messages.",
+        "tests/contract/test_paging.py::test_many_slots_are_counted_as_one_is_in_every_state[redis-range_merge]",
     ),
     "between_all": Mutant(
         As("return redis.call('ZCARD', set)"),

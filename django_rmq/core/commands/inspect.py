@@ -13,7 +13,6 @@ from django_rmq.core.commands.script_call import (
     AtSlots,
     Call,
     InState,
-    MessagesOfSlots,
     OfKey,
     RedisCommand,
     Reply,
@@ -41,7 +40,7 @@ from django_rmq.core.model.replies import (
     shortened,
 )
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError
+from django_rmq.exceptions import RmqError, Unreadable, WrongType
 
 T = TypeVar("T")
 
@@ -105,8 +104,28 @@ def _groups(reply: list[Reply]) -> DeadGroups:
     return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
 
 
-def _counts(reply: list[Reply]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
+def _counted(rows: list[Reply]) -> list[Counts | RmqError]:
+    found: list[Counts | RmqError] = []
+    for row in rows:
+        if isinstance(row, bytes):
+            found.append(_wrong_type(row))
+            continue
+        # Any program may write to the keys of a slot, and the others can still be read.
+        try:
+            found.append(_counts(*row))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            found.append(Unreadable(f"the slot holds a value that RMQ did not write ({error})"))
+    return found
+
+
+def _wrong_type(said: bytes) -> WrongType:
+    return WrongType(said.decode(errors="replace"))
+
+
+def _counts(owner: bytes, paused: int, *held: Reply) -> Counts:
+    if not held:
+        return Counts(0, 0, 0, 0, 0, 0, None, text(owner), bool(paused))
+    store, due, prepare, retry, dead, claimed, oldest, undrained, running, lapsed = held
     return Counts(
         *(store, due, prepare, retry, dead, claimed),
         int(float(oldest)) if oldest else None,
@@ -116,6 +135,17 @@ def _counts(reply: list[Reply]) -> Counts:
         moment(running),
         lapsed,
     )
+
+
+def _only(rows: list[Reply]) -> Counts:
+    (row,) = rows
+    if isinstance(row, bytes):
+        raise _wrong_type(row)
+    return _counts(*row)
+
+
+def _of_all(answers: list[list[Counts | RmqError] | RmqError]) -> list[Counts | RmqError]:
+    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
 
 
 def _looked(reply: list[Reply]) -> list[DescribeReply]:
@@ -222,7 +252,12 @@ def group(
 
 def count(topic: Topic, slot: int) -> Call[Counts]:
     """Return how many messages the slot holds by state."""
-    return Call("count", AtSlot(topic, slot), (), _counts)
+    return Call("count", AtSlot(topic, slot), (), _only)
+
+
+def counts(topic: Topic, slots: Sequence[int]) -> Call[list[Counts | RmqError]]:
+    """Return the same of each of up to 64 slots, or why it cannot be read."""
+    return Call("count", AtSlots(topic, slots), (), _counted, join=_of_all)
 
 
 def between(
@@ -335,21 +370,3 @@ def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
-
-
-def any_messages(topic: Topic, slots: Sequence[int]) -> Call[bool]:
-    """Return whether any of the slots has a message in any state, dead ones included."""
-    return RedisCommand("EXISTS", MessagesOfSlots(topic, slots), (), bool, join=_any)
-
-
-def _pauses(reply: list[int]) -> list[bool | None]:
-    return [None if paused == 2 else paused == 1 for paused in reply]
-
-
-def _known_pauses(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
-    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
-def pauses(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
-    """Return whether each of up to 1,024 slots is paused; None if it cannot be read, which ``count`` explains."""
-    return Call("pauses", AtSlots(topic, slots), (), _pauses, join=_known_pauses)

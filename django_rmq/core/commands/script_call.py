@@ -94,18 +94,6 @@ class AtSlots(NamedTuple):
         return [self._replace(slots=(slot,)) for slot in self.slots]
 
 
-class MessagesOfSlots(AtSlots):
-    """The messages of many slots in every state: sets that exist only while there are messages in them."""
-
-    __slots__ = ()
-
-    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the sets of all states, slot by slot."""
-        return keys_of_slots(
-            prefix, self.topic.name, self.slots, ("store", "prepare", "retry", "dead", "claim")
-        )
-
-
 class InState(NamedTuple):
     """One state of a slot: its set, the records about its members, and their bodies."""
 

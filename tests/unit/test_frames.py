@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ TOPICS = [
 MEMBERS = [b"m", b"", b"\r\n$1\r\n", "é".encode(), b"x" * 70_000]
 
 
-def sent(topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Call[list[Sent]]:
+def sent(topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Call[Sequence[Sent]]:
     envelopes = [envelope] if topic.keyed else []
     if topic.type is TopicType.RANGE_MERGE:
         return send.send_merge(topic, slot, score, [member], envelopes)

@@ -307,14 +307,10 @@ class BulkSend:
             # The same as keys.slot_of without a call for each message; a slot count is a power of two.
             crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
-            parts = [
-                (slot, group[at : at + BATCH], kept[at : at + BATCH])
-                for slot, group, kept in _by_slot(slots, members, envelopes)
-                for at in range(0, len(group), BATCH)
-            ]
-            yield BulkTrip(present, parts, slots, crcs, members, envelopes)
+            groups = list(_by_slot(slots, members, envelopes))
+            yield BulkTrip(present, groups, slots, crcs, members, envelopes)
 
-    def calls(self, trip: BulkTrip) -> Iterator[Call[list[Sent]]]:
+    def calls(self, trip: BulkTrip) -> Iterator[Call[Sequence[Sent]]]:
         """Yield a call for each group."""
         for slot, members, envelopes in trip.groups:
             if trip.topic.is_fifo:
@@ -326,7 +322,7 @@ class BulkSend:
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
         """Add the results; send again the messages that slots refused because their slot count changed."""
-        found: defaultdict[int, list[Sent]] = defaultdict(list)
+        found: dict[int, Sequence[Sent]] = {}
         moved = False
         for (slot, *_), reply in zip(trip.groups, replies, strict=True):
             # The topic was re-slotted after these messages were placed.
@@ -336,7 +332,7 @@ class BulkSend:
                 self.error = reply
                 return
             else:
-                found[slot] += reply
+                found[slot] = [*found[slot], *reply] if slot in found else reply
         if moved:
             self._send_again(trip, found)
         else:
@@ -346,7 +342,7 @@ class BulkSend:
         """Record that the answer was lost, so that it is unknown whether these messages arrived."""
         self.error = error
 
-    def _send_again(self, trip: BulkTrip, found: Mapping[int, list[Sent]]) -> None:
+    def _send_again(self, trip: BulkTrip, found: Mapping[int, Sequence[Sent]]) -> None:
         """Send refused messages again; add the results of the whole trip."""
         answers = {slot: iter(sent) for slot, sent in found.items()}
         made: list[SendResult] = []
@@ -372,16 +368,20 @@ class BulkSend:
 def _by_slot(
     slots: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes]
 ) -> Iterator[tuple[int, Sequence[bytes], Sequence[bytes]]]:
-    """Yield each slot with its members and envelopes, in order."""
+    """Yield each slot with its members and envelopes, in order, as often as one call cannot take all of them."""
     groups: defaultdict[int, list[bytes]] = defaultdict(list)
     for slot, member in zip(slots, members, strict=True):
         groups[slot].append(member)
     kept: defaultdict[int, list[bytes]] = defaultdict(list)
-    if envelopes:
-        for slot, envelope in zip(slots, envelopes, strict=True):
-            kept[slot].append(envelope)
+    for slot, envelope in zip(slots, envelopes, strict=False):
+        kept[slot].append(envelope)
     for slot, group in groups.items():
-        yield slot, group, kept[slot]
+        texts: Sequence[bytes] = kept[slot] if envelopes else ()
+        if len(group) <= BATCH:
+            yield slot, group, texts
+            continue
+        for at in range(0, len(group), BATCH):
+            yield slot, group[at : at + BATCH], texts[at : at + BATCH]
 
 
 def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]:

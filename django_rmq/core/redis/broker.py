@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -440,9 +441,9 @@ class RedisPipeline:
         connection = None
         try:
             connection = exchange.take_connection()
-            commands = [exchange.command(call) for call in self._calls]
-            if self._wanted is not None:
-                commands += durability_commands(self._wanted, connection)
+            waits = durability_commands(self._wanted, connection) if self._wanted is not None else []
+            # A generator: the words of a command are garbage as soon as it is encoded.
+            commands = chain(map(exchange.command, self._calls), waits)
             connection.send_packed_command(wire.chunks(commands))
         except RedisError as error:
             self._give_up(connection)

@@ -5,7 +5,7 @@ redis-py encodes commands, too, but takes up to twice as long. Replies are read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from django_rmq.core import lua
@@ -79,11 +79,9 @@ def has_packed(call: Call[object]) -> bool:
     return bool(call.own) and isinstance(call.own[-1], Packed)
 
 
-def chunks(commands: Sequence[Command]) -> list[bytes | memoryview]:
+def chunks(commands: Iterable[Command]) -> list[bytes]:
     """Return commands encoded for the wire, in pieces that are large enough for a system call each."""
-    if any(isinstance(argument, Packed) for command in commands for argument in command[-2:]):
-        return [b"".join(piece for command in commands for piece in _pieces(command))]
-    return list(_gathered(map(packed, commands)))
+    return list(_gathered(piece for command in commands for piece in _pieces(command)))
 
 
 def _pieces(command: tuple[object, ...]) -> list[bytes | memoryview]:
@@ -97,9 +95,9 @@ def _pieces(command: tuple[object, ...]) -> list[bytes | memoryview]:
     return [b"*%d\r\n" % (len(command) + sum(more)), *pieces]
 
 
-def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     """Join small pieces, so that each is large enough for a system call."""
-    together: list[bytes] = []
+    together: list[bytes | memoryview] = []
     size = 0
     for piece in pieces:
         together.append(piece)

@@ -170,8 +170,7 @@ def obstacles(
 
 def messages_held(broker: Broker, topic: Topic) -> int:
     """Return how many messages all slots of ``topic`` hold, including the dead."""
-    counts = walk(broker, (inspect.count(topic, slot) for slot in range(topic.slots)))
-    return sum(one.held for one in counts)
+    return sum(one.held for one in inspect.count_slots(broker, topic, range(topic.slots)))
 
 
 def apply(broker: Broker, topic: Topic) -> None:

@@ -15,6 +15,7 @@ from django_rmq import connections
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import activity, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.inspect import slots_in_parts
 from django_rmq.core.commands.registry import roster
 from django_rmq.core.commands.script_call import Answer
 from django_rmq.core.coordination import Holding, Member, Worker
@@ -318,15 +319,8 @@ class Overview(NamedTuple):
     """The ms of CPU that reading it took, if it is shared."""
 
 
-SLOTS_OF_A_COUNT = 64
-"""The number of slots that one script counts."""
-
 SLOTS_OF_A_SUM = 256
 """The number of slots of which one script sums the counters."""
-
-
-def _parts(slots: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [slots[at : at + size] for at in range(0, len(slots), size)]
 
 
 def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
@@ -375,7 +369,10 @@ def _counts_with_roster(
     pipeline = broker.pipeline()
     asked = pipeline.add(registry.roster())
     by_topic = [
-        [(part, pipeline.add(inspect.counts(topic, part))) for part in _parts(slots, SLOTS_OF_A_COUNT)]
+        [
+            (part, pipeline.add(inspect.counts(topic, part)))
+            for part in slots_in_parts(slots, inspect.SLOTS_OF_A_COUNT)
+        ]
         for topic, slots in wanted
     ]
     pipeline.execute()
@@ -529,7 +526,7 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     calls = [
         (topic, part, activity.sample(topic, part))
         for topic in small
-        for part in _parts(chosen[topic.name], SLOTS_OF_A_SUM)
+        for part in slots_in_parts(chosen[topic.name], SLOTS_OF_A_SUM)
     ]
     counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
     problems, unread = [], list[tuple[Topic, int]]()

@@ -47,6 +47,9 @@ T = TypeVar("T")
 AT_ONCE = 1_000
 """The default number of calls in one round trip."""
 
+SLOTS_OF_A_COUNT = 64
+"""The number of slots that one call counts."""
+
 
 def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
     """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
@@ -61,6 +64,23 @@ def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> It
         if isinstance(answer, RmqError):
             raise answer
         yield answer
+
+
+def count_slots(broker: Broker, topic: Topic, slots: Sequence[int]) -> Iterator[Counts]:
+    """Yield how many messages each of ``slots`` holds by state, in order. Raises the first error among them."""
+    parts = slots_in_parts(slots, SLOTS_OF_A_COUNT)
+    for part, found in zip(parts, walk(broker, (counts(topic, part) for part in parts), 16), strict=True):
+        for slot, each in zip(part, found, strict=True):
+            if isinstance(each, Unreadable):
+                raise Unreadable(f"slot {slot}: {each}")
+            if isinstance(each, RmqError):
+                raise each
+            yield each
+
+
+def slots_in_parts(slots: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Return ``slots`` in parts of at most ``size``."""
+    return [slots[at : at + size] for at in range(0, len(slots), size)]
 
 
 def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:

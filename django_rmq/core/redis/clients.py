@@ -355,6 +355,18 @@ class _Subscription:
         """Return the socket's descriptor, for ``select``."""
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
+    def _read(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """Return the channel and the data of the next message, or None if none comes within ``timeout`` seconds.
+
+        The connection is read without ``get_message``, which takes as long again for reconnecting and metrics. A broken
+        connection ends the subscription, because what is published until the next one is lost.
+        """
+        connection = self._pubsub.connection
+        if not connection.can_read(timeout):
+            return None
+        _, channel, data = connection.read_response(disconnect_on_error=False, push_request=True)
+        return channel, data
+
     def close(self) -> None:
         """End the subscription."""
         try:
@@ -374,8 +386,9 @@ class Wakeups(_Subscription):
         """
         woken: list[tuple[str, int]] = []
         try:
-            while message := self._pubsub.get_message(timeout=timeout):
-                woken.append((self._topics[message["channel"]], int(message["data"])))
+            while message := self._read(timeout):
+                channel, data = message
+                woken.append((self._topics[channel], int(data)))
                 # Most wake-ups come alone, and to look whether there is another takes as long as to read one.
                 if timeout:
                     break
@@ -394,10 +407,8 @@ class Events(_Subscription):
         """Return what was published (up to 100 at a time); wait at most ``timeout`` seconds for the first."""
         found: list[bytes] = []
         try:
-            while len(found) < 100 and (
-                message := self._pubsub.get_message(timeout=0.0 if found else timeout)
-            ):
-                found.append(message["data"])
+            while len(found) < 100 and (message := self._read(0.0 if found else timeout)):
+                found.append(message[1])
         except RedisError as error:
             raise translate(error) from error
         return found

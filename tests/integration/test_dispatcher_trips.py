@@ -5,16 +5,19 @@ Its threads do not run here: the test makes the turns of its loop, and looks at 
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from typing import Any
 
 import pytest
 
 from django_rmq.core.commands import fetch as calls
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, fetch
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, executor_pool, fetch
+from django_rmq.core.consumer import dispatcher as consumer_dispatcher
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState, uptime
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
@@ -330,6 +333,79 @@ def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None
     time.sleep(acks.COMMIT_DELAY_SECONDS)
     assert dispatcher._turn()
     assert total(broker, LONE, "committed") == 1
+
+
+def report_of(dispatcher: Dispatcher, *, fails: bool = False) -> BatchReport:
+    (batch,) = dispatcher._in_flight.batches.values()
+    members = [message.delivery.member for message in batch.messages]
+    failures = [Failure(member) for member in members] if fails else []
+    return BatchReport(batch, [] if fails else members, failures, [], 0.001, True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_the_report_of_a_failure_wakes_a_worker_that_has_nothing_else_to_do(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    monkeypatch.setattr(consumer_dispatcher, "COMMIT_DELAY_SECONDS", 2.0 if fails else 0.3)
+    monkeypatch.setattr(executor_pool, "COMMIT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(dispatcher, "_sleep_seconds", lambda: 3600.0)
+    begun = time.monotonic()
+    report = threading.Timer(0.05, dispatcher._mailbox.put, [report_of(dispatcher, fails=fails)])
+    report.start()
+    dispatcher._sleep()
+    report.join()
+    assert (time.monotonic() - begun < 0.3) is fails
+    assert dispatcher._turn(), "the acknowledgement waits no longer"
+    assert total(broker, LONE, "failed" if fails else "committed") == 1
+
+
+def test_a_deferred_report_is_read_with_the_next_message(broker: Broker, asked: list[int]) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    mailbox = dispatcher._mailbox
+    mailbox._deferred.append(report_of(dispatcher))
+    send(broker, LONE, [2])
+    mailbox.queue.put(Wake(LONE.name, 0))
+    mailbox.read(60.0, defers_reports=True)
+    assert dispatcher._turn()
+    assert asked == [0, 0]
+    assert total(broker, LONE, "committed") == len(in_hand(dispatcher)) == 1
+
+
+def test_reports_are_deferred_only_while_nothing_but_a_commit_depends_on_them(broker: Broker) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    (batch,) = dispatcher._in_flight.batches.values()
+    can_wait = dispatcher._router.can_defer_reports
+    batch.queued = uptime() + 3600
+    assert can_wait()
+    batch.slot.sleeping_until = None
+    assert not can_wait(), "the slot may have more"
+    batch.slot.sleeping_until, batch.queued = 0, uptime() - 1.0
+    assert not can_wait(), "the call takes long"
+    batch.queued, dispatcher._schedule.asks_always = uptime() + 3600, True
+    assert not can_wait(), "a burst ends with its last report"
+    dispatcher._schedule.asks_always = False
+    dispatcher._shutdown.begun = True
+    assert not can_wait(), "the end of the worker waits for its reports"
+
+
+def test_a_report_that_comes_when_the_worker_stops_to_defer_reports_is_read(broker: Broker) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    mailbox = dispatcher._mailbox
+
+    class Late(deque[BatchReport]):
+        """The dispatcher wakes up between the look of the executor and its report."""
+
+        def append(self, report: BatchReport) -> None:
+            mailbox._defers_reports = False
+            mailbox._process_deferred()
+            super().append(report)
+
+    mailbox._deferred, mailbox._defers_reports = Late(), True
+    mailbox.put(report_of(dispatcher))
+    assert not mailbox.queue.empty(), "the next sleep ends at once"
+    mailbox.read(60.0)
+    assert not dispatcher._in_flight.batches
 
 
 @pytest.mark.parametrize("ends", ["failures", "released"])

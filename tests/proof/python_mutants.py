@@ -218,6 +218,11 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Nothing begins in a slot that is shut for a listener that does not return.",
         (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
     ),
+    "overlooks_a_report_at_the_end_of_its_sleep": PythonMutant(
+        If("False"),
+        "A report that comes just when a worker stops to defer reports wakes it.",
+        (TRIPS + "a_report_that_comes_when_the_worker_stops_to_defer_reports_is_read",),
+    ),
     "keeps_what_a_dead_thread_had": PythonMutant(
         GONE,
         "What a dead thread had is in hand no more.",

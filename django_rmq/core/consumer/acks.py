@@ -231,6 +231,11 @@ class AckQueue:
         self.pending[slot, receipt].released += members
         self.due = 0.0
 
+    def hurry(self) -> None:
+        """Send what is pending in the next turn."""
+        if self.pending:
+            self.due = 0.0
+
     def unsettled(self, topic: str) -> int:
         """Return how many messages of a topic have ended without Redis having confirmed it."""
         return sum(len(pending) for (slot, _), pending in self.pending.items() if slot.topic.name == topic)

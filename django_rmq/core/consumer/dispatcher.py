@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.acks import AckQueue, SlotErrors
+from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue, SlotErrors
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
@@ -231,7 +231,7 @@ class Dispatcher:
         self._background = BackgroundThreads(
             broker, self.topics.values(), in_flight, mailbox, self.thread_watch
         )
-        self._pool = pool = ExecutorPool(count, mailbox.queue, hooks, notes, async_capacity.concurrency)
+        self._pool = pool = ExecutorPool(count, mailbox, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
             broker, owner, table, listeners, count, async_capacity, in_flight
         )
@@ -254,7 +254,9 @@ class Dispatcher:
             broker, table, schedule, slot_errors, acquirer, options.poll_seconds
         )
         self._reaper = TimeoutReaper(broker, options.swept, self._complain)
-        planner = FetchPlanner(owner, pool, in_flight, capacity, schedule, acks, self._complain)
+        self._planner = planner = FetchPlanner(
+            owner, pool, in_flight, capacity, schedule, acks, self._complain
+        )
         handed_out, moved = callbacks.handed_out, ownership.on_moved
         replies = FetchReplies(capacity, schedule, acks, router, acquirer, shutdown, handed_out, moved)
         self._round_trips = RoundTrips(broker, acks, planner, replies, capacity.bytes)
@@ -348,10 +350,32 @@ class Dispatcher:
                 continue
             if busy:
                 self._mailbox.process_items()
-                continue
+                if self._has_more():
+                    continue
             if self._rest.is_over():
                 return
-            self._mailbox.read(self._sleep_seconds())
+            self._sleep()
+
+    def _has_more(self) -> bool:
+        """Return whether another turn has something to do that has no time of its own."""
+        return bool(
+            self._planner.is_due
+            or self._round_trips.under_way
+            or self._acquirer.unacquired
+            or self._acquirer.fenced_slots
+            or self._table.has_unacquired
+        )
+
+    def _sleep(self) -> None:
+        """Wait until something is due or comes."""
+        seconds = self._sleep_seconds()
+        if not self._router.can_defer_reports():
+            self._mailbox.read(seconds)
+            return
+        # The next message usually comes before the commit of this one is due. Then one waking serves both.
+        self._mailbox.read(min(seconds, COMMIT_DELAY_SECONDS), defers_reports=True)
+        # The commits have waited for a fetch by now.
+        self._acks.hurry()
 
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""

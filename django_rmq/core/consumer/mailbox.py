@@ -1,12 +1,14 @@
 """The mailbox of a dispatcher: other threads report slots that come and go, wake-ups, outcomes of batches, and the end.
 
 Any thread may put an item into the mailbox, and only the dispatcher's thread reads it. So the state of the dispatcher needs
-no locks. The part that registers a handler for a type of items decides what they mean.
+no locks. The part that registers a handler for a type of items decides what they mean. The report of an executor may be
+deferred until something else comes, because waking the dispatcher costs more than processing the report.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -40,6 +42,10 @@ class Resubscribed(NamedTuple):
     """The subscription was renewed; wake-ups until now may have been missed."""
 
 
+class DeferredReport(NamedTuple):
+    """A report was deferred just when the dispatcher stopped to defer reports."""
+
+
 class MaxRuntimeExceeded(NamedTuple):
     """A listener has exceeded MAX_RUNTIME."""
 
@@ -68,6 +74,7 @@ MailboxItem = (
     | Disown
     | Wake
     | Resubscribed
+    | DeferredReport
     | MaxRuntimeExceeded
     | HardTimeoutExceeded
     | LimitsChange
@@ -77,30 +84,65 @@ Item = TypeVar("Item", bound=MailboxItem)
 
 
 class Mailbox:
-    """Any thread may put an item into ``queue``; the dispatcher's thread reads it."""
+    """Any thread may put an item into ``queue``; the dispatcher's thread reads it. Executors ``put`` their reports."""
 
     def __init__(self) -> None:
         # ``put`` of a SimpleQueue is reentrant, so a signal handler may call it while its own thread is in the queue.
         self.queue: SimpleQueue[MailboxItem] = SimpleQueue()
-        self._handlers: dict[type, Callable[[Any], None]] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            DeferredReport: lambda _: self._process_deferred()
+        }
+        self._defers_reports = False
+        """Whether the dispatcher sleeps, and a report of commits does not wake it."""
+        self._deferred: deque[BatchReport] = deque()
+        """The reports that have not woken it."""
 
     def on(self, kind: type[Item], handler: Callable[[Item], None]) -> None:
         """Pass items of this kind to ``handler``."""
         self._handlers[kind] = handler
 
+    def put(self, report: BatchReport, /) -> None:
+        """Take the report of an executor. It wakes the dispatcher, unless that defers reports of commits."""
+        is_deferred = self._defers_reports and not (report.failures or report.released)
+        if not is_deferred:
+            self.queue.put(report)
+            return
+        self._deferred.append(report)
+        # The report is added before the flag is read, and the dispatcher does the reverse. So no report is deferred
+        # beyond the end of a sleep.
+        # rule: overlooks_a_report_at_the_end_of_its_sleep
+        if not self._defers_reports:
+            self.queue.put(DeferredReport())
+
     def process_items(self) -> None:
         """Process the items that are there."""
         self.read(0.0)
 
-    def read(self, timeout: float) -> None:
-        """Process the items that are there; if there are none, wait for one, for at most this many seconds."""
+    def read(self, timeout: float, *, defers_reports: bool = False) -> None:
+        """Process the items that are there; if there are none, wait for one, for at most this many seconds.
+
+        ``defers_reports``: executors' reports of commits do not end this wait, and are processed after it.
+        """
+        self._defers_reports = defers_reports
+        item: MailboxItem | None = None
         try:
             item = self.queue.get(timeout=timeout) if timeout > 0 else self.queue.get_nowait()
-            while True:
+        except Empty:
+            # Deferred reports may have come all the same.
+            pass
+        self._defers_reports = False
+        # These come first: a later report of the same batch may be in the queue.
+        self._process_deferred()
+        try:
+            while item is not None:
                 self.handle(item)
                 item = self.queue.get_nowait()
         except Empty:
             pass
+
+    def _process_deferred(self) -> None:
+        while self._deferred:
+            self.handle(self._deferred.popleft())
 
     def handle(self, item: MailboxItem) -> None:
         """Do what an item asks for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import invoke
@@ -65,7 +66,10 @@ class ExecutorThread(threading.Thread):
         self._turn = 0
         self._served: dict[str, int] = {}
         """Topic -> the turn in which it was last served."""
-        self._ready = threading.Condition()
+        self._changing = threading.Lock()
+        """Held while the queue changes."""
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        """One entry for each batch that was put, and one for the stop."""
         self._stopping = False
 
     @property
@@ -92,14 +96,14 @@ class ExecutorThread(threading.Thread):
 
     def put(self, batch: Batch) -> None:
         """Queue a batch."""
-        with self._ready:
+        with self._changing:
             batch.thread = self
             self._queue.append(batch)
-            self._ready.notify()
+        self._calls.put(None)
 
     def withdraw(self, batch: Batch) -> bool:
         """Take a batch out of the queue; return whether it was there. Otherwise the thread has begun it."""
-        with self._ready:
+        with self._changing:
             if batch not in self._queue:
                 return False
             self._queue.remove(batch)
@@ -107,22 +111,25 @@ class ExecutorThread(threading.Thread):
 
     def stop(self) -> None:
         """End when the queue is empty."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify()
+        self._stopping = True
+        self._calls.put(None)
 
     def _next(self) -> Batch | None:
-        with self._ready:
-            while not self._queue and not self._stopping:
-                self._ready.wait()
-            # The thread is to stop, or it has a successor because its listener exceeded MAX_RUNTIME and returned only now.
-            if self.hangs or not self._queue:
+        while True:
+            self._calls.get()
+            with self._changing:
+                # It has a successor, because its listener exceeded MAX_RUNTIME and returned only now.
+                if self.hangs:
+                    return None
+                if self._queue:
+                    self.current = self._choose()
+                    self._queue.remove(self.current)
+                    self._turn += 1
+                    self._served[self.current.topic.name] = self._turn
+                    return self.current
+            # Without the stop, the batch of this call was withdrawn.
+            if self._stopping:
                 return None
-            self.current = self._choose()
-            self._queue.remove(self.current)
-            self._turn += 1
-            self._served[self.current.topic.name] = self._turn
-            return self.current
 
     def _choose(self) -> Batch:
         """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first.
@@ -130,6 +137,8 @@ class ExecutorThread(threading.Thread):
         The receipts of a serial slot rise, so its older batch runs before its newer one, whatever their
         heads.
         """
+        if len(self._queue) == 1:
+            return self._queue[0]
         topic = min((batch.topic for batch in self._queue), key=lambda t: self._served.get(t.name, 0))
         batches = [batch for batch in self._queue if batch.topic.name == topic.name]
         if not topic.is_priority:

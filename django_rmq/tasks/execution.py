@@ -108,7 +108,13 @@ class WriteBatching:
             together
         )
         try:
-            answers = run_all(self._broker(), [each.call for each in together])
+            broker = self._broker()
+            # A pipeline costs more than a single call.
+            answers = (
+                run_all(broker, [each.call for each in together])
+                if len(together) > 1
+                else [broker.run(together[0].call)]
+            )
         except Exception as error:  # noqa: BLE001 - each of them raises it
             answers = [error] * len(together)
         finally:
@@ -251,7 +257,7 @@ class Attempt:
         self.task = self.job.task(self.framework)
         # Only the path of a known task is a label: any other one is text that a sender wrote.
         self.message.labels = {"task": self.job.path, **self.message.labels}
-        self.sender = type(self.task.get_backend())
+        self.sender = _sender_of(self.framework, self.job.backend, self.backend)
         self.result = result_of(self.framework, self.task, self.key, self.job, record)
         context = (
             [self.framework.base.TaskContext(task_result=self.result)] if self.task.takes_context else []
@@ -332,6 +338,21 @@ class Attempt:
                 if time.monotonic() > until:
                     raise
             time.sleep(PAUSE)
+
+
+_senders: dict[str, tuple[TaskBackend, type]] = {}
+"""The class of each backend, with the settings of which it is the backend."""
+
+
+def _sender_of(framework: Framework, alias: str, backend: TaskBackend) -> type:
+    """Return the class of a backend, which sends the signals of its tasks.
+
+    A backend belongs to its context, and each call of a listener has a context of its own, so each would make a backend.
+    """
+    known = _senders.get(alias)
+    if known is None or known[0] is not backend:
+        known = _senders[alias] = (backend, type(framework.backends[alias]))
+    return known[1]
 
 
 def _described(error: BaseException, stopped: str = "") -> Error:

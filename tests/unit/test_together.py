@@ -30,6 +30,13 @@ class Trips:
             raise SystemExit
         return [ServerRefused(call) if str(call).startswith("bad") else call for call in calls]
 
+    def run(self, call: Any) -> Any:
+        """Answer a call that comes alone."""
+        (answer,) = self(self, [call])
+        if isinstance(answer, ServerRefused):
+            raise answer
+        return answer
+
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
@@ -38,8 +45,8 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     return found
 
 
-def shared() -> WriteBatching:
-    return WriteBatching(lambda: None)  # type: ignore[arg-type, return-value]
+def shared(trips: Trips) -> WriteBatching:
+    return WriteBatching(lambda: trips)  # type: ignore[arg-type, return-value]
 
 
 def until(condition: Any) -> None:
@@ -51,7 +58,7 @@ def until(condition: Any) -> None:
 
 
 def test_what_comes_during_a_round_trip_is_run_in_the_next_one(trips: Trips) -> None:
-    calls = shared()
+    calls = shared(trips)
     with ThreadPoolExecutor(8) as pool:
         first: Any = pool.submit(calls.run, "first")  # type: ignore[arg-type]
         until(lambda: trips.seen == [["first"]])
@@ -71,7 +78,7 @@ def test_what_comes_during_a_round_trip_is_run_in_the_next_one(trips: Trips) -> 
 def test_a_round_trip_that_fails_fails_for_all_and_the_next_one_runs(
     trips: Trips, what: str, leader: type[BaseException]
 ) -> None:
-    calls = shared()
+    calls = shared(trips)
     with ThreadPoolExecutor(8) as pool:
         first: Any = pool.submit(calls.run, "first")  # type: ignore[arg-type]
         until(lambda: len(trips.seen) == 1)
@@ -91,10 +98,16 @@ def test_a_round_trip_that_fails_fails_for_all_and_the_next_one_runs(
 
 
 def test_many_threads_get_their_own_answers(trips: Trips) -> None:
-    calls = shared()
+    calls = shared(trips)
     trips.gate.release(100_000)
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(calls.run, map(str, range(20_000))))
     assert found == list(map(str, range(20_000)))
     assert sorted(int(call) for each in trips.seen for call in each) == list(range(20_000))
     assert not calls._waiting and not calls._is_busy
+
+
+def test_the_error_of_a_call_that_comes_alone_is_raised(trips: Trips) -> None:
+    trips.gate.release()
+    with pytest.raises(ServerRefused, match="bad"):
+        shared(trips).run("bad")  # type: ignore[arg-type]

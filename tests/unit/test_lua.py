@@ -24,7 +24,13 @@ from tests.support.servers import RedisServer
 
 FOLDER = Path(lua.__file__).parent
 FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])
-FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
+FRAGMENTS = [
+    f"{path.stem}.{section}" if section else path.stem
+    for path in FILES
+    if path.stem.startswith("_")
+    for section in re.findall(r"^-- section: (\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE) or [""]
+]
+"""The fragments without sections, and the sections of the others."""
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
@@ -91,17 +97,17 @@ class Declared(NamedTuple):
 
 
 class Source:
-    """One Lua file: its header, its code without comments, and what its outermost statements bind."""
+    """One Lua file or section: its header, its code without comments, and what it includes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = lua._read(name)
+        self.text = lua._source(name) if "." in name else lua._read(name)
         lines = self.text.split("\n")
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
-        self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
+        self.includes = re.findall(r"^-- include: ([\w.]+)$", "\n".join(lines[end:]), re.MULTILINE)
         self.second = re.findall(
-            r"^-- include: (\w+) where OUTCOME_RETENTION$", "\n".join(lines[end:]), re.MULTILINE
+            r"^-- include: ([\w.]+) where OUTCOME_RETENTION$", "\n".join(lines[end:]), re.MULTILINE
         )
         code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
         self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
@@ -422,6 +428,13 @@ def test_fragments_exist_are_used_and_include_no_others() -> None:
     assert used | {"_types"} == set(FRAGMENTS)
     for name in FRAGMENTS:
         assert Source(name).includes == []
+
+
+def test_a_section_that_defines_one_function_has_its_name() -> None:
+    for name in FRAGMENTS:
+        functions = re.findall(r"^local function (\w+)", Source(name).code, re.MULTILINE)
+        if "." in name and len(functions) == 1:
+            assert name.partition(".")[2] == functions[0]
 
 
 @each_script

@@ -98,6 +98,30 @@ def test_what_a_fragment_may_do_without_is_nil(files: dict[str, str]) -> None:
     assert b"\nlocal claim\n" not in lua.load("with").text
 
 
+def test_a_script_includes_the_sections_that_it_names_and_no_others(files: dict[str, str]) -> None:
+    files["_write"] = (
+        "-- Writes.\n\n-- section: first\n-- Once.\n--\n-- needs: store\n\nlocal a = store\n\n"
+        "-- section: second\n-- Twice.\n--\n-- needs: a\n\nlocal b = a\n"
+    )
+    files["one"] = script("-- include: _write.first")
+    files["both"] = script("-- include: _write.first", "local c = 1", "-- include: _write.second")
+    files["early"] = script("-- include: _write.second")
+    assert lua.load("one").text.endswith(b"\nlocal a = store")
+    assert lua.load("both").text.endswith(b"\nlocal a = store\nlocal c = 1\nlocal b = a")
+    with pytest.raises(HeaderError, match=r"early\.lua: _write\.second needs a, bound before"):
+        lua.load("early")
+
+
+@pytest.mark.parametrize("name", ["_write", "_write.third"])
+def test_an_include_that_names_no_section_is_refused_with_those_that_there_are(
+    files: dict[str, str], name: str
+) -> None:
+    files["_write"] = "-- Writes.\n\n-- section: first\nlocal a = 1\n\n-- section: second\nlocal b = 2\n"
+    files["x"] = script(f"-- include: {name}")
+    with pytest.raises(HeaderError, match=r"_write\.lua has the sections first, second, not '(third)?'"):
+        lua.load("x")
+
+
 def test_redis_gets_no_comments(files: dict[str, str]) -> None:
     files["x"] = script("", "-- Why.", "return store -- rule: which", "  -- Because.")
     loaded = lua.load("x")

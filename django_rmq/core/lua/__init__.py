@@ -7,14 +7,18 @@ definitions, those in ``limits/`` about rates and permits, those in ``answers/``
 once, those in ``results/`` about tasks, those in ``consumers/`` about the consumers of Spark, those in ``history/``
 about the history of topics.
 
+A fragment is about one subject. Most have several sections, of which a script includes those that it needs. The line
+``-- section: budget`` begins one. A section that defines one function has its name.
+
 A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
 
-``-- include: _name``
-    the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has
-    bound these names before; those in brackets are nil where it has none of that name.
-``-- include: _name where OUTCOME_RETENTION``
-    that fragment in the script's second form, ``"commit+outcomes"``, which topics with OUTCOME_RETENTION use. In the first
-    form the names that the fragment ``offers`` are nil. The keys and arguments of the fragment belong to the second
+``-- include: _retries.budget`` or ``-- include: _claims``
+    the text of that section, or of a fragment without sections. It includes no other. It says
+    ``-- needs: store kind [claim]``: the script has bound these names before; those in brackets are nil where it has none
+    of that name.
+``-- include: _ledger.outcomes where OUTCOME_RETENTION``
+    that section in the script's second form, ``"commit+outcomes"``, which topics with OUTCOME_RETENTION use. In the first
+    form the names that the section ``offers`` are nil. The keys and arguments of the section belong to the second
     form only: the keys follow all others, and the arguments precede them.
 ``-- check: types``
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
@@ -59,6 +63,7 @@ _RARE = frozenset(
 """The keys that a slot has only while something rests, has failed or died, is keyed or claimed, or can be brought back."""
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
+_SECTION = re.compile(r"^-- section: (\w+)\n", re.MULTILINE)
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
@@ -77,9 +82,22 @@ def _read(name: str) -> str:
     return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
 
 
+def _source(name: str) -> str:
+    """Return the text of a script, of a fragment without sections, or of a section: ``_retries.budget``."""
+    file, _, section = name.partition(".")
+    text = _read(file)
+    _, *parts = _SECTION.split(text)
+    if not parts and not section:
+        return text
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    if section not in sections:
+        raise HeaderError(f"{file}.lua has the sections {', '.join(sections) or '(none)'}, not {section!r}.")
+    return sections[section]
+
+
 def _split(name: str) -> tuple[list[str], list[str]]:
-    """Return the lines of a file's header, without their dashes, and of its code."""
-    lines = _read(name).rstrip("\n").split("\n")
+    """Return the lines of the header of a script or section, without their dashes, and of its code."""
+    lines = _source(name).rstrip("\n").split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
     return [line.removeprefix("--").strip() for line in lines[:end]], lines[end:]
 
@@ -97,14 +115,14 @@ def declaration(name: str) -> Declaration:
 
 
 def _of_second_form(name: str) -> str:
-    """Return the fragment that only the second form of a script includes. Empty: it has no second form."""
+    """Return the section that only the second form of a script includes. Empty: it has no second form."""
     directives = map(_DIRECTIVE.fullmatch, _split(name)[1])
     return next((each[2] for each in directives if each and each[3]), "")
 
 
 def _said(what: str, fragment: str) -> str:
-    """Return what the header of a fragment says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
-    return " ".join(re.findall(rf"^-- {what}: (.*)$", _read(fragment), re.MULTILINE))
+    """Return what a fragment or section says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
+    return " ".join(re.findall(rf"^-- {what}: (.*)$", _source(fragment), re.MULTILINE))
 
 
 def _without_comments(lines: list[str]) -> list[str]:
@@ -119,7 +137,7 @@ def _bound(lines: list[str]) -> set[str]:
 
 
 def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
-    """Return the code of a fragment for a script that has ``bound`` names before it."""
+    """Return the code of a fragment or section for a script that has ``bound`` names before it."""
     needs = _said("needs", fragment)
     optional = re.findall(r"\[(\w+)\]", needs)
     missing = set(re.sub(r"\[\w+\]", "", needs).split()) - bound

@@ -1,3 +1,52 @@
+-- Topics with ACCUMULATE keep the bodies of merged sends in one envelope, which begins with an additional 0. Behind its head are
+-- the number of bodies in nine digits, a space, and for each body its length, a colon and the body.
+
+-- section: bodies
+-- Read and join the bodies of such an envelope.
+--
+-- needs: body
+
+local function collects(envelope)
+  return envelope and string.find(envelope, '^0%d+ ') ~= nil
+end
+-- Returns two values:
+--   where the head of an envelope ends,
+--   the number of its bodies.
+local function opened(envelope)
+  local at = string.find(envelope, '\n', 1, true)
+  return at, at and tonumber(string.sub(envelope, at + 1, at + 9)) or 0
+end
+-- Returns the bodies of two copies, those of the older copy first, with the head of the newer one.
+local function joined(older, newer)
+  local behind, had = opened(older)
+  local at, more = opened(newer)
+  if not (behind and at) then return newer end
+  return string.sub(newer, 1, at) .. string.format('%09d ', had + more) .. string.sub(older, behind + 11)
+    .. string.sub(newer, at + 11)
+end
+-- Put the bodies of an older copy before those of the copy that waits.
+local function join(member, older)
+  local newer = collects(older) and redis.call('HGET', body, member)
+  if collects(newer) then redis.call('HSET', body, member, joined(older, newer)) end -- rule: collected_bodies_dropped
+end
+-- Returns nil for a death without a body, otherwise two values:
+--   the body,
+--   where it begins in the record.
+local function exhumed(record)
+  local head = string.match(record or '', '^([^\n]*)\n')
+  local length, has_body = string.match(head or '', ' (%d+) ([01])$')
+  if has_body ~= '1' then return nil end
+  local at = #head + 2 + tonumber(length)
+  return string.sub(record, at), at
+end
+-- Put the bodies of an older copy before those of the death `record`. Returns the record.
+local function joined_death(record, older)
+  local newer, at = exhumed(record)
+  if not (collects(older) and collects(newer)) then return record end
+  return string.sub(record, 1, at - 1) .. joined(older, newer)
+end
+
+-- section: collect
 -- Sends to a topic with ACCUMULATE keep the bodies of a message that waits or rests, up to a number and a size.
 --
 -- needs: body accumulate max_body collects opened joined

@@ -1,3 +1,303 @@
+-- The parts of `prepare`: what a slot can deliver, how much of it now, and its move into Prepare.
+
+-- section: usual
+-- Deliver the few messages that wait, or find none, where all of them are due and the slot has nothing else: nothing in flight,
+-- in Retry, in Dead or claimed, no key, no failure. Most prepares meet such a slot. The rest of the script does the same for all
+-- others; to make its functions takes longer than this.
+--
+-- needs: store prepare inflight dead deaths failures body stats control retry claimants prepare_body
+-- needs: room kind slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
+-- needs: known known_slots paused noted undrained_since now_s now_ms receipt text_of bounded
+
+local is_open = not (known.err or paused or known[9] or noted) and slot_each_us == 0 and after_score == ''
+local others = is_open and redis.call('EXISTS', prepare, inflight, dead, deaths, failures, body, retry, claimants, prepare_body)
+-- rule: usual_beside_others
+if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
+  local NEVER, MOST = '9007199254740991', 16
+  local rows = redis.pcall('ZRANGE', store, 0, MOST, 'WITHSCORES')
+  local n, bytes, lowest, latest = #rows / 2, 0, 1000, now_ms
+  if kind == 'fifo' then lowest, latest = -math.huge, now_ms + 1 - 1 / 1024 end
+  if kind == 'priority' then lowest, latest = math.max(16, max_retries) + 1, math.huge end
+  -- Below the limit and the room the owner has seen everything, and can sleep. Of several priorities, the highest come first.
+  -- rule: usual_beyond_the_limit
+  local is_usual = not rows.err and n < math.min(MOST, limit) and (serial or n < room) and (n <= 1 or kind ~= 'priority')
+  for i = 1, is_usual and n or 0 do
+    local score = tonumber(rows[i * 2])
+    bytes = bytes + #rows[i * 2 - 1]
+    if score > latest then is_usual = false end -- rule: usual_before_its_time
+    -- A retry has fewer deliveries left, as its score says.
+    if score < lowest or (kind == 'priority' and score % 1 ~= 0) then is_usual = false end -- rule: usual_retries
+  end
+  if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes
+  if is_usual then
+    -- rule: usual_never_drained
+    if kind == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
+    if not (known_slots and known[6] and known[7]) then
+      redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout),
+        'max_retries', text_of(max_retries))
+    end
+    if n == 0 then
+      redis.call('HSET', control, 'sleeping_until', NEVER) -- rule: usual_idle_unnoticed
+      return { 'empty', '' }
+    end
+    local ticket, prepared, flights, lefts = text_of(receipt) .. ' ', {}, {}, {}
+    local date = text_of(now_s * 1000 + max_retries)
+    for i = 1, n * 2, 2 do
+      local member, score = rows[i], rows[i + 1]
+      prepared[i], prepared[i + 1] = date, member
+      flights[i], flights[i + 1] = member, ticket .. score
+      if max_retries ~= expected then lefts[#lefts + 1] = max_retries end -- rule: usual_retries_of_the_topic
+    end
+    redis.call('UNLINK', store)
+    redis.call('ZADD', prepare, unpack(prepared))
+    redis.call('HSET', inflight, unpack(flights))
+    -- rule: usual_owner_unknown
+    redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)
+    redis.pcall('HINCRBY', stats, 'prepared', n)
+    local ends = bounded((now_s + timeout + 1) * 1000, 0, tonumber(NEVER))
+    return { 'ok', text_of(ends), NEVER, receipt, rows, lefts, {} }
+  end
+end
+
+-- section: choose
+-- Choose the messages that can be delivered, in their order, as flat lists of member, score.
+--
+-- needs: store prepare claim kind limit after_score after_member
+-- needs: in_flight claimed receipt micros now_ms text_of latest_due rank_after
+
+-- Returns the first due messages; on time topics, the retries as a second list.
+local function look(scan)
+  if after_score ~= '' then
+    local from = rank_after(store, after_score, after_member, kind == 'priority')
+    if kind == 'priority' then
+      return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
+    end
+    local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
+    local latest = kind == 'fifo' and now_ms + 1023 / 1024 or now_ms
+    while #rows > 0 and tonumber(rows[#rows]) > latest do
+      rows[#rows], rows[#rows - 1] = nil, nil
+    end
+    return rows, {}
+  elseif kind == 'priority' then
+    return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
+  elseif kind == 'fifo' then
+    -- A message that failed has its old place in the line, so its retry is among the others.
+    return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan), {}
+  end
+  -- rule: before_their_time
+  return redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan),
+    redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
+end
+
+-- Leave out members that are in flight: their newer copy waits for the end of the delivery.
+local function free_of(list)
+  if not (in_flight > 0 or claimed) or #list == 0 then return list end -- rule: in_flight_twice
+  local names, free = {}, {}
+  for i = 1, #list, 2 do
+    names[#names + 1] = list[i]
+  end
+  local running = redis.call('ZMSCORE', prepare, unpack(names))
+  local held = claimed and redis.call('ZMSCORE', claim, unpack(names)) or {}
+  for i, member in ipairs(names) do
+    if not (running[i] or held[i]) then -- rule: prepare_takes_what_is_claimed
+      free[#free + 1], free[#free + 2] = member, list[i * 2]
+    end
+  end
+  return free
+end
+
+-- Returns a bound of how many skipped entries are in flight.
+local function running_ahead()
+  return math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
+end
+
+-- While fresh messages are due, at most half of a delivery is retries; the odd one alternates with the receipt. Returns two
+-- values:
+--   the retries before the other messages,
+--   the number of the retries.
+local function with_retries(rested, free)
+  local share = math.floor(limit / 2) + limit % 2 * (receipt % 2) -- rule: odd_one_never_a_retry
+  share = math.min(#rested / 2, math.max(share, limit - #free / 2)) -- rule: all_retries
+  local both = {}
+  for i = 1, share * 2 do
+    both[i] = rested[i]
+  end
+  for i = 1, #free do
+    both[#both + 1] = free[i]
+  end
+  return both, share
+end
+
+-- If the limit cuts a group of equal priorities, its members are taken from a random start: Redis orders them by their bytes, and
+-- the last ones would wait as long as others keep coming.
+local function turn_group(free, score)
+  local above, size = 0, redis.call('ZCOUNT', store, score, score)
+  while above < #free / 2 and free[above * 2 + 2] ~= score do
+    above = above + 1
+  end
+  local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
+  -- Mixed, so that regular intervals still reach every member.
+  local start = (micros * 16807 + receipt % 1000003 * 69621) % 2147483647 % size -- rule: no_random_start
+  local want = math.min(size, limit - above + running_ahead())
+  local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
+  if start + want > size then
+    local turned = redis.call('ZREVRANGE', store, base, base + start + want - size - 1, 'WITHSCORES')
+    for i = 1, #turned do
+      group[#group + 1] = turned[i]
+    end
+  end
+  group = free_of(group)
+  for i = above * 2 + 1, #free do
+    free[i] = nil
+  end
+  for i = 1, #group do
+    free[above * 2 + i] = group[i]
+  end
+end
+
+-- Returns six values:
+--   the candidates,
+--   how many at their head may be retries,
+--   whether there are no others,
+--   whether they are the first entries of Store with none left out, so that they can be removed by rank,
+--   the score of the last entry that was read,
+--   the member of that entry.
+local function choose()
+  local scan = limit
+  local rows, late = look(scan)
+  local free, rested = free_of(rows), free_of(late)
+  if #free + #rested == 0 and math.max(#rows, #late) == scan * 2 then
+    -- All entries of the window are in flight: read further, once.
+    scan = limit + running_ahead()
+    rows, late = look(scan)
+    free, rested = free_of(rows), free_of(late)
+  end
+  local complete = #late < scan * 2 and #rows < scan * 2
+  local seen = #rows > 0 and rows or late
+  local last_score, last_member = seen[#seen], seen[#seen - 1]
+  local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
+  local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows -- rule: head_of_store
+  if #rested > 0 then
+    free, retries = with_retries(rested, free)
+    complete = complete and retries * 2 == #rested
+  end
+  if kind == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
+    complete = complete and #free / 2 <= limit
+    turn_group(free, #free >= limit * 2 and free[limit * 2] or last_score)
+  end
+  return free, retries, complete, is_head, last_score, last_member
+end
+
+-- section: slot_rate
+-- The slot's own MAX_RATE: a bucket of a tenth of a second, and of one delivery at least.
+--
+-- needs: control slot_each_us spent_us now_us
+
+-- Returns when the bucket was last empty, as if it had filled from then on without an end. A time that is ahead of now by more
+-- than the bucket holds was written before the clock was set back.
+local function emptied_at()
+  local depth = math.max(slot_each_us, 100000)
+  local empty = tonumber(spent_us or '') or 0
+  if empty > now_us + depth then empty = 0 end -- rule: paced_out_by_a_clock
+  return math.max(empty, now_us - depth)
+end
+
+-- Returns two values:
+--   how many messages may be delivered now,
+--   the ms at which there is one more.
+local function pace()
+  local empty = emptied_at()
+  return math.floor((now_us - empty) / slot_each_us), math.ceil((empty + slot_each_us) / 1000)
+end
+
+-- Spend `n` deliveries. Returns the ms at which there is another one, or nil if there is one now.
+local function spend(n)
+  spent_us = string.format('%.0f', emptied_at() + n * slot_each_us) -- rule: pace_without_spending
+  redis.call('HSET', control, 'spent_us', spent_us)
+  local left, at = pace()
+  return left < 1 and at or nil
+end
+
+-- section: selection
+-- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
+--
+-- needs: body unusual kind timeout max_retries expected serial limit max_bytes
+-- needs: receipt now_s in_flight wary suspicious free retries complete text_of budget own_limits has_lapsed
+
+local total = math.min(#free / 2, limit)
+local more = not complete or total < #free / 2
+local kept = {}
+if total > 0 and unusual and redis.call('HLEN', body) > 0 then
+  local names = {}
+  for i = 1, total do
+    names[i] = free[i * 2 - 1]
+  end
+  kept = redis.call('HMGET', body, unpack(names))
+end
+local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
+local members, flights, prepared, lefts, envelopes, lapsed = {}, {}, {}, {}, {}, {}
+local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
+local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
+if #kept == 0 and not wary and retries == 0 then
+  -- This is the common case: nothing has failed, and every member is its own body.
+  date, plain = text_of(stamp + max_retries), max_retries == expected
+  for i = 1, total do
+    local at, member, score = i * 2, free[i * 2 - 1], free[i * 2]
+    bytes = bytes + #member
+    if bytes > max_bytes and i > 1 then -- rule: plain_bytes_unbounded
+      more = true
+      break
+    end
+    if score ~= last_text then last_text, flight = score, ticket .. score end
+    taken, members[i], lefts[i] = i, member, max_retries
+    prepared[at - 1], prepared[at] = date, member
+    flights[at - 1], flights[at] = member, flight
+  end
+else
+  for i = 1, total do
+    local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
+    local is_over, is_limited = false, false
+    if envelope then is_over, is_limited = has_lapsed(envelope) end
+    if is_over then -- rule: lapsed_is_delivered
+      lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+    else
+      local alone = wary and suspicious(member) -- rule: suspect_in_company
+      bytes = bytes + #member + (envelope and #envelope or 0)
+      -- A suspect may kill its process, which would charge the messages in flight beside it with a time-out.
+      refused = alone and serial and in_flight > 0 and taken == 0
+      if refused or (taken > 0 and (alone or bytes > max_bytes)) then -- rule: bytes_unbounded
+        more = true
+        break
+      end
+      local left, seconds = max_retries, nil
+      if is_limited then left, seconds = own_limits(envelope) end -- rule: limits_of_the_topic
+      if i <= retries or (wary and kind == 'fifo') then left = budget(tonumber(score), member, left) end
+      if left ~= last_left then last_left, date = left, text_of(stamp + left) end
+      plain = plain and left == expected
+      if score ~= last_text then last_text, flight = score, ticket .. score end
+      local at = taken * 2 + 1
+      taken = taken + 1
+      members[taken], lefts[taken] = member, left
+      if taken < i then free[at], free[at + 1] = member, score end
+      prepared[at], prepared[at + 1] = date, member
+      flights[at], flights[at + 1] = member, flight
+      if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
+      if #kept > 0 then envelopes[taken] = envelope or '' end
+      if seconds then -- rule: time_out_of_the_topic
+        local short = math.min(seconds, timeout)
+        prepared[at] = text_of(stamp - (timeout - short) * 1000 + left)
+        flights[at + 1] = string.format('%s:%.0f', flight, seconds)
+        shortest = math.min(shortest or short, short)
+      end
+      if alone then
+        more, suspect = more or i < total, 'suspect' -- rule: suspect_untold
+        break
+      end
+    end
+  end
+end
+
+-- section: take
 -- Move the chosen messages into Prepare, with their bodies.
 --
 -- needs: store prepare inflight retry body prepare_body in_flight rests count

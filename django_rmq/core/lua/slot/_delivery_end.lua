@@ -1,3 +1,16 @@
+-- How deliveries end, except by a commit: as failed, as marked by an operator, given back, or by their time-out.
+
+-- section: mark_delivery
+-- Mark a delivery for its end, and note that in control: commit_all reads no records.
+--
+-- needs: inflight control
+
+local function mark_delivery(member, receipt_and_score, mark)
+  redis.call('HSET', inflight, member, receipt_and_score .. mark)
+  redis.call('HSET', control, 'marked', string.match(receipt_and_score, '^%d+')) -- rule: mark_unnoted
+end
+
+-- section: end_delivery
 -- End a delivery, and do what an operator has marked it for meanwhile.
 --
 -- needs: prepare inflight dead deaths failures body prepare_body
@@ -61,4 +74,89 @@ local function end_delivery(member, record, what, text)
   count(what == 'timed_out' and 'expired' or 'failed')
   if what == 'overran' then count('overran') end -- rule: overran_uncounted
   return origin, failure, kept, outdated
+end
+
+-- section: end_marked
+-- End a delivery that succeeded or is given back, but that an operator has marked meanwhile.
+--
+-- needs: end_delivery end_for_good
+
+local function end_marked(member, record)
+  local origin, failure, kept = end_delivery(member, record, 'failed', '') -- rule: marked_stays
+  if origin then end_for_good(member, 0, 'failed', '', origin, failure, kept) end
+end
+
+-- section: give_back
+-- Return a delivery that has not begun.
+--
+-- needs: store prepare inflight retry kind keeps_first count land join
+
+-- `score` is the score at which the message was taken. Returns when it can be taken again, or nil.
+local function give_back(member, score)
+  local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
+  local due
+  redis.call('ZREM', prepare, member) -- rule: release_needs_memory
+  local kept, outdated = land(member)
+  -- The message was sent again while it was in flight; the copy that waits has the newer body.
+  if outdated then join(member, kept) end -- rule: released_bodies_dropped
+  local resting = redis.call('ZSCORE', retry, member)
+  -- rule: earlier_time
+  if not (waiting or resting) or (waiting and keeps_first(number) and number < waiting) then
+    redis.call('ZADD', store, score, member)
+    due = kind == 'priority' and 0 or number
+  end
+  redis.call('HDEL', inflight, member)
+  count('released')
+  if waiting or resting then count('dropped') end
+  return due
+end
+
+-- section: expire_due
+-- End at most `limit` deliveries and claimed messages that have timed out.
+--
+-- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back expire_claim
+
+-- Returns the first place in flight. Messages of a strict slot run in their order, so only the first one can have caused a
+-- time-out.
+local function first_in_flight()
+  local first, records = math.huge, redis.call('HGETALL', inflight)
+  for i = 2, #records, 2 do
+    first = math.min(first, tonumber(string.match(records[i], '^%d+ ([^ :]+)')) or math.huge)
+  end
+  return first
+end
+
+-- Returns two values:
+--   how many messages were ended,
+--   when the first of them can be taken again, or nil.
+local function expire_due(limit)
+  -- Stamps that are further ahead than a time-out were written before the clock was set back.
+  local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
+    'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #ahead, 2 do -- rule: future_stamps_stay
+    local left = bounded(math.floor(tonumber(ahead[i + 1]) % 1000), 0, max_retries)
+    redis.call('ZADD', prepare, text_of(now_s * 1000 + left), ahead[i])
+  end
+  -- rule: expire_a_second_early
+  local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),
+    'WITHSCORES', 'LIMIT', 0, limit)
+  local earliest
+  local to_blame = strict and #late > 0 and first_in_flight() or math.huge
+  for i = 1, #late, 2 do
+    local left = bounded(math.floor(tonumber(late[i + 1]) % 1000), 0, max_retries)
+    local record = redis.call('HGET', inflight, late[i]) or '0 0'
+    local score, mark = string.match(record, '^%d+ ([^ :]+)%S* ?(%S*)')
+    local due
+    -- The deliveries behind the first one in line have not begun, so they use no retry.
+    if strict and mark == '' and tonumber(score) > to_blame then -- rule: strict_charges_all
+      due = give_back(late[i], score)
+    else
+      due = end_failed(late[i], left, record, 'timed_out', '', nil, i)
+    end
+    if due and (not earliest or due < earliest) then earliest = due end
+  end
+  local lost, due = 0, nil
+  if claimed then lost, due = expire_claim(limit - #late / 2) end -- rule: leases_never_end
+  if due and (not earliest or due < earliest) then earliest = due end
+  return #late / 2 + lost, earliest
 end

@@ -1,4 +1,7 @@
--- Waiting messages may expire: the time is in the envelope, and the message dies when it is found expired.
+-- The end of a waiting message's life: it expires, and dies when a delivery or a claim finds it.
+
+-- section: has_lapsed
+-- Read from the envelope of a waiting message whether it has expired.
 --
 -- needs: now_ms
 
@@ -11,4 +14,21 @@ local function has_lapsed(envelope)
   local text, mark = string.match(envelope, '^(%d+) {?"?(!?)')
   local expires = tonumber(text)
   return expires and expires > 0 and expires < now_ms, mark == '!' -- rule: lapses_at_once
+end
+
+-- section: bury_lapsed
+-- Move waiting messages that have expired to Dead.
+--
+-- needs: store retry failures body count parse_failure first_score die
+
+-- `lapsed` is a flat list of member, score. There is no delivery.
+local function bury_lapsed(lapsed)
+  for i = 1, #lapsed, 2 do
+    local member = lapsed[i]
+    local failure = parse_failure(redis.call('HGET', failures, member))
+    redis.call('ZREM', store, member) -- rule: lapsed_stays
+    count('dropped', redis.call('ZREM', retry, member)) -- rule: lapsed_leaves_its_retry
+    local score = first_score(lapsed[i + 1], failure)
+    die(member, 'lapsed', '', score, failure, 0, redis.call('HGET', body, member)) -- rule: lapsed_without_its_body
+  end
 end

@@ -1,3 +1,6 @@
+-- What a script writes about its messages at its end: counters, and outcomes.
+
+-- section: counts
 -- Write what this script did to the ledger, at its end: if a counter cannot be written, no message is lost.
 --
 -- needs: stats [write_outcomes]
@@ -11,4 +14,75 @@ local function keep_counts()
   for name, by in pairs(counts) do
     if by ~= 0 then redis.pcall('HINCRBY', stats, name, by) end
   end
+end
+
+-- section: outcomes
+-- Note what became of messages, on topics with OUTCOME_RETENTION. A script collects the notes, and writes them with the ledger
+-- at its end.
+--
+-- keys: outcomes HASH, outcome_times ZSET
+-- arguments: outcome_retention_ms NUMBER
+-- needs: control failures now_ms text_of
+-- offers: note_receipt note_progress note_outcome note_done write_outcomes
+
+local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
+
+-- Remember the receipt of a delivery before its record is deleted.
+local function note_receipt(member, record)
+  outcome_receipts[member] = string.match(record, '^%d+')
+end
+
+-- The digest stands for the member: a body may be long, and need not stay longer than its message.
+local function note(member, record)
+  local digest, n = string.sub(redis.sha1hex(member), 1, 24), #outcome_fields
+  outcome_fields[n + 1], outcome_fields[n + 2] = digest, record
+  outcome_scores[n + 1], outcome_scores[n + 2] = text_of(now_ms), digest
+end
+
+local function note_progress(member, receipt, thousandths, text)
+  note(member, string.format('running %s %s %.0f\n', receipt, thousandths, now_ms) .. text)
+end
+
+local function outcome_of(state, reason, attempts, text, receipt)
+  -- In two steps: one pattern would try every shorter class again where no colon follows.
+  local class, after = string.match(text, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)()')
+  if not class or #class > 200 or not string.match(text, '^[^%S\n]*:', after) then class = '' end
+  worker = worker or redis.call('HGET', control, 'owner') or ''
+  local said_by = receipt > 0 and worker or ''
+  -- A receipt is the time of the delivery in us.
+  return string.format('%s %s %d %.0f %.0f %s\n', state, reason, attempts, math.floor(receipt / 1000), now_ms, class) .. said_by
+end
+
+-- `delivered`: 1 if the message ended with a delivery.
+local function note_outcome(member, state, reason, attempts, text, delivered)
+  local receipt = delivered == 1 and tonumber(outcome_receipts[member]) or 0
+  note(member, outcome_of(state, reason, attempts, text, receipt))
+end
+
+-- Note deliveries that succeeded, before their failures are deleted.
+local function note_done(members, receipt)
+  local number, failed = tonumber(receipt), {}
+  if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
+  local at_once = outcome_of('done', '-', 1, '', number)
+  for i, member in ipairs(members) do
+    local times, text = string.match(failed[i] or '', '^%S+ (%d+) %d+ %d+ %S+\n(.*)')
+    note(member, times and outcome_of('done', '-', times + 1, text, number) or at_once)
+  end
+end
+
+local function write_outcomes()
+  if #outcome_fields == 0 then return end
+  -- pcall: as with counters, no message is lost if a note cannot be written.
+  redis.pcall('HSET', outcomes, unpack(outcome_fields))
+  redis.pcall('ZADD', outcome_times, unpack(outcome_scores))
+  -- rule: outcomes_never_go
+  local old = redis.call('ZRANGEBYSCORE', outcome_times, '-inf', text_of(now_ms - outcome_retention_ms), 'LIMIT', 0, 2000)
+  local over = math.min(redis.call('ZCARD', outcome_times) - #old - 10000, 2000)
+  if #old == 0 and over > 0 then old = redis.call('ZRANGE', outcome_times, 0, over - 1) end -- rule: outcomes_without_bound
+  if #old > 0 then
+    redis.call('ZREM', outcome_times, unpack(old))
+    redis.call('HDEL', outcomes, unpack(old))
+  end
+  redis.call('PEXPIRE', outcomes, outcome_retention_ms)
+  redis.call('PEXPIRE', outcome_times, outcome_retention_ms)
 end

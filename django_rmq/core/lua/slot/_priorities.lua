@@ -1,3 +1,21 @@
+-- What a slot of priorities notes in control, because its scores do not show it.
+
+-- section: note_undrained
+-- Priorities have no time, so the slot stores since when its Store has not been empty. On time topics, the scores show it.
+--
+-- needs: store control kind undrained_since now_ms text_of
+
+local function note_undrained()
+  if kind ~= 'priority' then return end -- rule: times_are_noted_too
+  local waits = redis.call('EXISTS', store) == 1
+  if waits and not undrained_since then -- rule: noted_once
+    redis.pcall('HSET', control, 'undrained_since', text_of(now_ms))
+  elseif undrained_since and not waits then -- rule: never_drained
+    redis.pcall('HDEL', control, 'undrained_since')
+  end
+end
+
+-- section: note_sent
 -- Note what sends of priorities require: the first waiting message decides which scores are retries in this slot.
 --
 -- needs: control max_retries settled_retries text_of note_undrained

@@ -1,3 +1,6 @@
+-- Until when the consumer of a slot sleeps, and what wakes it.
+
+-- section: next_due
 -- Compute until when there is nothing to deliver.
 --
 -- needs: store retry prepare claimants control
@@ -38,4 +41,33 @@ local function idle(word, due, sleep)
   note_undrained()
   keep_counts()
   return { word, due < math.huge and text_of(due) or '' }
+end
+
+-- section: wake
+-- Wake a consumer that sleeps past `due_ms`, once: the next one to fall asleep writes `sleeping_until` again.
+--
+-- needs: store control channel sleeping_until
+
+local GATE = 9007199254740992
+local function wake(due_ms)
+  local sleeper = tonumber(sleeping_until)
+  if sleeper and due_ms < sleeper then -- rule: wakes_too_many
+    sleeping_until = nil -- rule: wakes_without_end
+    redis.pcall('HDEL', control, 'sleeping_until') -- rule: wakes_without_end
+    redis.pcall('PUBLISH', channel, string.match(store, '%d+$'))
+  end
+end
+
+-- section: all_empty
+-- Whether `slots` slots hold nothing that can ever be taken. Most of many slots are empty; one read covers up to 1,024.
+--
+-- needs: slots_keys
+
+local function all_empty(first, slots)
+  local keys, n = {}, 0
+  for i = first, math.min(first + 5 * (slots - 1), #slots_keys), 5 do
+    keys[n + 1], keys[n + 2], keys[n + 3] = slots_keys[i], slots_keys[i + 1], slots_keys[i + 2]
+    keys[n + 4], n = slots_keys[i + 4], n + 4 -- rule: asleep_where_claims_end
+  end
+  return redis.pcall('EXISTS', unpack(keys)) == 0
 end

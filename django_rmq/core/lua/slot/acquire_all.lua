@@ -10,7 +10,7 @@
 -- Returns {{the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}}
 
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
--- include: _empty_slots
+-- include: _sleep.all_empty
 local epochs, words = {}, {}
 local function begin(i, empty)
   local control = slots_keys[i + 3]

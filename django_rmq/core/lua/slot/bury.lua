@@ -25,14 +25,14 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local known = redis.call('HMGET', control, 'max_retries', 'undrained_since')
 local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _nonempty_since
--- include: _end_mark
+-- include: _priorities.note_undrained
+-- include: _delivery_end.mark_delivery
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local words = {}

@@ -54,27 +54,28 @@ limit = math.max(1, limit)
 local STEP = 10000
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _message_limits
--- include: _retry_budget
--- include: _retry_score
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _retries.own_limits
+-- include: _retries.budget
+-- include: _retries.retry_score
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _delivery_return
--- include: _failures
--- include: _expiry
--- include: _lapsed_end
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _delivery_end.give_back
+-- include: _retries.backoff
+-- include: _retries.end_failed
+-- include: _expiry.has_lapsed
+-- include: _expiry.bury_lapsed
 -- include: _claims
--- include: _time_outs
--- include: _retry_promotion
--- include: _nonempty_since
--- include: _due_bound
+-- include: _delivery_end.expire_due
+-- include: _retries.promote_due
+-- include: _priorities.note_undrained
+-- include: _scores.latest_due
 -- include: _insertion_end
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')

@@ -27,10 +27,10 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now
--- include: _numbers
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
+-- include: _scores.numbers
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
 -- The listener finished before it learned of the cancellation: the message has succeeded.
 local function decides(record)
   return not string.find(record, ' cancelled', 1, true) -- rule: cancelled_cannot_succeed
@@ -63,12 +63,12 @@ end
 local keyed = unusual and redis.call('HLEN', prepare_body) > 0
 local failed = unusual and redis.call('HLEN', failures) > 0
 if keyed or failed or #marked > 0 then
--- include: _retries
--- include: _merged_bodies
+-- include: _scores.kinds
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _marked_end
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _delivery_end.end_marked
   if #done > 0 and (keyed or failed) then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end

@@ -18,8 +18,8 @@
 -- check: types
 local known = redis.call('HMGET', control, 'deliveries', 'marked', 'sleeping_until')
 local sleeping_until = known[3]
--- include: _ledger
--- include: _wake_up
+-- include: _ledger.counts
+-- include: _sleep.wake
 -- A strict slot has nothing in flight when it delivers, so until it delivers again nothing else is in flight there.
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
 if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks

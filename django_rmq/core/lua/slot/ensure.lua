@@ -27,14 +27,14 @@ local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _wake_up
--- include: _nonempty_since
--- include: _priorities
--- include: _send
--- include: _debounce
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _priorities.note_undrained
+-- include: _priorities.note_sent
+-- include: _send.place
+-- include: _scores.debounce
 local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]

@@ -38,23 +38,24 @@ local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or time
 local undrained_since = known[4]
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _message_limits
--- include: _retry_budget
--- include: _retry_score
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _retries.own_limits
+-- include: _retries.budget
+-- include: _retries.retry_score
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _delivery_return
--- include: _failures
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _delivery_end.give_back
+-- include: _retries.backoff
+-- include: _retries.end_failed
 -- include: _claims
--- include: _time_outs
--- include: _nonempty_since
+-- include: _delivery_end.expire_due
+-- include: _priorities.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: expire_needs_memory
 local expired, earliest = expire_due(limit)

@@ -11,7 +11,7 @@
 -- Returns for each slot its next due time in ms (0: something can be taken whatever the time), or empty
 
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
--- include: _empty_slots
+-- include: _sleep.all_empty
 local function head(i)
   -- A slot with a key of a foreign type counts as due: its prepare then names the key.
   local waiting = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')

@@ -33,12 +33,12 @@ local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retr
 local known_slots, sleeping_until, undrained_since, noted = known[1], known[2], known[4], known[5]
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _wake_up
--- include: _nonempty_since
--- include: _priorities
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _priorities.note_undrained
+-- include: _priorities.note_sent
 
 -- include: _insertion_end
 if step == 'end' then

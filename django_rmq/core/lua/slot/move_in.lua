@@ -29,11 +29,11 @@ if known[1] ~= reslot or not known[2] then return 'stale' end -- rule: moved_int
 -- rule: moved_in_twice
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _nonempty_since
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _priorities.note_undrained
+-- include: _accumulation.bodies
 redis.call('HDEL', control, '')
 for i = first, last, 5 do
   local state, member, score, failure, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]

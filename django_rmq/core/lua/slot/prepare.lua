@@ -69,19 +69,19 @@ local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
--- include: _numbers
--- include: _usual_delivery
+-- include: _scores.numbers
+-- include: _delivery.usual
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
 local claimed = unusual and redis.call('ZCARD', claimants) > 0
 local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
 if wrong_claim then return wrong_claim end
 if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
--- include: _retries
--- include: _message_limits
--- include: _retry_budget
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
+-- include: _scores.kinds
+-- include: _retries.own_limits
+-- include: _retries.budget
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
@@ -95,16 +95,17 @@ local rests = unusual and redis.call('ZCARD', retry) > 0
 local behind, claims_shut = false, false
 -- Most slots need no upkeep, so its functions are made only here.
 if in_flight > 0 or rests or claimed then
--- include: _retry_score
--- include: _merged_bodies
+-- include: _retries.retry_score
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _delivery_return
--- include: _failures
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _delivery_end.give_back
+-- include: _retries.backoff
+-- include: _retries.end_failed
 -- include: _claims
--- include: _time_outs
--- include: _retry_promotion
+-- include: _delivery_end.expire_due
+-- include: _retries.promote_due
   local share = math.min(limit, 400)
   local expired = expire_due(share) -- rule: no_upkeep
   local promoted = promote_due(share)
@@ -116,11 +117,11 @@ if in_flight > 0 or rests or claimed then
   claimed = claimed and redis.call('ZCARD', claimants) > 0
   claims_shut = claimed and claim_shuts()
 end
--- include: _nonempty_since
--- include: _due_bound
+-- include: _priorities.note_undrained
+-- include: _scores.latest_due
 -- include: _cursor
--- include: _sleep
--- include: _candidates
+-- include: _sleep.next_due
+-- include: _delivery.choose
 local shut = in_flight >= room -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
 if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
@@ -129,7 +130,7 @@ if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule:
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
 if slot_each_us > 0 then
--- include: _rate_limit
+-- include: _delivery.slot_rate
   local allowed, at = pace()
   if allowed < 1 then return idle('busy', math.min(next_due(false), at), nil) end -- rule: paceless
   limit = math.min(limit, allowed)
@@ -149,16 +150,16 @@ end
 
 local free, retries, complete, is_head, last_score, last_member = choose()
 
--- include: _expiry
--- include: _delivery_limits
+-- include: _expiry.has_lapsed
+-- include: _delivery.selection
 if #lapsed > 0 then
--- include: _merged_bodies
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _lapsed_end
+-- include: _expiry.bury_lapsed
   bury_lapsed(lapsed)
 end
 if taken > 0 then
--- include: _delivery
+-- include: _delivery.take
   take(members, prepared, flights, bodies, is_head)
   -- What lies before the cursor was in flight when the caller read it, and may be free by now.
   local saw_all = after_score == '' -- rule: sleeps_behind_a_cursor
@@ -170,7 +171,7 @@ if taken > 0 then
   count('prepared', taken)
   local at
   if slot_each_us > 0 then
--- include: _rate_limit
+-- include: _delivery.slot_rate
     at = spend(taken)
   end
   local due, waiting = next_due(more and not at, ends)

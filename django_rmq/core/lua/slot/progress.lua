@@ -19,9 +19,9 @@
 
 -- check: types
 -- include: _now
--- include: _numbers
--- include: _outcomes
--- include: _ledger
+-- include: _scores.numbers
+-- include: _ledger.outcomes
+-- include: _ledger.counts
 local record, prefix = redis.call('HGET', inflight, member), receipt .. ' '
 -- rule: zombie_reports_progress
 if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then

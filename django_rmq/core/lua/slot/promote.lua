@@ -20,13 +20,13 @@ limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _retry_score
--- include: _ledger
--- include: _wake_up
--- include: _retry_promotion
--- include: _nonempty_since
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _retries.retry_score
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _retries.promote_due
+-- include: _priorities.note_undrained
 redis.call('HDEL', control, '')
 local promoted = promote_due(limit)
 if promoted > 0 then

@@ -26,18 +26,18 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _marked_end
--- include: _delivery_return
--- include: _nonempty_since
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _delivery_end.end_marked
+-- include: _delivery_end.give_back
+-- include: _priorities.note_undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
   local member = ARGV[i]

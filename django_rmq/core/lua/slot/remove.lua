@@ -29,11 +29,11 @@
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
--- include: _numbers
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _nonempty_since
--- include: _end_mark
+-- include: _scores.numbers
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _priorities.note_undrained
+-- include: _delivery_end.mark_delivery
 -- include: _trash
 for i = first, most_kept > 0 and last or 0 do
   local member, found = ARGV[i], false

@@ -28,13 +28,13 @@ local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or 
 local undrained_since, last_place = known[4], known[5]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _wake_up
--- include: _nonempty_since
--- include: _merged_bodies
--- include: _fifo_sequence
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _priorities.note_undrained
+-- include: _accumulation.bodies
+-- include: _scores.fifo_line
 -- A new body needs memory. Without one, start with a deletion of nothing: after it, a full server accepts the rest.
 local edited = false
 for i = first, last, 2 do

@@ -20,11 +20,11 @@ if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many mem
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'last_place')
 local sleeping_until, max_retries, last_place = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _wake_up
--- include: _fifo_sequence
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _scores.fifo_line
 for i = first, last, 2 do
   if not is_fresh(tonumber(ARGV[i])) then return redis.error_reply('ERR score ' .. ARGV[i] .. ' is out of bounds') end
 end

@@ -29,12 +29,12 @@ local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or 
 local undrained_since = known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: restored_into_a_former_slot
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _ledger
--- include: _wake_up
--- include: _nonempty_since
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _priorities.note_undrained
+-- include: _accumulation.bodies
 -- Returns whether a copy in flight or claimed is newer than one that was deleted at `deleted_us`, or may be.
 local function runs_newer(member, fresh, deleted_us, rest)
   if collects(rest) then return false end -- rule: restored_bodies_dropped

@@ -37,21 +37,22 @@ limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _message_limits
--- include: _retry_budget
--- include: _retry_score
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _retries.own_limits
+-- include: _retries.budget
+-- include: _retries.retry_score
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _failures
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _retries.backoff
+-- include: _retries.end_failed
 -- include: _claims
--- include: _nonempty_since
+-- include: _priorities.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)

@@ -30,19 +30,20 @@ if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many mem
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
 -- include: _now
--- include: _numbers
--- include: _retries
--- include: _message_limits
--- include: _retry_score
--- include: _outcomes where OUTCOME_RETENTION
--- include: _ledger
--- include: _wake_up
--- include: _merged_bodies
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _retries.own_limits
+-- include: _retries.retry_score
+-- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.counts
+-- include: _sleep.wake
+-- include: _accumulation.bodies
 -- include: _deaths
--- include: _delivery_end
--- include: _retry_or_death
--- include: _failures
--- include: _nonempty_since
+-- include: _delivery_end.end_delivery
+-- include: _retries.end_for_good
+-- include: _retries.backoff
+-- include: _retries.end_failed
+-- include: _priorities.note_undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last, 4 do
   local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]

@@ -30,16 +30,16 @@ local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'last_plac
 local known_slots, sleeping_until, last_place = known[1], known[2], known[3]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
--- include: _numbers
--- include: _ledger
--- include: _wake_up
+-- include: _scores.numbers
+-- include: _ledger.counts
+-- include: _sleep.wake
 -- A strict slot that answered busy stays so until something in it ends: a send does not change that.
 if strict and tonumber(sleeping_until) == GATE then sleeping_until = nil end
--- include: _fifo_sequence
+-- include: _scores.fifo_line
 local function is_retry()
   return false
 end
--- include: _send
+-- include: _send.place
 local members, rows, scores, running, behind = {}, {}, {}, {}, 0
 for i = 1, n do
   members[i] = ARGV[first + i - 1]

@@ -27,7 +27,7 @@ local due = now_ms + range_ms
 local is_plain = max_wait == 0 and accumulate == 0
 local alone = n == 1 and is_plain and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
 local at, answer, met, floor = due, { 'stored', due }, 'merged', 999
--- include: _single_send
+-- include: _send.single
 -- check: types
 if known.err then return known end
 if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
@@ -35,16 +35,16 @@ if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
 end
 local known_slots, sleeping_until = known[1], known[2]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
--- include: _numbers
--- include: _ledger
--- include: _wake_up
+-- include: _scores.numbers
+-- include: _ledger.counts
+-- include: _sleep.wake
 local function is_retry(score)
   return score <= floor
 end
--- include: _send
--- include: _debounce
--- include: _merged_bodies
--- include: _accumulation
+-- include: _send.place
+-- include: _scores.debounce
+-- include: _accumulation.bodies
+-- include: _accumulation.collect
 due = max_wait > 0 and first_due(range_ms) or text_of(due)
 local again, prolongations = false, {}
 if max_wait > 0 then

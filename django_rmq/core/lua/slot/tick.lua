@@ -34,13 +34,13 @@ if latest > generation then return { 'stale' } end -- rule: a_stale_tick_is_writ
 if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot
 -- include: _now
--- include: _numbers
--- include: _ledger
--- include: _wake_up
+-- include: _scores.numbers
+-- include: _ledger.counts
+-- include: _sleep.wake
 local function is_retry(score)
   return score <= 999
 end
--- include: _send
+-- include: _send.place
 local reply = place({ member }, { instant, member }, first, 'replaced', true, {})
 if reply[1] == 'mixed' and reply[2][1] == 'refused' then return { 'full' } end -- rule: a_refused_tick_counts
 redis.call('HSET', control, latest_field, string.format('%.0f %.0f', generation, due))

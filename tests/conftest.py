@@ -46,7 +46,8 @@ REAL_WAITS = dict(SOCKET_TIMEOUTS)
 
 
 def pytest_configure() -> None:
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", archive.options())
+    for name, value in archive.environment().items():
+        os.environ.setdefault(name, value)
     # Tests have the topics that they declare; those of the shop ask for its tasks.
     package = "django.tasks" if is_native() else "django_tasks"
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}

@@ -23,7 +23,7 @@ class Cluster:
 
     def __init__(self, folder: Path, python: Path) -> None:
         self.folder = folder
-        self.home = spark_jars().parent
+        self.home = Path(os.environ.get("SPARK_HOME") or spark_jars().parent)
         self.master = f"spark://127.0.0.1:{free_port()}"
         self._python = python
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -19,7 +19,9 @@ WAYS = {"batch_write": "4.0", "batch_read": "4.0", "stream_write": "4.1", "strea
 
 def run(python: Path | str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a Python that knows nothing of this environment."""
-    ours = {"PYTHONPATH", "PYSPARK_PYTHON", "DJANGO_SETTINGS_MODULE", "VIRTUAL_ENV", "SPARK_HOME"}
+    ours = {"PYTHONPATH", "PYSPARK_PYTHON", "DJANGO_SETTINGS_MODULE", "VIRTUAL_ENV"}
+    if {"LIGHT_PYTHON", "PIPED_PYTHON"} & os.environ.keys():
+        ours.add("SPARK_HOME")  # that environment has a PySpark of its own
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         [str(python), *arguments],

@@ -35,7 +35,8 @@ def server(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         "spark.sql.warehouse.dir": folder / "warehouse",
         "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={folder / 'derby.log'}",
     }
-    command = [str(spark_jars().parent / "bin" / "spark-submit"), "--master", "local[2]"]
+    home = Path(os.environ.get("SPARK_HOME") or spark_jars().parent)
+    command = [str(home / "bin" / "spark-submit"), "--master", "local[2]"]
     for key, value in conf.items():
         command += ["--conf", f"{key}={value}"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]

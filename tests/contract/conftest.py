@@ -69,6 +69,21 @@ def keyspace(broker: Any) -> Keyspace:
     return RedisKeyspace(broker.client, broker.prefix)
 
 
+CHECKED = (
+    "store",
+    "prepare",
+    "retry",
+    "dead",
+    "claim",
+    "inflight",
+    "deaths",
+    "failures",
+    "body",
+    "prepare_body",
+    "claim_body",
+)
+
+
 @pytest.fixture
 def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callable[..., Slot]]:
     """Make slots of topics; after the test every ledger balances, but for what strangers put in."""
@@ -84,13 +99,14 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
     yield make
     for slot in made:
         assert drift(slot) == Drift(slot.strangers, 0, 0, 0), slot.audit()
-        assert set(slot.hash("inflight")) == set(slot.zset("prepare"))
-        assert set(slot.hash("deaths")) == set(slot.zset("dead"))
-        alive = set(slot.zset("store")) | set(slot.zset("retry")) | set(slot.zset("prepare"))
-        assert set(slot.hash("failures")) <= alive | set(slot.zset("claim"))
-        assert set(slot.hash("body")) <= set(slot.zset("store")) | set(slot.zset("retry"))
-        assert set(slot.hash("prepare_body")) <= set(slot.zset("prepare"))
-        assert set(slot.hash("claim_body")) <= set(slot.zset("claim"))
+        found = {name: set(held) for name, held in slot.read(*CHECKED).items()}
+        assert found["inflight"] == found["prepare"]
+        assert found["deaths"] == found["dead"]
+        waiting = found["store"] | found["retry"]
+        assert found["failures"] <= waiting | found["prepare"] | found["claim"]
+        assert found["body"] <= waiting
+        assert found["prepare_body"] <= found["prepare"]
+        assert found["claim_body"] <= found["claim"]
 
 
 @pytest.fixture(

@@ -13,6 +13,9 @@ from tests.oracle.keyspace import Hash, SortedSet
 from tests.support.brokers import OracleBroker
 
 Dump = dict[bytes, dict[bytes, Any]]
+Named = dict[str, bytes]
+"""What a key of a slot is called -> the key."""
+Found = dict[str, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")
 _RECORD = re.compile(rb"(\d+ )(-?(?:inf|[\d.]+(?:e[+-]?\d+)?))")
 
@@ -27,6 +30,10 @@ class Keyspace(Protocol):
 
     def zset(self, key: bytes) -> dict[bytes, float]: ...
     def hash(self, key: bytes) -> dict[bytes, bytes]: ...
+    def read(self, named: Named) -> Found:
+        """Return what the keys of a slot hold, in one round trip."""
+        ...
+
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         """Return whether the member is new."""
         ...
@@ -47,6 +54,9 @@ class MemoryKeyspace:
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
         return dict(self.keys.get(key, {}))  # type: ignore[arg-type]
+
+    def read(self, named: Named) -> Found:
+        return {name: dict(self.keys.get(key, {})) for name, key in named.items()}  # type: ignore[arg-type]
 
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         found = self.keys.setdefault(key, SortedSet())
@@ -79,6 +89,15 @@ class RedisKeyspace:
     def hash(self, key: bytes) -> dict[bytes, bytes]:
         found: Any = self.client.hgetall(key)
         return found
+
+    def read(self, named: Named) -> Found:
+        pipeline = self.client.pipeline(transaction=False)
+        for name, key in named.items():
+            if name in SETS:
+                pipeline.zrange(key, 0, -1, withscores=True)
+            else:
+                pipeline.hgetall(key)
+        return {name: dict(value) for name, value in zip(named, pipeline.execute(), strict=True)}
 
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         return bool(self.client.execute_command("ZADD", key, f"{score:.17g}", member))
@@ -135,6 +154,9 @@ class ClusterKeyspace:
     def hash(self, key: bytes) -> dict[bytes, bytes]:
         rows = self.cluster.execute_command("HGETALL", key)
         return dict(zip(rows[::2], rows[1::2], strict=True))
+
+    def read(self, named: Named) -> Found:
+        return {name: self.zset(key) if name in SETS else self.hash(key) for name, key in named.items()}
 
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         return bool(self.cluster.execute_command("ZADD", key, f"{score:.17g}", member))

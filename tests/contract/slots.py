@@ -15,7 +15,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery, Failure, Prepared, Sent
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
-from tests.contract.keyspaces import Keyspace
+from tests.contract.keyspaces import Found, Keyspace
 
 START_MS = 1_800_000_000_000
 TYPES = [kind for kind in TopicType if kind is not TopicType.FIFO]
@@ -63,20 +63,25 @@ class Slot:
     def hash(self, name: str) -> dict[bytes, bytes]:
         return self.keyspace.hash(getattr(self.keys, name))
 
+    def read(self, *names: str) -> Found:
+        """Return what several keys of the slot hold."""
+        keys = self.keys
+        return self.keyspace.read({name: getattr(keys, name) for name in names})
+
     def where(self, member: bytes) -> str:
         """Return the letters of PROTOCOL.md's states: W w T F C D, or - for absent."""
-        letters = ""
-        if member in self.zset("prepare"):
+        letters, found = "", self.read("prepare", "claim", "store", "retry", "dead")
+        if member in found["prepare"]:
             letters += "F"
-        if member in self.zset("claim"):
+        if member in found["claim"]:
             letters += "C"
-        score = self.zset("store").get(member)
+        score = found["store"].get(member)
         if score is not None:
             floor = max(16, self.topic.max_retries) if self.topic.is_priority else 999
             letters += "w" if score <= floor or score % 1 else "W"
-        if member in self.zset("retry"):
+        if member in found["retry"]:
             letters += "T"
-        if member in self.zset("dead"):
+        if member in found["dead"]:
             letters += "D"
         return letters or "-"
 

@@ -17,6 +17,11 @@ from tests.spark.environments import ROOT, environment, executors_wheel, zipped
 
 MakeQueue = Callable[..., Queue]
 JOB = ROOT / "tests/spark/shipped.py"
+ON_ONE = ("--conf", "spark.cores.max=1")
+"""One executor, where it is enough to see what has come to a machine."""
+AT_ONCE = ("--conf", "spark.task.maxFailures=1")
+NOT_NEEDED = ("libarrow_flight.", "libarrow_s3.", "/include/", "/tests/")
+"""Half of pyarrow, which no task loads."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,10 @@ def job(queue: MakeQueue, tmp_path: Path) -> tuple[str, str]:
 def test_machines_that_lack_the_package_say_so(machines: tuple[Cluster, Path], job: tuple[str, str]) -> None:
     cluster, driver = machines
     ran = cluster.submit(
-        *(JOB, driver), jobs=(*job, "register"), PYSPARK_PYTHON="python3", PYSPARK_DRIVER_PYTHON=str(driver)
+        *(JOB, driver, *ON_ONE, *AT_ONCE),
+        jobs=(*job, "register"),
+        PYSPARK_PYTHON="python3",
+        PYSPARK_DRIVER_PYTHON=str(driver),
     )
     assert ran.returncode != 0 and "No module named 'django_rmq'" in ran.stdout + ran.stderr
 
@@ -63,7 +71,7 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
     ours = executors_wheel(tmp_path).rename(tmp_path / "pyspark_rmq.zip")
     files = f"{ours},{zipped('redis', tmp_path)}"
     ran = cluster.submit(
-        *(JOB, driver, "--py-files", files),
+        *(JOB, driver, *ON_ONE, "--py-files", files),
         jobs=(*job, "register"),
         PYSPARK_PYTHON="python3",
         PYSPARK_DRIVER_PYTHON=str(driver),
@@ -85,11 +93,15 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     if not archive.exists():
         # As venv-pack does.
         with tarfile.open(archive, "w:gz", dereference=True, compresslevel=1) as packed:
-            packed.add(python.parents[1], ".")
+            packed.add(
+                python.parents[1],
+                ".",
+                filter=lambda one: None if any(part in one.name for part in NOT_NEEDED) else one,
+            )
     # Containers of YARN and of EMR Serverless have it where the driver runs, too.
     more: dict[str, Any] = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
     ran = cluster.submit(
-        *(JOB, python, "--archives", f"{archive}#environment"),
+        *(JOB, python, *(ON_ONE if names_driver else ()), "--archives", f"{archive}#environment"),
         *("--conf", f"spark.executorEnv.PYSPARK_PYTHON={relative}"),
         jobs=(*job, "find"),
         PYSPARK_PYTHON=relative,

@@ -18,7 +18,7 @@ from tests.spark.environments import ROOT, environment, executors_wheel, zipped
 MakeQueue = Callable[..., Queue]
 JOB = ROOT / "tests/spark/shipped.py"
 ON_ONE = ("--conf", "spark.cores.max=1")
-"""One executor, where it is enough to see what has come to a machine."""
+"""One executor: enough to see what has come to a machine."""
 AT_ONCE = ("--conf", "spark.task.maxFailures=1")
 NOT_NEEDED = ("libarrow_flight.", "libarrow_s3.", "/include/", "/tests/")
 """Half of pyarrow, which no task loads."""
@@ -101,7 +101,7 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     # Containers of YARN and of EMR Serverless have it where the driver runs, too.
     more: dict[str, Any] = {"PYSPARK_DRIVER_PYTHON": relative} if names_driver else {}
     ran = cluster.submit(
-        *(JOB, python, *(ON_ONE if names_driver else ()), "--archives", f"{archive}#environment"),
+        *(JOB, python, *ON_ONE, "--archives", f"{archive}#environment"),
         *("--conf", f"spark.executorEnv.PYSPARK_PYTHON={relative}"),
         jobs=(*job, "find"),
         PYSPARK_PYTHON=relative,
@@ -109,5 +109,5 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     )
     tasks = told(ran)["tasks"]
     assert {Path(python).name for python, _ in tasks} == {"environment"}
-    # Each executor has a copy of its own.
+    # It is a copy of the executor's own.
     assert all("/worker-" in python and has == "redis" for python, has in tasks)

@@ -48,12 +48,15 @@ WHOLE = {
 }
 
 DEEP = {
+    "one message, a crash",
+    "one message, three sends",
     "one message, two lost replies, a crash",
     "one message, a person",
+    "one message of range_merge",
     "two messages, everything at once",
     "two messages without a gate",
 }
-"""Those of ``WHOLE`` that take minutes."""
+"""Those of ``WHOLE`` that take longest. Each event that they have is in another walk, with fewer others."""
 
 ONE = Budget(sends=2, handovers=1, lost=1)
 TWO = Budget(members=2, sends=2, handovers=1, persons=1)

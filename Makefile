@@ -206,7 +206,7 @@ check-spark: $(SPARK_CLASSES)
 	$(TWICE) -m "not proof" tests/spark
 
 check-shown: $(SPARK_CLASSES)
-	$(TWICE) tests/docs tests/browser
+	$(TWICE) -m "not deep" tests/docs tests/browser
 
 $(SPARK_CLASSES): requirements/dev.txt tests/spark/archive.py | $(INSTALLED)
 	$(BIN)/python -m tests.spark.archive

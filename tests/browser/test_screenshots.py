@@ -53,7 +53,7 @@ def filled(shop: Shop) -> Shop:
     return shop
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.deep)])
 def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     log_in("boss")

@@ -56,7 +56,7 @@ class MemoryKeyspace:
         return dict(self.keys.get(key, {}))  # type: ignore[arg-type]
 
     def read(self, named: Named) -> Found:
-        return {name: dict(self.keys.get(key, {})) for name, key in named.items()}  # type: ignore[arg-type]
+        return {name: dict(self.keys.get(key, {})) for name, key in named.items()}
 
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         found = self.keys.setdefault(key, SortedSet())

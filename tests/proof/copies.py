@@ -29,8 +29,6 @@ QUIET = [
     "-q",
     "-p",
     "no:cacheprovider",
-    "-p",
-    "no:schemathesis",
     "-W",
     "ignore::pytest.PytestAssertRewriteWarning",
 ]

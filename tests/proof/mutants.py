@@ -2487,7 +2487,7 @@ def named(case: str) -> tuple[str, str, str]:
     return case, case.partition("[")[0], case.partition("::")[0]
 
 
-QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "--hypothesis-profile=mutants"]
+QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
 
 
 def serve(files: list[str]) -> int:

@@ -214,28 +214,15 @@ def page(browser: Browser) -> Iterator[Page]:
     watched.check()
 
 
-@pytest.fixture(scope="package")
-def sessions() -> dict[str, Any]:
-    """User -> the cookies of the session that each test of that user has: the login page is passed once."""
-    return {}
-
-
 @pytest.fixture
-def log_in(shop: Shop, page: Page, sessions: dict[str, Any]) -> Any:
-    """Open the list of topics as one of the users of `shop`."""
-    topics = f"{shop.url}/admin/django_rmq/topic/"
+def log_in(shop: Shop, page: Page) -> Any:
+    """Log in as one of the users of `shop`, by the login page."""
 
     def log_in_as(name: str) -> Page:
-        if name in sessions:
-            page.context.add_cookies(sessions[name])
-            page.goto(topics)
-            return page
         page.goto(f"{shop.url}/admin/login/?next=/admin/django_rmq/topic/")
         page.get_by_label("Username").fill(name)
         page.get_by_label("Password").fill(name)
         page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(topics)
-        sessions[name] = page.context.cookies()
         return page
 
     return log_in_as

@@ -175,8 +175,10 @@ BREADCRUMBS = """
 """
 
 
-def test_breadcrumbs_look_like_those_of_the_theme(themed: Themed, page: Page) -> None:
-    open_admin(page, themed, "light")
+def test_breadcrumbs_look_like_those_of_the_theme_and_what_matters_is_in_sight(
+    themed: Themed, page: Page
+) -> None:
+    topics = open_admin(page, themed, "light")
     ours = page.evaluate(BREADCRUMBS)
     page.goto(f"{themed.url}auth/group/")
     page.wait_for_load_state()
@@ -184,10 +186,6 @@ def test_breadcrumbs_look_like_those_of_the_theme(themed: Themed, page: Page) ->
     # The others have a markup of their own, and ours has their plain colours.
     assert len(own) == (0 if themed.theme in ("unfold", "jazzmin", "grappelli") else 2)
     assert ours == own or not own
-
-
-def test_what_matters_is_in_sight(themed: Themed, page: Page) -> None:
-    topics = open_admin(page, themed, "light")
     page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(topics)
     for name in page.locator("#content-main thead th").all_inner_texts():

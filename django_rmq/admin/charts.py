@@ -18,7 +18,7 @@ from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats
+from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats, shared_reads
 from django_rmq.templatetags.rmq_times import duration, number
 
 Values = Sequence[float | None]
@@ -332,8 +332,6 @@ class Recent:
     """The last sampled minute."""
     problem: str = ""
     """Why the history cannot be read."""
-    minutes: Sequence[Minute] = ()
-    """The samples of the last hour, if they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,23 +344,34 @@ class Titled:
     note: str = ""
 
 
-def recent(
-    operations: Operations, figures: Sequence[TopicStats], shown: Collection[Topic]
-) -> dict[Topic, Recent]:
-    """Return the figures of the last hour of topics.
+MOST_KEPT = 5_000
+"""The number of topics whose figures of the last hour a process keeps."""
 
-    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
+_kept: dict[tuple[object, str, int], Recent] = {}
+"""The broker, a topic and the minutes read -> the figures with the last sample that there was."""
+
+
+def recent(
+    operations: Operations, figures: Sequence[TopicStats], shown: Collection[str]
+) -> dict[str, Recent]:
+    """Return the figures of the last hour of topics, by name.
+
+    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals. Topics are
+    sampled once a minute, so figures that have the sample of this minute are not read again in it.
     """
-    whole = {one.topic: HOUR_MINUTES for one in figures if one.topic in shown or one.is_partial}
-    others = [one.topic for one in figures if one.topic not in whole]
-    found = {topic: _recent(minutes) for topic, minutes in operations.last_minutes(whole).items()}
-    for topic, rates in (operations.last_rates(others, RECENT_MINUTES) if others else {}).items():
-        if isinstance(rates, RmqError):
-            found[topic] = Recent(problem=str(rates))
-        elif rates is None:
-            found[topic] = Recent()
+    found, unread, broker = dict[str, Recent](), dict[Topic, int](), operations.broker
+    for one in figures:
+        topic = one.topic
+        minutes = HOUR_MINUTES if topic.name in shown or one.is_partial else RECENT_MINUTES
+        kept = _kept.get((broker, topic.name, minutes)) if shared_reads.KEPT_MS else None
+        if kept and kept.sample and kept.sample.at_ms // 60_000 == one.now_ms // 60_000:
+            found[topic.name] = kept
         else:
-            found[topic] = Recent(Trends(), rates.sent, rates.merged, rates.committed, rates.failed)
+            unread[topic] = minutes
+    if len(_kept) + len(unread) > MOST_KEPT:
+        _kept.clear()
+    for topic, samples in operations.last_minutes(unread).items():
+        found[topic.name] = _kept[broker, topic.name, unread[topic]] = _recent(samples)
     return found
 
 
@@ -370,12 +379,11 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
     if isinstance(minutes, RmqError):
         return Recent(problem=str(minutes))
     rates = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
-    hour = minutes if len(minutes) == HOUR_MINUTES else ()
-    trends = _trends(hour) if hour else Trends()
+    trends = _trends(minutes) if len(minutes) == HOUR_MINUTES else Trends()
     sample = next((minute for minute in reversed(minutes) if minute.depth), None)
     if rates is None:
-        return Recent(trends, sample=sample, minutes=hour)
-    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample, minutes=hour)
+        return Recent(trends, sample=sample)
+    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample)
 
 
 def _trends(minutes: Sequence[Minute]) -> Trends:

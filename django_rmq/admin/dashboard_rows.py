@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -17,6 +17,7 @@ from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ScheduleStats, TopicStats
 from django_rmq.operations.health import USUAL_LIMITS, USUAL_UNDRAINED
+from django_rmq.operations.measurements import Depth
 
 
 class TimelineStep(NamedTuple):
@@ -149,12 +150,16 @@ class DashboardRow:
         return not self.topic.is_priority
 
 
+def _depth_of(figures: TopicStats, recent: Recent) -> TopicStats | Depth:
+    """Return the figures with the depths of a topic: the last sample of all slots, if only a part was read now."""
+    sampled = recent.sample.depth if figures.is_partial and recent.sample else None
+    return sampled or figures
+
+
 def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
     """Return the row of a topic."""
-    depth: Any = figures
-    sampled_ms, partial = None, figures.is_partial
-    if figures.is_partial and recent.sample is not None and recent.sample.depth is not None:
-        depth, sampled_ms, partial = recent.sample.depth, recent.sample.sampled_ms, False
+    depth = _depth_of(figures, recent)
+    is_sampled = depth is not figures
     return DashboardRow(
         figures.topic,
         url,
@@ -170,8 +175,8 @@ def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
         _seconds_since(figures.running_since_ms, figures.now_ms),
         "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
         figures.consumers,
-        sampled_ms,
-        partial,
+        recent.sample.sampled_ms if is_sampled and recent.sample else None,
+        figures.is_partial and not is_sampled,
         [text for text in (figures.definition_problem, *figures.problems, recent.problem) if text],
         recent.trends,
         recent.sent,
@@ -201,16 +206,24 @@ class DashboardTotals:
     """None: unknown."""
 
     @classmethod
-    def of(cls, rows: Sequence[DashboardRow], workers: int | None) -> DashboardTotals:
-        """Add up ``rows``; a rate that no topic has stays unknown."""
+    def of(
+        cls, figures: Sequence[TopicStats], recent: Mapping[str, Recent], workers: int | None
+    ) -> DashboardTotals:
+        """Add up topics; a rate that no topic has stays unknown. ``recent``: by the names of topics."""
         totals = cls(workers=workers)
-        for row in rows:
-            for name in ("store", "due", "prepare", "retry", "dead", "claims"):
-                setattr(totals, name, getattr(totals, name) + getattr(row, name))
-            for name in ("done", "failed"):
-                known = getattr(row, name)
-                if known is not None:
-                    setattr(totals, name, (getattr(totals, name) or 0.0) + known)
+        for one in figures:
+            of_last_hour = recent[one.topic.name]
+            depth = _depth_of(one, of_last_hour)
+            totals.store += depth.store
+            totals.due += depth.due
+            totals.prepare += depth.prepare
+            totals.retry += depth.retry
+            totals.dead += depth.dead
+            totals.claims += depth.claimed
+            if of_last_hour.done is not None:
+                totals.done = (totals.done or 0.0) + of_last_hour.done
+            if of_last_hour.failed is not None:
+                totals.failed = (totals.failed or 0.0) + of_last_hour.failed
         return totals
 
 

@@ -14,7 +14,7 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 from __future__ import annotations
 
 from django_rmq.core.model.deletion import Deletion
-from django_rmq.core.monitoring.history import Minute, SummedMinute, summed
+from django_rmq.core.monitoring.history import Minute, SummedMinute
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
@@ -94,8 +94,7 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
-    last_minutes, last_rates = measurements.last_minutes, measurements.last_rates
-    shared_hour = shared_reads.shared_hour
+    last_minutes, shared_hour = measurements.last_minutes, shared_reads.shared_hour
     annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
@@ -187,6 +186,5 @@ __all__ = [
     "WorkerStats",
     "identify",
     "not_found",
-    "summed",
     "topic_permission",
 ]

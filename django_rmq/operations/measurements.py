@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts
 from django_rmq.core.monitoring import events as published_events
 from django_rmq.core.monitoring import history as recorded_history
-from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Latest, Minute, Rates
+from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Latest, Minute
 from django_rmq.exceptions import OperationRefused, RmqError, WrongType
 from django_rmq.operations import shared_reads, stats
 from django_rmq.operations.authorization import Permission
@@ -117,14 +117,6 @@ def last_minutes(
     return recorded_history.read_last(context.broker, minutes)
 
 
-def last_rates(
-    context: OperationContext, topics: Sequence[Topic], minutes: int
-) -> dict[Topic, Rates | RmqError | None]:
-    """Return the latest rates of each topic within the last minutes, or None; or the error that prevents reading them."""
-    context.actor.require(Permission.VIEW)
-    return recorded_history.last_rates(context.broker, topics, minutes)
-
-
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
 
@@ -154,11 +146,11 @@ def _heard(broker: Broker) -> Iterator[list[dict[str, object]]]:
 
 __all__ = [
     "EDGES_MS",
+    "Depth",
     "Measurement",
     "TopicMetrics",
     "events",
     "history",
     "last_minutes",
-    "last_rates",
     "measured",
 ]

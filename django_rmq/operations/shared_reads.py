@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -53,9 +53,6 @@ KEPT_SECONDS = 1.0
 
 OTHERS_SECONDS = 5.0
 """Seconds for which a process keeps the figures of the outbox, the schedules, and the reports of workers."""
-
-HOUR_SECONDS = 60.0
-"""Seconds for which a process keeps the sums of very many topics: they are sampled once a minute."""
 
 STRANDED_SECONDS = 60.0
 """Seconds for which a process keeps what it has seen of topics that are not declared. They change when a project is changed."""
@@ -233,11 +230,14 @@ def shared_health(
 
 
 def shared_hour(context: OperationContext, topics: Sequence[Topic]) -> list[SummedMinute]:
-    """Return the sums of what was sampled of ``topics`` in the last hour, up to a minute late. Raises ``ServerTrouble``."""
+    """Return the sums of what was sampled of ``topics`` in the last hour, up to five seconds late. Raises ``ServerTrouble``.
+
+    A process reads each minute once.
+    """
     context.actor.require(Permission.VIEW)
     names = [topic.name for topic in topics]
     hour = _shared(("hour of", context.broker, *names), lambda: SummedHour(topics), float("inf"))
-    return _shared(("hour", context.broker, *names), lambda: hour.read(context.broker), HOUR_SECONDS)
+    return _shared(("hour", context.broker, *names), partial(hour.read, context.broker), OTHERS_SECONDS)
 
 
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
@@ -347,9 +347,8 @@ def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     workers, problem, now_ms, took_ms, rows = json.loads(stored)
     found = []
     for topic, row in zip(topics, rows, strict=True):
-        one = TopicStats(topic, **dict(zip(_COLUMNS, row, strict=True)))
+        columns = dict(zip(_COLUMNS, row, strict=True))
+        columns["problems"] = tuple(columns["problems"])
         # Only this process knows whether it can read the definition of a topic.
-        found.append(
-            replace(one, problems=tuple(one.problems), definition_problem=connections.unreadable(topic))
-        )
+        found.append(TopicStats(topic, **columns, definition_problem=connections.unreadable(topic)))
     return Overview(found, workers, problem, now_ms, took_ms)

@@ -1253,7 +1253,6 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "history": ({Permission.VIEW}, lambda o: o.history("timed", 1)),
     "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
     "shared_hour": ({Permission.VIEW}, lambda o: o.shared_hour([])),
-    "last_rates": ({Permission.VIEW}, lambda o: o.last_rates([], 3)),
     "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
     "holds": ({Permission.VIEW}, lambda o: o.holds("timed", "0.YQ")),
     "get": ({Permission.VIEW}, get_what_is_not_there),

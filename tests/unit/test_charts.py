@@ -126,13 +126,13 @@ class Reads:
     """Operations that answer from lists."""
 
     def __init__(self, **minutes: list[Minute]) -> None:
+        self.broker = object()
         self.minutes, self.asked = minutes, list[tuple[float, int]]()
+        self.read = list[str]()
 
     def last_minutes(self, wanted: dict[Topic, int]) -> dict[Topic, Any]:
+        self.read += [topic.name for topic in wanted]
         return {topic: self.minutes[topic.name][-count:] for topic, count in wanted.items()}
-
-    def last_rates(self, wanted: list[Topic], minutes: int) -> dict[Topic, Any]:
-        return {topic: self.minutes[topic.name][-minutes:][-1].rates for topic in wanted}
 
     def history(self, name: str, hours: float, *, step: int) -> list[Minute]:
         self.asked.append((hours, step))
@@ -142,6 +142,7 @@ class Reads:
 
 class Figures:
     is_partial = False
+    now_ms = 59 * 60_000 + 30_000
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
@@ -154,17 +155,17 @@ def hour_of(*minutes: Minute | None) -> list[Minute]:
     return [Minute(at * 60_000) for at in range(first)] + listed
 
 
-def recents(shown: list[Topic] = TOPICS, **minutes: list[Minute]) -> dict[Topic, Any]:
+def recents(shown: list[Topic] = TOPICS, **minutes: list[Minute]) -> dict[str, Any]:
     operations: Any = Reads(**minutes)
     figures: list[Any] = [Figures(topic) for topic in TOPICS]
-    return recent(operations, figures, shown)
+    return recent(operations, figures, [topic.name for topic in shown])
 
 
 def test_a_small_line_begins_with_the_first_sample_and_keeps_the_highest_values() -> None:
     few = hour_of(*(sampled(at, at - 49, late=9) for at in range(50, 60)))
     many = hour_of(*(sampled(at, 7 if at == 31 else 1, dead=0) for at in range(60)))
     found = recents(one=few, other=many)
-    ten, whole = (found[topic].trends for topic in TOPICS)
+    ten, whole = (found[topic.name].trends for topic in TOPICS)
     # Ten minutes of data fill the line, from its left edge to its right one.
     assert ten.due.path.count("L") == 9
     assert ten.due.path.startswith("M1 ") and f"L{ten.due.width - 1} " in ten.due.path
@@ -180,8 +181,7 @@ def test_the_charts_of_the_site_are_the_sums_of_topics() -> None:
     one = hour_of(*(sampled(at, 10, done=2.0, dead=1) for at in range(50, 60)))
     # It was not sampled in every minute, and the present one may still come.
     gaps = [sampled(at, 5, done=1.0) if at % 2 == 0 else None for at in range(50, 60)]
-    found = recents(one=one, other=hour_of(*gaps))
-    depth, rates = of_several(summed(one.minutes for one in found.values()))
+    depth, rates = of_several(summed([one, hour_of(*gaps)]))
     (due, dead), (sent, done, _) = depth.chart.lines, rates.chart.lines
     assert (due.least, due.most, dead.most) == ("15", "15", "1")
     assert (done.least, done.most, sent.last) == ("2", "3", "3")
@@ -203,9 +203,35 @@ def test_a_depth_is_not_held_for_longer_than_five_minutes() -> None:
 def test_topics_that_are_not_shown_are_read_for_three_minutes_and_have_no_trend() -> None:
     many = hour_of(*(sampled(at, 1, done=4.0) for at in range(60)))
     found = recents(TOPICS[:1], one=many, other=many)
-    assert found[TOPICS[0]].trends.due is not None
-    hidden = found[TOPICS[1]]
-    assert (hidden.trends.due, hidden.minutes, hidden.done) == (None, (), 4.0)
+    assert found["one"].trends.due is not None
+    hidden = found["other"]
+    assert (hidden.trends.due, hidden.done) == (None, 4.0)
+
+
+def test_topics_are_read_again_until_they_have_the_sample_of_this_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operations: Any = Reads(one=hour_of(sampled(59, 1, done=4.0)), other=hour_of(sampled(58, 1), None))
+    figures: Any = [Figures(topic) for topic in TOPICS]
+
+    def unread(*shown: str) -> list[str]:
+        operations.read = []
+        assert recent(operations, figures, shown)["one"].done == 4.0
+        return operations.read
+
+    assert unread("one") == ["one", "other"]
+    assert unread("one") == ["other"]
+    # Of a topic that is shown, more is read than its rates.
+    assert unread() == ["one", "other"]
+    assert unread() == ["other"]
+    operations.minutes["other"] = hour_of(sampled(59, 2))
+    assert unread("one") == ["other"] and unread("one") == []
+    for one in figures:
+        one.now_ms += 60_000
+    assert unread("one") == ["one", "other"]
+    monkeypatch.setattr("django_rmq.operations.shared_reads.KEPT_MS", 0)
+    figures[0].now_ms -= 60_000
+    assert unread("one") == ["one", "other"]
 
 
 @pytest.mark.parametrize(

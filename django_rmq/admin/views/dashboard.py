@@ -26,7 +26,7 @@ from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Operations, Permission, TopicStats, summed
+from django_rmq.operations import Operations, Permission, TopicStats
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -167,22 +167,19 @@ def _figures(
     listed = _listed(found, pinned, show, sort)
     count = max(1, -(-len(listed) // TOPICS_SHOWN))
     at = min(max(number_of(query.get("p")), 1), count)
-    shown = {one.topic: None for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
+    shown = {one.topic.name: one for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = charts.recent(operations, found, shown)
-    urls = {topic: pages.url("change", quote(topic.name)) for topic in shown}
-    rows = [row_of(one, recent[one.topic], urls.get(one.topic, "")) for one in found]
-    by_topic = {row.topic: row for row in rows}
     given = {"q": wanted, "show": show, "sort": sort}
     return {
         "overview": True,
-        "rows": [by_topic[topic] for topic in shown],
+        "rows": [row_of(one, recent[name], pages.url("change", quote(name))) for name, one in shown.items()],
         "pinned": pinned,
         "show": show,
         "sort": sort,
         "filters": _filters(found, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
-        "totals": DashboardTotals.of(rows, seen.workers),
-        "trends": _trends(operations, [one.topic for one in listed], recent),
+        "totals": DashboardTotals.of(found, recent, seen.workers),
+        "trends": _trends(operations, [one.topic for one in listed]),
         "findings": findings_panel(
             pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))
         ),
@@ -199,15 +196,9 @@ def _figures(
     }
 
 
-def _trends(
-    operations: Operations, listed: Sequence[Topic], recent: Mapping[Topic, charts.Recent]
-) -> charts.AnnotatedCharts:
+def _trends(operations: Operations, listed: Sequence[Topic]) -> charts.AnnotatedCharts:
     """Return charts of all topics that are listed, on whichever page."""
-    if len(listed) <= TOPICS_SHOWN:
-        minutes = summed(recent[topic].minutes for topic in listed)
-    else:
-        minutes = operations.shared_hour(listed)
-    return charts.annotated(operations, charts.of_several(minutes), listed)
+    return charts.annotated(operations, charts.of_several(operations.shared_hour(listed)), listed)
 
 
 def _spark_labels() -> dict[str, str]:

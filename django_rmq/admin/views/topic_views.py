@@ -218,7 +218,7 @@ def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
 def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
-    row = row_of(figures, charts.recent(operations, [figures], {figures.topic})[figures.topic], places.topic)
+    row = row_of(figures, charts.recent(operations, [figures], {topic.name})[topic.name], places.topic)
     wanted = request.GET.get("tab", "")
     tab = wanted if wanted in (*STATES, "slots", "history", "settings") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}

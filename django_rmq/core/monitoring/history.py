@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, dropwhile, islice
-from operator import sub
+from operator import add, sub
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
@@ -206,15 +206,17 @@ class MinuteRecord(NamedTuple):
     @classmethod
     def parse(cls, raw: bytes | None) -> MinuteRecord | None:
         """Return the record of a stored text, or None for any other text, which is a gap."""
+        if raw is None:
+            return None
         try:
-            head, _, tail = (raw or b"").partition(b"|")
-            numbers = list(map(int, head.split(b" ")))
+            head, _, tail = raw.decode("ascii").partition("|")
+            numbers = [*map(int, head.split(" "))]
             ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = numbers
             late = [0] * LATENESS_BUCKETS if tail else []
             for pair in tail.split():
-                bucket, _, count = pair.partition(b":")
+                bucket, _, count = pair.partition(":")
                 late[int(bucket)] = int(count)
-            numbers += late
+                numbers.append(int(count))
             # Beyond the largest number, division would lose digits.
             if min(numbers) < 0 or max(numbers) > LARGEST:
                 return None
@@ -412,24 +414,21 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
 
 def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
     """Return the last minutes of each topic (up to an hour), in two round trips; or the error that prevents reading them."""
+    return dict(_each_last(broker, topics))
+
+
+def _each_last(
+    broker: Broker, topics: Mapping[Topic, int]
+) -> Iterator[tuple[Topic, list[Minute] | RmqError]]:
     now = broker.now_ms() // 60_000
     calls = [
         activity.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now) for topic, count in topics.items()
     ]
-    return {
-        topic: records if isinstance(records, RmqError) else _read(records, now + 1 - count, count, now, 1)
-        for (topic, count), records in zip(topics.items(), _answers(broker, calls), strict=True)
-    }
-
-
-def last_rates(broker: Broker, topics: Sequence[Topic], minutes: int) -> dict[Topic, Rates | RmqError | None]:
-    """Return the latest rates of each topic within the last minutes, or None, in two round trips; or the error."""
-    now = broker.now_ms() // 60_000
-    calls = [activity.minutes(topic, now + 1 - minutes - LONGEST_GAP_MINUTES, now) for topic in topics]
-    return {
-        topic: records if isinstance(records, RmqError) else _last_rates(records, minutes)
-        for topic, records in zip(topics, _answers(broker, calls), strict=True)
-    }
+    for (topic, count), records in zip(topics.items(), _answers(broker, calls), strict=True):
+        if isinstance(records, RmqError):
+            yield topic, records
+        else:
+            yield topic, _read(records, now + 1 - count, count, now, 1)
 
 
 HOUR_MINUTES = 60
@@ -453,19 +452,22 @@ def summed(hours: Iterable[Sequence[Minute]]) -> list[SummedMinute]:
 
     Topics are sampled one after the other. So the present minute is left out, and depths hold until the next sample.
     """
-    whole = [minutes[:-1] for minutes in hours if minutes]
-    depths = [_sums(column) for column in zip(*map(_held_depths, whole), strict=True)]
-    first = next((at for at, sums in enumerate(depths) if sums), len(depths))
-    if first == len(depths):
-        return []
-    rates = (
-        _sums(
-            (one.rates.sent, one.rates.committed, one.rates.failed) if one.rates else None for one in column
-        )
-        for column in zip(*whole, strict=True)
-    )
-    found = zip(whole[0], depths, rates, strict=True)
-    return [SummedMinute(minute.at_ms, *sums) for minute, *sums in islice(found, first, None)]
+    sums: list[SummedMinute] = []
+    # The minutes of a topic are freed before those of the next one are read: an hour of a thousand topics is 100 MB.
+    for minutes in hours:
+        whole = minutes[:-1]
+        sums = sums or [SummedMinute(minute.at_ms, None, None) for minute in whole]
+        sums = [
+            SummedMinute(
+                before.at_ms,
+                _plus(before.depths, depths),
+                _plus(before.rates, (rates.sent, rates.committed, rates.failed) if rates else None),
+            )
+            for before, depths, rates in zip(
+                sums, _held_depths(whole), (minute.rates for minute in whole), strict=True
+            )
+        ]
+    return list(dropwhile(lambda one: one.depths is None, sums))
 
 
 class SummedHour:
@@ -482,16 +484,20 @@ class SummedHour:
         if newest >= now:
             # Nothing was read before, or the clock was set back.
             self._minutes, newest = [], now - HOUR_MINUTES
-        # The depths of a minute without a sample are those of the minutes before it.
-        count = min(HOUR_MINUTES, now - newest) + HELD_MINUTES
-        hours = read_last(broker, dict.fromkeys(self._topics, count)).values()
-        sums = summed(minutes for minutes in hours if not isinstance(minutes, RmqError))
-        found = {one.at_ms // 60_000: one for one in sums}
-        self._minutes += [
-            found.get(minute, SummedMinute(minute * 60_000, None, None)) for minute in range(newest + 1, now)
-        ]
-        del self._minutes[: 1 - HOUR_MINUTES]
+        if newest < now - 1:
+            self._minutes += self._minutes_between(broker, newest, now)
+            del self._minutes[: 1 - HOUR_MINUTES]
         return list(dropwhile(lambda one: one.depths is None, self._minutes))
+
+    def _minutes_between(self, broker: Broker, before: int, now: int) -> list[SummedMinute]:
+        # The depths of a minute without a sample are those of the minutes before it.
+        count = min(HOUR_MINUTES, now - before) + HELD_MINUTES
+        hours = _each_last(broker, dict.fromkeys(self._topics, count))
+        sums = summed(minutes for _, minutes in hours if not isinstance(minutes, RmqError))
+        found = {one.at_ms // 60_000: one for one in sums}
+        return [
+            found.get(minute, SummedMinute(minute * 60_000, None, None)) for minute in range(before + 1, now)
+        ]
 
 
 def _held_depths(minutes: Sequence[Minute]) -> list[Sequence[float] | None]:
@@ -506,22 +512,10 @@ def _held_depths(minutes: Sequence[Minute]) -> list[Sequence[float] | None]:
     return found
 
 
-def _sums(column: Iterable[Sequence[float] | None]) -> list[float] | None:
-    known = [values for values in column if values is not None]
-    return [sum(values) for values in zip(*known, strict=True)] if known else None
-
-
-def _last_rates(records: Sequence[bytes | None], minutes: int) -> Rates | None:
-    later: MinuteRecord | None = None
-    for at in range(len(records) - 1, -1, -1):
-        record = MinuteRecord.parse(records[at])
-        if record is None:
-            continue
-        rates = _rates(later, record) if later else None
-        if rates or at < len(records) - minutes:
-            return rates
-        later = record
-    return None
+def _plus(sums: Sequence[float] | None, values: Sequence[float] | None) -> Sequence[float] | None:
+    if sums is None or values is None:
+        return values if sums is None else sums
+    return [*map(add, sums, values)]
 
 
 T = TypeVar("T")

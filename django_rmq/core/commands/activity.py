@@ -80,7 +80,7 @@ def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
 
 
 def _times(key: bytes, values: list[Reply]) -> Times:
-    return Times.of(keys.counters(key, zip(TIMES, values, strict=True)))
+    return Times.of(keys.counters(key, zip(TIMES, values, strict=True)).values())
 
 
 def times(topic: Topic) -> Call[Times]:

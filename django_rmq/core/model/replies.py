@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -247,13 +247,11 @@ class Times(NamedTuple):
     """The sum of the durations, in microseconds."""
 
     @classmethod
-    def of(cls, counted: Mapping[str, int]) -> Times:
-        """Return the counts of the fields ``TIMES``."""
-        late, took = (
-            tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
-            for name in ("late", "took")
-        )
-        return cls(late, counted["late"], took, counted["took"])
+    def of(cls, counted: Iterable[int]) -> Times:
+        """Return the counts of the fields ``TIMES``, in their order."""
+        late_ms, *counts = counted
+        late, (took_us, *took) = counts[:LATENESS_BUCKETS], counts[LATENESS_BUCKETS:]
+        return cls(tuple(late), late_ms, tuple(took), took_us)
 
 
 TIMES = tuple(

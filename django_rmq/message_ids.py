@@ -19,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from django.utils.translation import gettext as _
+
 from django_rmq import connections
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.keys import slot_of
@@ -95,27 +97,34 @@ def identify(topic: Topic, text: str, broker: Broker | None = None) -> MessageId
     number, dot, rest = head.partition(".")
     if not ((dot or tilde) and _NUMBER.fullmatch(number)):
         raise InvalidRequest(
-            f"{_abbreviated(text)} is not a message id: it must be <slot>.<message>, as a send returns it, or "
-            "<slot>~<digest>, as the log shows it"
+            _(
+                "%(id)s is not a message id: it must be <slot>.<message>, as a send returns it, or "
+                "<slot>~<digest>, as the log shows it"
+            )
+            % {"id": _abbreviated(text)}
         )
     slot = int(number)
     if slot >= topic.slots and (broker is None or slot >= _most_slots(topic, broker)):
         raise InvalidRequest(
-            f"{_abbreviated(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
+            _("%(id)s is not a message id of topic %(topic)s, which has %(slots)s slots")
+            % {"id": _abbreviated(text), "topic": topic.name, "slots": topic.slots}
         )
     if tilde:
         digest = unsealed_digest(topic.name, sealed)
         if digest is None:
             raise InvalidRequest(
-                f"{_abbreviated(text)} is not a message id of topic {topic.name}: it was changed, or sealed "
-                "with another key"
+                _("%(id)s is not a message id of topic %(topic)s: it was changed, or sealed with another key")
+                % {"id": _abbreviated(text), "topic": topic.name}
             )
         return MessageIdentity(slot, None, digest, _place(text, rest) if dot else None)
     member = from_base64url(rest)
     if member is None:
         raise InvalidRequest(
-            f"{_abbreviated(text)} is not a message id: the part after the slot is not base64url. The id that the log shows "
-            "has a tilde after the slot"
+            _(
+                "%(id)s is not a message id: the part after the slot is not base64url. The id that the log shows "
+                "has a tilde after the slot"
+            )
+            % {"id": _abbreviated(text)}
         )
     return MessageIdentity(slot, member)
 
@@ -148,7 +157,8 @@ def _place(text: str, place: str) -> Area:
     # ``float`` also reads 'nan', which is not a score.
     if match is None or math.isnan(score):
         raise InvalidRequest(
-            f"{_abbreviated(text)} is not a message id: {place[:40]!r} is not a queue, score and rank"
+            _("%(id)s is not a message id: %(place)r is not a queue, score and rank")
+            % {"id": _abbreviated(text), "place": place[:40]}
         )
     return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
 
@@ -188,7 +198,7 @@ def find_messages(
         for slot, named in sealed.items()
         for first in range(0, len(named), SOUGHT_AT_ONCE)
     ]
-    for _ in range(rounds):
+    for _round in range(rounds):
         going = [search for search in searches if search.goes_on]
         if not going:
             break
@@ -255,7 +265,7 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
     from django_rmq.core.commands import inspect
 
     calls = [inspect.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
-    for (_, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
+    for (_slot, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
         yield from (one for one, looked in zip(page, answer, strict=True) if looked.is_held)
 
 

@@ -171,7 +171,7 @@ def delete(
     """
     topic = context.permitted(name, Permission.DELETE)
     if copy not in ("live", "dead"):
-        raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
+        raise InvalidRequest(_("the copy must be 'live' or 'dead', got %(copy)r") % {"copy": copy})
     return _do(context, delete_action(copy), topic, ids, f"{copy} copy", keep=keep)
 
 
@@ -246,7 +246,10 @@ def _do(
 ) -> ActionResult:
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
-        raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
+        raise InvalidRequest(
+            _("at most %(most)s messages can be named in one request, got %(count)s")
+            % {"most": MAX_IDS, "count": len(ids)}
+        )
     identities = {one: identified(context, topic, one) for one in ids}
     found = dict.fromkeys(identities, "gone")
     trash = None

@@ -94,7 +94,7 @@ def bury_all(
     """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
     topic, queue = context.permitted(name, Permission.DELETE), queue_of(state)
     if queue == "dead":
-        raise OperationRefused("dead messages are already in Dead")
+        raise OperationRefused(_("dead messages are already in Dead"))
     return _sweep(context, actions.bury_action(context.actor, why), topic, queue, wanted, limits, dry_run)
 
 
@@ -117,10 +117,14 @@ def reschedule_all(
     """
     topic, queue = context.permitted(name, Permission.EDIT), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
-        raise OperationRefused(
-            f"{STATE_OF[queue]} messages of topic {name} cannot be rescheduled: only those that wait"
-            + ("" if topic.is_priority else " or rest")
+        which = (
+            _("%(state)s messages of topic %(topic)s cannot be rescheduled: only those that wait")
+            if topic.is_priority
+            else _(
+                "%(state)s messages of topic %(topic)s cannot be rescheduled: only those that wait or rest"
+            )
         )
+        raise OperationRefused(which % {"state": STATE_OF[queue], "topic": name})
     if dry_run and due is None and priority is None:
         return _sweep(
             context, actions.reschedule_action(0, is_time=True), topic, queue, wanted, limits, dry_run
@@ -185,7 +189,10 @@ def purge(
     """
     topic, queue = context.permitted(name, Permission.PURGE), queue_of(state)
     if STATE_OF[queue] not in _PURGED:
-        raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
+        raise OperationRefused(
+            _("cannot purge %(state)r: the state must be one of %(states)s")
+            % {"state": state, "states": ", ".join(_PURGED)}
+        )
     wanted = Filter(older_than=older_than, slot=slot)
     wanted.check(topic, queue)
     limits = limits or Limits()
@@ -275,7 +282,9 @@ def start_action(
     Raises ``OperationRefused`` also if no messages match, or if there are too many actions already.
     """
     if kind not in _PERMISSIONS:
-        raise InvalidRequest(f"an action in the background is one of {', '.join(_PERMISSIONS)}")
+        raise InvalidRequest(
+            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_PERMISSIONS)}
+        )
     topic, queue = context.permitted(name, Permission.VIEW, _PERMISSIONS[kind]), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     _check_action(kind, queue, wanted, rate)
@@ -313,11 +322,16 @@ def start_action(
 def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | None) -> None:
     """Raise ``OperationRefused`` or ``InvalidRequest`` for what is not done in the background."""
     if STATE_OF[queue] not in (("dead",) if kind == "replay" else _PURGED):
-        raise OperationRefused(f"cannot {kind} {STATE_OF[queue]} messages in the background")
+        raise OperationRefused(
+            _("cannot %(kind)s %(state)s messages in the background")
+            % {"kind": kind, "state": STATE_OF[queue]}
+        )
     if kind == "purge" and wanted != Filter(older_than=wanted.older_than, slot=wanted.slot):
-        raise OperationRefused("a purge selects by age and slot only")
+        raise OperationRefused(_("a purge selects by age and slot only"))
     if rate is not None and not SLOWEST_RATE <= rate <= 1e6:
-        raise InvalidRequest(f"the rate must be from {SLOWEST_RATE} to 1000000 messages per second")
+        raise InvalidRequest(
+            _("the rate must be from %(least)s to 1000000 messages per second") % {"least": SLOWEST_RATE}
+        )
 
 
 def _title(kind: ActionKind) -> str:

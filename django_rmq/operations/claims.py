@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from django.utils.translation import gettext as _
+
 from django_rmq.core.commands import claims as calls
 from django_rmq.core.commands import inspect, registry
 from django_rmq.core.commands.broker_interface import Broker
@@ -42,7 +44,9 @@ def claims(context: OperationContext, name: str) -> list[ClaimStats]:
 
 def _broker(context: OperationContext) -> Broker:
     if context.config.broker == "memory":
-        raise OperationRefused('there are no claims where RMQ["BROKER"] is "memory", which Spark cannot use')
+        raise OperationRefused(
+            _('there are no claims where RMQ["BROKER"] is "memory", which Spark cannot use')
+        )
     return context.broker
 
 
@@ -90,7 +94,10 @@ def return_claims(
     found = _found(broker, topic)
     holders = {one.consumer for one in found}
     if consumer is None and len(holders) > 1:
-        raise InvalidRequest(f"several consumers hold claims of {name}: {', '.join(sorted(holders))}")
+        raise InvalidRequest(
+            _("several consumers hold claims of %(topic)s: %(consumers)s")
+            % {"topic": name, "consumers": ", ".join(sorted(holders))}
+        )
     chosen = [one for one in found if consumer in (None, one.consumer)]
     names = {one.consumer for one in chosen} | ({consumer} if consumer else set())
     steps = _returning(broker, topic, chosen, names, spent=spent)

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic, TopicType
@@ -97,32 +99,42 @@ class Filter:
         """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
         if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
             raise InvalidRequest(
-                f"topic {topic.name} has no slot {abbreviated(self.slot)}: it has {topic.slots} slots"
+                _("topic %(topic)s has no slot %(slot)s: it has %(slots)s slots")
+                % {"topic": topic.name, "slot": abbreviated(self.slot), "slots": topic.slots}
             )
         for age in (self.older_than, self.newer_than, self.begun or None):
             if age is None:
                 continue
             if not is_number(age) or not 0 <= age <= MAX_AGE:
-                raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {abbreviated(age)}")
+                raise InvalidRequest(
+                    _("an age must be from 0 to %(most)s seconds, got %(value)s")
+                    % {"most": MAX_AGE, "value": abbreviated(age)}
+                )
             check_age(topic, queue)
         if self.priority is not None:
             self._check_priority(topic, queue)
         if (self.error or self.cause) and queue == "prepare":
             raise OperationRefused(
-                "running messages cannot be filtered by error, because their delivery has not ended"
+                _("running messages cannot be filtered by error, because their delivery has not ended")
             )
         if self.cause and not _CAUSE.fullmatch(self.cause):
-            raise InvalidRequest(f"a cause has an id of 12 characters, got {abbreviated(self.cause)}")
+            raise InvalidRequest(
+                _("a cause has an id of 12 characters, got %(value)s") % {"value": abbreviated(self.cause)}
+            )
 
     def _check_priority(self, topic: Topic, queue: str) -> None:
         if not (is_whole(self.priority) and 1 <= self.priority <= MAX_PRIORITY):
             raise InvalidRequest(
-                f"a priority must be from 1 to {MAX_PRIORITY}, got {abbreviated(self.priority)}"
+                _("a priority must be from 1 to %(most)s, got %(value)s")
+                % {"most": MAX_PRIORITY, "value": abbreviated(self.priority)}
             )
         if not topic.is_priority:
-            raise OperationRefused(f"topic {topic.name} is ordered by time, so its messages have no priority")
+            raise OperationRefused(
+                _("topic %(topic)s is ordered by time, so its messages have no priority")
+                % {"topic": topic.name}
+            )
         if queue not in ("store", "claim"):
-            raise OperationRefused("only messages that wait can be filtered by priority")
+            raise OperationRefused(_("only messages that wait can be filtered by priority"))
 
     def scores(self, queue: str, now_ms: int) -> tuple[float, float]:
         """Return the bounds of the selected scores."""
@@ -157,11 +169,12 @@ def check_age(topic: Topic, queue: str) -> None:
     """Raise ``OperationRefused`` if the messages of a queue have no age."""
     if queue == "retry":
         raise OperationRefused(
-            "resting messages cannot be filtered by age: their time is that of the next delivery"
+            _("resting messages cannot be filtered by age: their time is that of the next delivery")
         )
     if queue == "claim":
-        raise OperationRefused("messages claimed by Spark cannot be filtered by age: they share one lease")
+        raise OperationRefused(_("messages claimed by Spark cannot be filtered by age: they share one lease"))
     if queue == "store" and topic.type is TopicType.PRIORITY:
         raise OperationRefused(
-            f"topic {topic.name} is ordered by priority, so its waiting messages cannot be filtered by age"
+            _("topic %(topic)s is ordered by priority, so its waiting messages cannot be filtered by age")
+            % {"topic": topic.name}
         )

@@ -11,6 +11,8 @@ from functools import partial
 from heapq import nlargest
 from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
@@ -145,13 +147,17 @@ def groups(
     ``seconds``. Permissions, redaction and errors are those of ``listing``.
     """
     if by not in KINDS:
-        raise InvalidRequest(f"messages can be grouped by {', '.join(KINDS)}, got {by!r}")
+        raise InvalidRequest(
+            _("messages can be grouped by %(kinds)s, got %(kind)r") % {"kinds": ", ".join(KINDS), "kind": by}
+        )
     if not (is_whole(limit) and 1 <= limit <= LARGEST):
-        raise InvalidRequest(f"the limit must be a number of messages from 1, got {abbreviated(limit)}")
+        raise InvalidRequest(
+            _("the limit must be a number of messages from 1, got %(value)s") % {"value": abbreviated(limit)}
+        )
     queue = queue_of(state)
     if by == "error" and queue == "prepare":
         raise OperationRefused(
-            "running messages cannot be grouped by error, because their delivery has not ended"
+            _("running messages cannot be grouped by error, because their delivery has not ended")
         )
     topic = context.permitted(name)
     wanted = checked(context, topic, queue, wanted)

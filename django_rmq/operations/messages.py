@@ -94,8 +94,8 @@ def unseal(order: Order, cursor: str) -> _Mark:
     """Return the content of a cursor. Raises ``InvalidRequest`` for text that ``seal`` did not return for this list."""
     text = opaque_ids.unseal("cursor", order.context, cursor)
     if text is None:
-        raise InvalidRequest("the cursor does not belong to this list: start with the first page")
-    head, _, rest = text.partition(b"\n")
+        raise InvalidRequest(_("the cursor does not belong to this list: start with the first page"))
+    head, _newline, rest = text.partition(b"\n")
     block, score, slot, rank, length = head.decode().split(" ")
     digest, member = rest[: int(length)], rest[int(length) :]
     place = ListPosition(int(block), float(score), int(slot), member)
@@ -413,7 +413,8 @@ def listing(
     limit = context.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
         raise InvalidRequest(
-            f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {abbreviated(limit)}"
+            _("the limit of a page must be from 1 to %(most)s messages, got %(value)s")
+            % {"most": LONGEST_PAGE, "value": abbreviated(limit)}
         )
     if descending is None:
         descending = first_page_order(topic, queue)

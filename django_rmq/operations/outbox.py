@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
+from django.utils.translation import gettext as _
 
 from django_rmq.core.consumer.background_jobs import Maintenance
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
@@ -229,7 +230,9 @@ def _do(
 def _parsed(name: str) -> tuple[str, int]:
     database, colon, number = name.rpartition(":")
     if not (colon and number.isascii() and number.isdigit() and len(number) < 20):
-        raise InvalidRequest(f"{name[:80]!r} is not a row of the outbox; the id of one is like default:12")
+        raise InvalidRequest(
+            _("%(id)r is not a row of the outbox; the id of one is like default:12") % {"id": name[:80]}
+        )
     return database, int(number)
 
 

@@ -142,7 +142,7 @@ def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, ob
     record = _record(context, name, Permission.EDIT)
     given = {field: _parsed(field, value) for field, value in changes.items()}
     if given.get("cron") is not None and given.get("every") is not None:
-        raise InvalidRequest("give either cron or every")
+        raise InvalidRequest(_("give either cron or every"))
     override = dict(record.override)
     for field, other in (("cron", "every"), ("every", "cron")):
         if given.get(field) is not None:
@@ -387,7 +387,10 @@ def _change(
 
 def _parsed(field: str, value: object) -> object:
     if field not in EDITABLE:
-        raise InvalidRequest(f"{field[:40]} of a schedule cannot be changed here, only {', '.join(EDITABLE)}")
+        raise InvalidRequest(
+            _("%(field)s of a schedule cannot be changed here, only %(fields)s")
+            % {"field": field[:40], "fields": ", ".join(EDITABLE)}
+        )
     if value is None:
         return None
     try:

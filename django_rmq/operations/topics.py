@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import topic_registration
@@ -118,7 +119,7 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
     """
     topic = context.permitted(name, Permission.PAUSE)
     if not values or not set(values) <= set(LIMITS):
-        raise InvalidRequest(f"give one or more of {', '.join(LIMITS)}")
+        raise InvalidRequest(_("give one or more of %(limits)s") % {"limits": ", ".join(LIMITS)})
     try:
         checked = {limit: check_limit(limit, value) for limit, value in values.items()}
     except ValueError as error:

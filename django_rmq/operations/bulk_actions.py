@@ -281,11 +281,7 @@ def start_action(
     action is that of its undo. ``rate``: messages per second.
     Raises ``OperationRefused`` also if no messages match, or if there are too many actions already.
     """
-    if kind not in _PERMISSIONS:
-        raise InvalidRequest(
-            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_PERMISSIONS)}
-        )
-    topic, queue = context.permitted(name, Permission.VIEW, _PERMISSIONS[kind]), queue_of(state)
+    topic, queue = context.permitted(name, Permission.VIEW, _permission_of(kind)), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     _check_action(kind, queue, wanted, rate)
     counted = BulkRun(
@@ -317,6 +313,15 @@ def start_action(
     )
     context.broker.run(registry.write_action(action.id, "", action.encode()))
     return ActionProgress(action)
+
+
+def _permission_of(kind: str) -> Permission:
+    """Return the permission for an action in the background. Raises ``InvalidRequest`` if there is no such action."""
+    if kind not in _PERMISSIONS:
+        raise InvalidRequest(
+            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_PERMISSIONS)}
+        )
+    return _PERMISSIONS[kind]
 
 
 def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | None) -> None:

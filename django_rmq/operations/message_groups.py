@@ -131,6 +131,22 @@ class _Members:
             self.first_ms, self.last_ms = min(known), max(known)
 
 
+def _check_grouping(by: str, queue: str, limit: int) -> None:
+    """Raise ``InvalidRequest`` or ``OperationRefused`` if messages cannot be grouped in this way."""
+    if by not in KINDS:
+        raise InvalidRequest(
+            _("messages can be grouped by %(kinds)s, got %(kind)r") % {"kinds": ", ".join(KINDS), "kind": by}
+        )
+    if not (is_whole(limit) and 1 <= limit <= LARGEST):
+        raise InvalidRequest(
+            _("the limit must be a number of messages from 1, got %(value)s") % {"value": abbreviated(limit)}
+        )
+    if by == "error" and queue == "prepare":
+        raise OperationRefused(
+            _("running messages cannot be grouped by error, because their delivery has not ended")
+        )
+
+
 def groups(
     context: OperationContext,
     name: str,
@@ -146,19 +162,8 @@ def groups(
     It reads up to ``limit`` messages, in the order of ``listing`` (of Dead, the last that died), and ends after
     ``seconds``. Permissions, redaction and errors are those of ``listing``.
     """
-    if by not in KINDS:
-        raise InvalidRequest(
-            _("messages can be grouped by %(kinds)s, got %(kind)r") % {"kinds": ", ".join(KINDS), "kind": by}
-        )
-    if not (is_whole(limit) and 1 <= limit <= LARGEST):
-        raise InvalidRequest(
-            _("the limit must be a number of messages from 1, got %(value)s") % {"value": abbreviated(limit)}
-        )
     queue = queue_of(state)
-    if by == "error" and queue == "prepare":
-        raise OperationRefused(
-            _("running messages cannot be grouped by error, because their delivery has not ended")
-        )
+    _check_grouping(by, queue, limit)
     topic = context.permitted(name)
     wanted = checked(context, topic, queue, wanted)
     if by == "error" and queue == "dead" and not wanted.compares and _is_counted(context, topic):

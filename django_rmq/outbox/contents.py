@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from django.db import DatabaseError
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Min, Q, QuerySet
 
 from django_rmq.core.model.limits import BATCH
 from django_rmq.outbox.database_access import ask_each
@@ -26,6 +26,9 @@ from django_rmq.outbox.storage import (
     read_contents,
     with_sizes,
 )
+
+if TYPE_CHECKING:
+    from django_rmq.models import OutboxMessage
 
 T = TypeVar("T")
 
@@ -126,7 +129,7 @@ def topic_of(database: str, number: int) -> str | None:
     return found
 
 
-def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> object:
+def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> QuerySet[OutboxMessage]:
     chosen = model().objects.using(alias).order_by("id")
     if topics is not None:
         chosen = chosen.filter(topic__in=topics)

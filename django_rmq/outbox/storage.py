@@ -36,7 +36,7 @@ from django.db import (
 )
 from django.db import connections as databases
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Func, IntegerField
+from django.db.models import Func, IntegerField, QuerySet
 from django.db.models.functions import Coalesce
 
 from django_rmq.conf import get_config
@@ -375,7 +375,7 @@ def existing(alias: str, ids: Iterable[int]) -> set[int]:
     }
 
 
-def with_sizes(rows: Any) -> Any:
+def with_sizes(rows: QuerySet[OutboxMessage]) -> QuerySet[OutboxMessage]:
     """Return the query with ``size``: the bytes of the member and the envelope of each row, which are not read."""
     # Oracle has no LENGTH of a BLOB, and measures it by a function of a package.
     of_oracle = databases[rows.db].vendor == "oracle"
@@ -441,7 +441,7 @@ def _delete(connection: BaseDatabaseWrapper, where: str, ids: list[int], before:
     hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
     also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
     which = where.format(table=table, column=column, places=_places(ids))
-    values: Sequence[Any] = ids
+    values: Sequence[int | str] = ids
     statement = f"DELETE FROM {table} WHERE {which}{also}"  # noqa: S608 - names of Django
     if connection.vendor == "mysql" and connection.features.has_select_for_update_skip_locked:
         # MySQL and MariaDB scan a small table, or one that was small when its statistics were made, and wait for rows that

@@ -28,7 +28,7 @@ from django_rmq.core.commands import insert
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.commands.insert import transaction_time
-from django_rmq.core.commands.script_call import Packed
+from django_rmq.core.commands.script_call import Answers, Packed
 from django_rmq.core.model.body_codec import decode_json, encode_json
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic
@@ -474,7 +474,7 @@ class ArrowBulk:
                 pipeline.add(part)
         return pipeline
 
-    def _answers(self, call: PackedCall, found: list[object]) -> list[Any]:
+    def _answers(self, call: PackedCall, found: list[object]) -> Answers:
         if call.bounds is not None:
             found = self._with_declined(call, found[insert.PARTS - 1 :: insert.PARTS])
         for answer in found:

@@ -16,7 +16,7 @@ from django_rmq.core.cluster.broker import Cluster, ClusterBroker
 from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model import redis_url
-from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.model.topic import BackOff, Definition, Topic, TopicType
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.clients import RenewingPool
@@ -181,7 +181,7 @@ def reached(options: SourceOptions) -> tuple[Broker, Topic]:
     return broker, topic_of(name, broker.definitions().of(name))
 
 
-def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:
+def topic_of(name: str, definition: Definition | None, **local: Any) -> Topic:
     """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
     if definition is None:
         raise UnknownTopic(

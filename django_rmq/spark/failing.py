@@ -26,7 +26,7 @@ from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import CONNECTION, STREAM, SourceOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 Rows = list[dict[str, Any]]
 
@@ -100,10 +100,11 @@ def _arrow_udf() -> Any:
     return arrow_udf
 
 
-def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
+def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Callable[[Column], Column]:
     """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
     # It has effects: the optimizer must neither leave it out nor run it twice.
-    return _arrow_udf()(function, result).asNondeterministic()
+    of_columns: Callable[[Column], Column] = _arrow_udf()(function, result).asNondeterministic()
+    return of_columns
 
 
 def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
@@ -185,7 +186,7 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     return found
 
 
-def fail(frame: DataFrame, options: Mapping[str, str], error: Any, *, reject: bool = False) -> int:
+def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, reject: bool = False) -> int:
     """Fail the rows of ``frame``, which are some of a batch; return how many there are.
 
     When Spark has recorded the batch, each uses a retry and rests as its topic says, or goes to Dead if it has no

@@ -190,7 +190,7 @@ def open_session(
 
     from django_rmq.spark.source import RmqDataSource
 
-    builder: Any = SparkSession.builder.appName(name)
+    builder = SparkSession.builder.appName(name)
     if remote is not None:
         chosen = {**OF_A_SESSION, **(conf or {})}
         builder = builder.remote(remote)

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
 
 from django_rmq.exceptions import RmqError
 from django_rmq.spark.source_options import CONNECTION, SourceOptions
-from django_rmq.spark.stream_reader import acknowledge
+from django_rmq.spark.stream_reader import Offset, acknowledge
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -34,7 +34,7 @@ class Acknowledger(StreamingQueryListener):
     def onQueryStarted(self, event: object) -> None:  # noqa: N802 - Spark's name
         """Do nothing: nothing is recorded yet."""
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         """Acknowledge the batch whose record Spark has just written."""
         self.note(event.progress)
 
@@ -73,7 +73,7 @@ class Acknowledger(StreamingQueryListener):
                     acknowledge({**options, "topic": topic}, offset)
 
 
-def _offset(text: Any) -> dict[str, Any] | None:
+def _offset(text: str | None) -> Offset | None:
     """Return an offset of RMQ. None: it belongs to another source."""
     try:
         found = json.loads(text or "{}")

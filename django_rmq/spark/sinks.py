@@ -10,12 +10,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from django_rmq.exceptions import OperationRefused
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
+
+    Access = TypeVar("Access", DataFrameReader, DataFrameWriter)
 
 MALFORMED = "malformed"
 """The column of the bodies that do not fit; NULL if the body was read."""
@@ -109,14 +111,14 @@ class Table:
         where = f"{quote}{names[QUERY]}{quote} = '{query}' AND {quote}{names[BATCH]}{quote} = {number}"
         reader = self._with_options(session.read.format("jdbc"))
         reader = reader.option("sessionInitStatement", f"DELETE FROM {self.table} WHERE {where}")  # noqa: S608 - both are Spark's
-        left = reader.load()
-        left = left.where((left[names[QUERY]] == query) & (left[names[BATCH]] == number)).count()
+        rows = reader.load()
+        left = rows.where((rows[names[QUERY]] == query) & (rows[names[BATCH]] == number)).count()
         if left:
             raise OperationRefused(
                 f"table {self.table} kept {left} rows of batch {number} of query {query} that were deleted"
             )
 
-    def _with_options(self, access: Any) -> Any:
+    def _with_options(self, access: Access) -> Access:
         chosen = access.option("url", self.url).option("dbtable", self.table)
         return chosen.option("driver", self.driver) if self.driver else chosen
 

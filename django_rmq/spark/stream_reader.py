@@ -316,7 +316,7 @@ LOOK_SECONDS = 5.0
 """Seconds between two checks whether a topic that seems empty was re-slotted."""
 
 
-def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
+def acknowledge(options: Mapping[str, str], offset: Offset) -> int:
     """Acknowledge what a query had recorded, up to ``offset``; return how many slots had a claim.
 
     ``options`` are those of the query, or at least those that name the topic. Without this call a claim is

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_rmq import schedules as scheduled
 from django_rmq.conf import Config, get_config
+from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import ListenerFunction, Message
 from django_rmq.durations import Duration
@@ -30,9 +31,9 @@ from django_rmq.tasks import execution as tasks
 from django_rmq.tasks import task_modules
 from django_rmq.worker.once import OnceListener
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-TakesMessage = TypeVar("TakesMessage", bound=Callable[[Message[Any]], object])
-TakesMessages = TypeVar("TakesMessages", bound=Callable[[list[Message[Any]]], object])
+Function = TypeVar("Function", bound=Callable[..., object])
+TakesMessage = TypeVar("TakesMessage", bound=Callable[[Message], object])
+TakesMessages = TypeVar("TakesMessages", bound=Callable[[list[Message]], object])
 
 
 class DuplicateListener(ConfigurationError):
@@ -54,7 +55,7 @@ class Listener:
     """``module.qualname``, by which the same function is recognised after a reload."""
     using: str | None = None
     """The database in which its effects happen once; None if they may happen again."""
-    coroutine: Callable[[Any], Awaitable[Any]] | None = None
+    coroutine: Coroutine | None = None
     """The coroutine function that workers run beside others in their event loop; None if they call ``function``."""
 
 
@@ -306,7 +307,7 @@ def isolated(*, empty: bool = True) -> Iterator[None]:
         scheduled.replace_declared(schedules)
 
 
-def _written(function: Any) -> object:
+def _written(function: Callable[..., object]) -> object:
     """Return the function of the project's code beneath decorators and partials."""
     written = inspect.unwrap(function)
     while isinstance(written, functools.partial):

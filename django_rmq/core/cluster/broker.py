@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Cluster(Topology):
     """A cluster in the role of a broker's client: it runs plain commands on the node of their keys."""
 
-    def execute_command(self, *command: Any) -> Reply:
-        """Run one command on the node of its key (the second argument), and return the plain answer."""
-        routed = RoutedCommand(key_slot(command[1]), command)
+    def execute_command(self, name: str, key: bytes, *arguments: object) -> Reply:
+        """Run one command on the node of its key, and return the plain answer."""
+        routed = RoutedCommand(key_slot(key), (name, key, *arguments))
         NodeTrip(self, [routed]).send().receive()
         if isinstance(routed.reply, RedisError):
             raise routed.reply

@@ -6,9 +6,9 @@ It is the door between the commands and the drivers. Its errors are those of thi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.commands.script_call import Answer, Answers, Call
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
@@ -59,10 +59,10 @@ class BrokerPipeline(Protocol):
     def send(self) -> Self:
         """Send the collected calls. Raises ``ServerTrouble``; ``receive`` must not be called then."""
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> Answers:
         """Return the answer of each call, or an ``RmqError``, in order."""
 
-    def execute(self) -> list[Any]:
+    def execute(self) -> Answers:
         """Run the collected calls; return the answer of each, or an ``RmqError``, in order."""
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any
 
-from django_rmq.core.commands.script_call import AtSlot, AtSlots, Call, Reply, cursor, form, moment
+from django_rmq.core.commands.script_call import Answers, AtSlot, AtSlots, Call, Reply, cursor, form, moment
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
@@ -72,7 +71,7 @@ def _acquired(reply: list[Reply]) -> list[Acquired]:
     return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 
 
-def _acquired_in_parts(answers: list[list[Acquired] | RmqError]) -> list[Any]:
+def _acquired_in_parts(answers: Answers) -> Answers:
     """Return what each part acquired, or the part's error in the place of its slot."""
     return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
 

@@ -36,6 +36,9 @@ _STATES = {
 Reply: TypeAlias = Any
 """What a server answers: data from outside. The header of its script says what it is made of."""
 
+Answers: TypeAlias = list[Any]
+"""The answers of several calls, in order: what each means, or an ``RmqError``."""
+
 
 class KeyPlace(Protocol):
     """Finds the keys of a call by their names."""
@@ -138,12 +141,12 @@ class Named(NamedTuple):
         return (self.key(prefix, self.name),)
 
 
-def _channel(prefix: str, place: Any) -> bytes:
+def _channel(prefix: str, place: AtSlot | OfWorkers) -> bytes:
     return workers_channel(prefix) if isinstance(place, OfWorkers) else wake_channel(prefix, place.topic.name)
 
 
-def _room(_: str, place: Any) -> int:
-    topic: Topic = place.topic
+def _room(_: str, place: AtSlot) -> int:
+    topic = place.topic
     return 1 if topic.serial else topic.max_prepared
 
 
@@ -293,7 +296,7 @@ class Call(NamedTuple, Generic[T_co]):
     own: Sequence[object]
     """The arguments, except those that are facts of the topic."""
     decode: Callable[[Reply], T_co] | OfKey
-    join: Callable[[list[Any]], T_co] | None = None
+    join: Callable[[Answers], T_co] | None = None
     """Combines the answers of the parts into one. None if the call has one part."""
     varying: int = 0
     """How many of the last arguments differ from message to message; 0 if no two calls are alike."""

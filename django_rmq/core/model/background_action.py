@@ -120,7 +120,7 @@ def _decode(name: str, row: Mapping[str, bytes]) -> ActionProgress | None:
         if action.id != name or action.kind not in get_args(ActionKind) or not _is_sound(action):
             return None
         beat, _, worker = row.get("beat", b"").decode().partition(" ")
-        ended: dict[str, Any] = json.loads(row["ended"]) if "ended" in row else {}
+        ended = json.loads(row.get("ended", b"{}"))
         return ActionProgress(
             action,
             {word[4:]: int(count) for word, count in row.items() if word.startswith("did.")},

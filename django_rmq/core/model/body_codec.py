@@ -63,7 +63,7 @@ _MARK = token_hex(16)
 _MARKED = re.compile(f'"{_MARK}([^"]*)"')
 
 
-def _json_default(value: object) -> Any:
+def _json_default(value: object) -> object:
     if type(value) is ExactNumber or type(value) is StoredDecimal:
         raise _HasNumbers
     if isinstance(value, (datetime, date, time)):
@@ -143,7 +143,7 @@ def dumps(value: object, **options: Any) -> str:
         return _MARKED.sub(r"\1", json.dumps(value, default=_marked, **options))
 
 
-def _check_keys(value: Any) -> None:
+def _check_keys(value: dict[object, object] | list[object] | tuple[object, ...]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str and not isinstance(key, str):

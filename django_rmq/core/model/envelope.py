@@ -120,7 +120,7 @@ def _meta(envelope: Envelope) -> bytes:
     if not headers and origin is None and max_retries is None and timeout is None:
         # Most messages have at most a basis. This takes a third of the time.
         return b"{}" if basis is None else b'{"basis":%s}' % encode_json(basis)
-    meta: dict[str, Any] = {}
+    meta: dict[str, object] = {}
     if basis is not None:
         meta["basis"] = basis
     if headers:

@@ -27,7 +27,7 @@ class Schedule:
 
     name: str
     topic: str
-    body: Any = None
+    body: object = None
     cron: str | None = None
     """Five fields, as in Debian's cron. None if the schedule has ``every``."""
     every: int | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import floor, isfinite
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Literal, TypedDict, cast
 
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.message import message_id
@@ -181,7 +181,18 @@ def _in_flight(
     )
 
 
-def _next(topic: Topic, found: FoundReply) -> dict[str, Any]:
+class _NextDelivery(TypedDict, total=False):
+    due: datetime | None
+    priority: int
+
+
+class _LastFailure(TypedDict, total=False):
+    error_class: str
+    first_failed: datetime | None
+    last_failed: datetime | None
+
+
+def _next(topic: Topic, found: FoundReply) -> _NextDelivery:
     """Return when the copy that waits or rests can be delivered, or its priority."""
     if found.store is None:
         return {"due": _instant(found.retry, whole=True)}
@@ -195,7 +206,7 @@ def _worker(topic: Topic, ended: Outcome | None) -> str:
     return ended.worker if ended is not None and topic.serial else ""
 
 
-def _failed(record: FailureRecord | Death | None) -> dict[str, Any]:
+def _failed(record: FailureRecord | Death | None) -> _LastFailure:
     if record is None or not record.times:
         return {}
     return {

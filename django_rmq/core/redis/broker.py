@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Answer, Call, RedisCommand, Reply
+from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
     Definitions,
@@ -430,7 +430,7 @@ class RedisPipeline:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def execute(self) -> list[Any]:
+    def execute(self) -> Answers:
         """Run the collected calls and return a result or an ``RmqError`` for each."""
         return self.send().receive() if self._calls else []
 
@@ -455,7 +455,7 @@ class RedisPipeline:
         self._connection = connection
         return self
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> Answers:
         """Return a result or an ``RmqError`` for each call, in order."""
         connection, self._connection = self._connection, None
         calls, answers = self._take_calls()

@@ -49,8 +49,12 @@ from django_rmq.operations import Actor
 from django_rmq.spark.sinks import MALFORMED
 
 if TYPE_CHECKING:
+    from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from django_rmq.spark.listening import Acknowledger
 
 KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
 """The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
@@ -219,13 +223,13 @@ class Context:
                 told = time.monotonic()
                 self._say_tasks(spark.sparkContext.statusTracker())
 
-    def _say_tasks(self, tracker: Any) -> None:
+    def _say_tasks(self, tracker: StatusTracker) -> None:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         for stage in stages:
             if stage is not None and stage.numTasks:
                 self.say(f"{stage.numCompletedTasks} of {stage.numTasks} tasks")
 
-    def follow(self, writer: Any, *topics: str) -> int:
+    def follow(self, writer: DataStreamWriter, *topics: str) -> int:
         """Start a stream's writer and report its batches; return how many messages it had when it ends.
 
         When a stop is requested, the running batch may end (``grace``). What Spark has recorded is
@@ -244,7 +248,8 @@ class Context:
         query = writer.start()
         seen, told = 0, -1
         try:
-            while not query.awaitTermination(LOOK_SECONDS):
+            # PySpark declares whole seconds, and takes fractions.
+            while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
                 seen, told = self._say_batches(query, acknowledger, seen, told)
                 if self.is_stopping:
                     self._let_end(query)
@@ -262,7 +267,9 @@ class Context:
             acknowledger.acknowledge(last)
         return seen
 
-    def _say_batches(self, query: StreamingQuery, acknowledger: Any, seen: int, told: int) -> tuple[int, int]:
+    def _say_batches(
+        self, query: StreamingQuery, acknowledger: Acknowledger | None, seen: int, told: int
+    ) -> tuple[int, int]:
         for progress in query.recentProgress:
             # For each source, because a Spark Connect server reports no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])

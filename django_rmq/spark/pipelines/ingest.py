@@ -13,7 +13,7 @@ import re
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.model.topic import Topic
@@ -25,7 +25,7 @@ from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 PIECE_SECONDS = 2.0
 """The time that a piece takes at the rate for which it was made."""
@@ -374,7 +374,7 @@ def encoded(
     if value is not None:
         return rows.select(sql.expr(value).cast("string").alias("value"), *others)
     body = sql.expr(f"struct({', '.join(select) or '*'})")
-    kind: Any = rows.select(body.alias("body")).schema["body"].dataType
+    kind = cast("StructType", rows.select(body.alias("body")).schema["body"].dataType)
     if len(set(kind.names)) < len(kind.names):
         raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
     exact = body.cast(_with_text(kind))

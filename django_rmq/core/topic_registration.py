@@ -170,7 +170,8 @@ def obstacles(
 
 def messages_held(broker: Broker, topic: Topic) -> int:
     """Return how many messages all slots of ``topic`` hold, including the dead."""
-    return sum(one.held for one in inspect.count_slots(broker, topic, range(topic.slots)))
+    counts = walk(broker, (inspect.count(topic, slot) for slot in range(topic.slots)))
+    return sum(one.held for one in counts)
 
 
 def apply(broker: Broker, topic: Topic) -> None:

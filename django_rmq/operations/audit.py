@@ -71,7 +71,9 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     )
     remembered = walk(broker, (registry.count_consumers(topic, slot) for slot in slots))
     found.consumers = max(remembered, default=0)
-    for slot, counts in enumerate(inspect.count_slots(broker, topic, slots)):
+    for slot, counts in enumerate(
+        walk(broker, (inspect.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)
+    ):
         if counts.oldest_due_ms is not None:
             seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
             if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:

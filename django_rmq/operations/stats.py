@@ -1,6 +1,6 @@
 """Figures of topics, slots and workers: messages in each state, and the counters since the start.
 
-They are read in one round trip, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
+They are read in one or two round trips, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
 gets the actor's context and checks the permission; what has a broker instead reads for it, and for other operations.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar, NamedTuple, TypeVar
 
 from django_rmq import connections
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import activity, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import slots_in_parts
 from django_rmq.core.commands.registry import roster
-from django_rmq.core.commands.script_call import Answer
+from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
 from django_rmq.core.model.replies import Counts, Roster
@@ -77,14 +77,14 @@ class WorkerList:
             if one.worker in self._present
         )
 
-    def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts]]) -> list[Counts]:
+    def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts | RmqError]]) -> list[Counts]:
         """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
         serving = self.serving(topic)
         if not (topic.serial and serving.workers):
             return []
         found = []
         for slot, counts in counted:
-            if counts.due and not counts.paused:
+            if isinstance(counts, Counts) and counts.due and not counts.paused:
                 holding = holding_of(serving.owned_slots, slot)
                 if holding is None or holding.worker not in self._present:
                     found.append(counts)
@@ -319,12 +319,16 @@ class Overview(NamedTuple):
     """The ms of CPU that reading it took, if it is shared."""
 
 
-SLOTS_OF_A_SUM = 256
-"""The number of slots of which one script sums the counters."""
+SLOTS_AT_ONCE = 256
+"""The number of slots of which one script reads whether they hold messages, or sums the counters."""
+
+
+def _parts(slots: Sequence[int]) -> list[Sequence[int]]:
+    return [slots[at : at + SLOTS_AT_ONCE] for at in range(0, len(slots), SLOTS_AT_ONCE)]
 
 
 def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
-    """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
+    """Return the figures of all topics (or those named), in the order of the settings, in two round trips."""
     return survey(context, names).topics
 
 
@@ -341,17 +345,55 @@ def topic(context: OperationContext, name: str) -> TopicStats:
 
 
 def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``."""
+    """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``.
+
+    The first round trip finds the slots that have messages, the second counts those, so that the work grows with what there
+    is and not with the number of slots.
+    """
     chosen = slots_to_look_at(topics)
-    roster, counted, now_ms = _counts_with_roster(broker, [(topic, chosen[topic.name]) for topic in topics])
-    live_workers = worker_list(roster)
-    found = [
-        _summed(topic, chosen[topic.name], counts, live_workers, now_ms)
-        for topic, counts in zip(topics, counted, strict=True)
+    pipeline = broker.pipeline()
+    asked = pipeline.add(registry.roster())
+    parts = [
+        [(part, pipeline.add(inspect.occupancy(topic, part))) for part in _parts(chosen[topic.name])]
+        for topic in topics
     ]
+    pipeline.execute()
+    roster = asked.result()
+    live_workers, now_ms = worker_list(roster), _clock(broker, roster)
+    looks = [_looked(topic, answers) for topic, answers in zip(topics, parts, strict=True)]
+    for look in looks:
+        for slot in look.occupied:
+            pipeline.add(inspect.count(look.topic, slot))
+    counted = iter(pipeline.execute())
+    found = [_summed(look, list(islice(counted, len(look.occupied))), live_workers, now_ms) for look in looks]
     return Overview(
         found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
     )
+
+
+class _Look(NamedTuple):
+    """What is known of the slots of a topic before any is counted: most of many are empty."""
+
+    topic: Topic
+    slots: int
+    occupied: list[int]
+    """The slots that have to be counted: they have messages, or something about them cannot be read."""
+    paused: int
+    """How many of the others are paused."""
+
+
+def _looked(topic: Topic, parts: Iterable[tuple[Sequence[int], Answer[list[bool | None]]]]) -> _Look:
+    slots, occupied, paused = 0, list[int](), 0
+    for part, answer in parts:
+        found = answer.result()
+        # It concerns all topics. After any other error, the counts say why each slot cannot be read.
+        if isinstance(found, ServerTrouble):
+            raise found
+        each: list[bool | None] = [None] * len(part) if isinstance(found, RmqError) else found
+        slots += len(part)
+        occupied += [slot for slot, is_paused in zip(part, each, strict=True) if is_paused is None]
+        paused += each.count(True)
+    return _Look(topic, slots, occupied, paused)
 
 
 def _clock(broker: Broker, roster: Roster | RmqError) -> int:
@@ -359,35 +401,16 @@ def _clock(broker: Broker, roster: Roster | RmqError) -> int:
     return broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
 
 
-def _counts_with_roster(
-    broker: Broker, wanted: Iterable[tuple[Topic, Sequence[int]]]
-) -> tuple[Roster | RmqError, list[list[Counts | RmqError]], int]:
-    """Count slots and read the live workers in one round trip; return the roster, the counts by topic, and the server's ms.
-
-    Raises ``ServerTrouble``, which concerns all topics. Any other error, such as a key of a wrong type, concerns one slot.
-    """
+def _with_roster(
+    broker: Broker, calls: Iterable[Call[Counts]]
+) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
+    """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
     pipeline = broker.pipeline()
     asked = pipeline.add(registry.roster())
-    by_topic = [
-        [
-            (part, pipeline.add(inspect.counts(topic, part)))
-            for part in slots_in_parts(slots, inspect.SLOTS_OF_A_COUNT)
-        ]
-        for topic, slots in wanted
-    ]
+    answers = [pipeline.add(call) for call in calls]
     pipeline.execute()
-    counted = [[counts for part, answer in parts for counts in _each(part, answer)] for parts in by_topic]
     roster = asked.result()
-    return roster, counted, _clock(broker, roster)
-
-
-def _each(slots: Sequence[int], answer: Answer[list[Counts | RmqError]]) -> list[Counts | RmqError]:
-    found = answer.result()
-    each: list[Counts | RmqError] = [found] * len(slots) if isinstance(found, RmqError) else found
-    for counts in each:
-        if isinstance(counts, ServerTrouble):
-            raise counts
-    return each
+    return roster, [answer.result() for answer in answers], _clock(broker, roster)
 
 
 def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_000) -> SlotsStats:
@@ -400,10 +423,12 @@ def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_0
 
 def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
-    roster, (answers,), now_ms = _counts_with_roster(broker, [(topic, wanted)])
+    roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
     owners = worker_list(roster).serving(topic).owned_slots
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
         row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
         if isinstance(answer, RmqError):
             row = replace(row, problem=str(answer))
@@ -428,21 +453,15 @@ def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
 
 
 def _summed(
-    topic: Topic,
-    slots: Sequence[int],
-    answers: Sequence[Counts | RmqError],
-    live_workers: WorkerList,
-    now_ms: int,
+    look: _Look, answers: Sequence[Counts | RmqError], live_workers: WorkerList, now_ms: int
 ) -> TopicStats:
-    each = list(zip(slots, answers, strict=True))
-    problems = [f"slot {slot}: {answer}" for slot, answer in each if isinstance(answer, RmqError)]
-    readable = [(slot, answer) for slot, answer in each if not isinstance(answer, RmqError)]
-    counted = [counts for _, counts in readable]
+    topic = look.topic
+    counted, problems = _counted(look.occupied, answers)
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
     running = _earliest(one.running_since_ms for one in counted)
     serving = live_workers.serving(topic)
-    unowned = live_workers.unowned(topic, readable)
+    unowned = live_workers.unowned(topic, zip(look.occupied, answers, strict=True))
     return TopicStats(
         topic,
         store=sum(one.store for one in counted),
@@ -458,7 +477,7 @@ def _summed(
         undrained_ms=_since(undrained, now_ms),
         running_since_ms=running,
         running_ms=_since(running, now_ms),
-        paused_slots=sum(one.paused for one in counted),
+        paused_slots=look.paused + sum(one.paused for one in counted),
         consumers=serving.workers,
         threads=serving.threads,
         owned_slots=live_workers.owned(topic),
@@ -466,10 +485,25 @@ def _summed(
         unowned_ms=_since(_earliest(one.oldest_due_ms or one.undrained_since_ms for one in unowned), now_ms),
         workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
-        looked_at=len(readable),
+        looked_at=look.slots - len(problems),
         now_ms=now_ms,
         problems=tuple(problems),
     )
+
+
+def _counted(slots: Sequence[int], answers: Sequence[Counts | RmqError]) -> tuple[list[Counts], list[str]]:
+    """Return the counts of the slots that can be read, and why the others cannot. Raises ``ServerTrouble``."""
+    counted, problems = list[Counts](), []
+    for slot, answer in zip(slots, answers, strict=True):
+        # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
+        # this slot.
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError):
+            problems.append(f"slot {slot}: {answer}")
+        else:
+            counted.append(answer)
+    return counted, problems
 
 
 def _since(at_ms: int | None, now_ms: int) -> int | None:
@@ -524,9 +558,7 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     small = [topic for topic in topics if len(chosen[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
     calls = [
-        (topic, part, activity.sample(topic, part))
-        for topic in small
-        for part in slots_in_parts(chosen[topic.name], SLOTS_OF_A_SUM)
+        (topic, part, activity.sample(topic, part)) for topic in small for part in _parts(chosen[topic.name])
     ]
     counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
     problems, unread = [], list[tuple[Topic, int]]()

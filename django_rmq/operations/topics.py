@@ -332,7 +332,7 @@ def _looked_at(
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
     wanted = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
-    for counts in inspect.count_slots(broker, topic, wanted):
+    for counts in walk(broker, (inspect.count(topic, slot) for slot in wanted)):
         found["waiting"] += counts.store
         found["running"] += counts.prepare + counts.claimed
         found["resting"] += counts.retry

@@ -315,9 +315,9 @@ class Claims:
         """Return the answer of each call."""
         return list(walk(self._broker, calls, HEADS))
 
-    def counts(self, slots: Sequence[int]) -> list[Counts]:
+    def counts(self, slots: Iterable[int]) -> list[Counts]:
         """Return the number of messages of each slot by state."""
-        return list(inspect.count_slots(self._broker, self._topic, slots))
+        return self.each(inspect.count(self._topic, slot) for slot in slots)
 
     def reads(self, slots: Iterable[int], consumer: str, number: int = 0) -> list[ClaimRead]:
         """Return the state of the consumer's claim in each slot: of its newest one, or of that ``number``."""

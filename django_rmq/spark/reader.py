@@ -395,7 +395,8 @@ class Reader(DataSourceReader):
         for name in self._topics:
             topic = topic_of(name, definitions.of(name))
             slots = self._options.slots(topic.slots)
-            for slot, counts in zip(slots, inspect.count_slots(broker, topic, slots), strict=True):
+            asked = [inspect.count(topic, slot) for slot in slots]
+            for slot, counts in zip(slots, walk(broker, asked), strict=True):
                 for queue in self._queues:
                     size = _size(counts, queue)
                     if size:

@@ -294,7 +294,7 @@ def every_script(slot: Timed) -> Timed:
             slot.time("find", partial(search, where="error"))
     slot.time("group", partial(slot.group, scan=BATCH, max_bytes=1 << 40))
     move(slot)
-    slot.time("count", lambda: slot.broker.counts(slot.topic, [0] * 64))
+    slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
     slot.time("status", lambda: slot.status(waiting[0]))
@@ -315,6 +315,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
+    slot.time("occupancy", lambda: slot.broker.occupancy(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
     others |= {"tick", "retract"} if slot.topic.is_priority else set()
@@ -434,9 +435,3 @@ def test_more_than_the_largest_batch_is_refused_and_changes_nothing(
     with pytest.raises(ServerRefused, match="too many members"):
         getattr(slot, ending)(*([many] if ending in ("bury", "remove", "cancel") else [receipt, many]))
     assert dumped(client, prefix) == before
-
-
-def test_a_count_of_too_many_slots_is_refused(client: redis.Redis, prefix: str) -> None:
-    slot = Timed(client, prefix, TopicType.PRIORITY, "body")
-    with pytest.raises(ServerRefused, match="too many slots"):
-        slot.broker.counts(slot.topic, [0] * 65)

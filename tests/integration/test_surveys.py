@@ -341,18 +341,20 @@ def calls_of(
     return asked
 
 
-def test_a_survey_asks_one_script_for_all_slots_of_a_topic(
+def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_of_slots(
     redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Broker(redis_client, prefix)
-    topics = [Topic(f"topic-{n:03}", TopicType.FIXED_TIME, slots=16) for n in range(20)]
-    many = Topic("many", TopicType.FIXED_TIME, slots=130)
+    topics = [Topic(f"topic-{n:03}", TopicType.FIXED_TIME, slots=16) for n in range(200)]
+    for topic in topics[:50]:
+        broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
+    for count in (20, 200):
+        assert calls_of(broker, topics[:count], monkeypatch) == {"workers/roster": 1, "occupancy": count}
+    # Of the 3,200 slots of all topics, the one with a message is counted.
     broker.send_replace(topics[7], 3, [1000], [b"1"])
-    broker.send_replace(many, 129, [1000], [b"1"])
-    assert calls_of(broker, [*topics, many], monkeypatch) == {"workers/roster": 1, "count": 20 + 3}
-    survey = stats.survey_topics(broker, [*topics, many]).topics
-    held = [(one.topic, one.store, one.due, one.looked_at) for one in survey if one.store]
-    assert held == [(topics[7], 1, 1, 16), (many, 1, 1, 130)]
+    assert calls_of(broker, topics, monkeypatch) == {"workers/roster": 1, "occupancy": 200, "count": 1}
+    (found,) = (one for one in stats.survey_topics(broker, topics).topics if one.store)
+    assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
 
 
 def test_a_survey_says_of_each_slot_what_a_count_says(redis_client: Any, prefix: str) -> None:

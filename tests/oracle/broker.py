@@ -77,6 +77,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "move_in": moving.move_in,
     "move_out": moving.move_out,
     "pause": tending.pause,
+    "occupancy": looking.occupancy,
     "peek": listing.peek,
     "prepare": taking.prepare,
     "progress": ending.progress,

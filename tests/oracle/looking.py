@@ -11,7 +11,7 @@ from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import GATE
 from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import ServerRefused, WrongType
+from django_rmq.exceptions import ServerRefused
 from tests.oracle.holding import newest_claim
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.listing import on_state
@@ -22,7 +22,7 @@ _LIVES = ("store", "prepare", "retry", "dead", "claim")
 
 
 @on("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
-def count_one(slot: Slot) -> Counts:
+def count(slot: Slot) -> Counts:
     rested = [math.floor(score) for score in slot.retry.values() if score < slot.now_ms + 1]
     first_stamp = (slot.now_s - slot.timeout) * 1000
     late = [
@@ -56,22 +56,6 @@ def count_one(slot: Slot) -> Counts:
         min(running, default=None),
         len(lapsed),
     )
-
-
-def count(memory: Memory, topic: Topic, slots: int | Sequence[int]) -> Counts | list[Counts | WrongType]:
-    """Return the counts of one slot, or those of each of many, or why they cannot be read."""
-    if isinstance(slots, int):
-        return count_one(memory, topic, slots)
-    if len(slots) > 64:
-        raise ServerRefused("ERR too many slots")
-    found: list[Counts | WrongType] = []
-    with memory.lock:
-        for slot in slots:
-            try:
-                found.append(count_one(memory, topic, slot))
-            except WrongType as error:
-                found.append(error)
-    return found
 
 
 def _lapsed_claim(slot: Slot) -> list[float]:
@@ -132,6 +116,21 @@ def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
         member: sorted(m for m in scores if scores[m] == scores[member]) for member in {*members} & {*scores}
     }
     return [alike[member].index(member) if member in alike else None for member in members]
+
+
+def occupancy(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | None]:
+    """Return for each slot None if it has messages or its control has the wrong type, or else whether it is paused."""
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    found: list[bool | None] = []
+    with memory.lock:
+        for slot in slots:
+            keys = slot_keys(memory.prefix, topic.name, slot)
+            control = memory.keyspace.get(keys.control)
+            holds = any(memory.keyspace.get(getattr(keys, state)) is not None for state in _LIVES)
+            is_paused = control is not None and b"paused" in control
+            found.append(None if holds or isinstance(control, SortedSet) else is_paused)
+    return found
 
 
 def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:

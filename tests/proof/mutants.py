@@ -2312,14 +2312,19 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_every_end_of_a_claim_opens_the_gate_and_says_so[redis-return_claim]",
     ),
     "count_never_paused": Mutant(
-        As("local found = { known[1] or '', 0 }"),
+        As("known[1] or '', 0, held, undrained_since, first_delivery, lapsed }"),
         "A paused slot is shown as paused.",
         "tests/contract/test_paging.py::test_a_count_says_whether_a_slot_is_paused[redis]",
     ),
+    "nothing_is_paused": Mutant(
+        As("found[#found + 1] = 0"),
+        "A paused slot is shown as paused, also where it is empty.",
+        "tests/contract/test_paging.py::test_many_slots_say_each_whether_they_hold_messages_or_are_paused[redis]",
+    ),
     "claimed_slots_are_empty": Mutant(
-        As("if redis.call('EXISTS', store, prepare, retry, dead) == 0 then return found end"),
+        As("if type(paused) == 'table' or redis.call('EXISTS', store, prepare, retry, dead) > 0 then"),
         "A slot of which everything is claimed holds messages.",
-        "tests/contract/test_paging.py::test_many_slots_are_counted_as_one_is_in_every_state[redis-range_merge]",
+        "tests/contract/test_paging.py::test_a_slot_is_empty_while_it_has_no_message_in_any_state[redis-range_merge]",
     ),
     "between_all": Mutant(
         As("return redis.call('ZCARD', set)"),

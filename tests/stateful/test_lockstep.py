@@ -1191,7 +1191,7 @@ class Lockstep(RuleBasedStateMachine):
             lambda b: [
                 b.count(self.topic, 0),
                 b.heads(self.topic, [0, 1], upkeep=upkeep),
-                b.counts(self.topic, [1, 0]),
+                b.occupancy(self.topic, [0, 1]),
                 b.audit(self.topic, 0),
             ]
         )

@@ -40,15 +40,12 @@ from django_rmq.core.model.replies import (
     shortened,
 )
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError, Unreadable, WrongType
+from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")
 
 AT_ONCE = 1_000
 """The default number of calls in one round trip."""
-
-SLOTS_OF_A_COUNT = 64
-"""The number of slots that one call counts."""
 
 
 def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
@@ -64,23 +61,6 @@ def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> It
         if isinstance(answer, RmqError):
             raise answer
         yield answer
-
-
-def count_slots(broker: Broker, topic: Topic, slots: Sequence[int]) -> Iterator[Counts]:
-    """Yield how many messages each of ``slots`` holds by state, in order. Raises the first error among them."""
-    parts = slots_in_parts(slots, SLOTS_OF_A_COUNT)
-    for part, found in zip(parts, walk(broker, (counts(topic, part) for part in parts), 16), strict=True):
-        for slot, each in zip(part, found, strict=True):
-            if isinstance(each, Unreadable):
-                raise Unreadable(f"slot {slot}: {each}")
-            if isinstance(each, RmqError):
-                raise each
-            yield each
-
-
-def slots_in_parts(slots: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Return ``slots`` in parts of at most ``size``."""
-    return [slots[at : at + size] for at in range(0, len(slots), size)]
 
 
 def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:
@@ -124,28 +104,8 @@ def _groups(reply: list[Reply]) -> DeadGroups:
     return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
 
 
-def _counted(rows: list[Reply]) -> list[Counts | RmqError]:
-    found: list[Counts | RmqError] = []
-    for row in rows:
-        if isinstance(row, bytes):
-            found.append(_wrong_type(row))
-            continue
-        # Any program may write to the keys of a slot, and the others can still be read.
-        try:
-            found.append(_counts(*row))
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            found.append(Unreadable(f"the slot holds a value that RMQ did not write ({error})"))
-    return found
-
-
-def _wrong_type(said: bytes) -> WrongType:
-    return WrongType(said.decode(errors="replace"))
-
-
-def _counts(owner: bytes, paused: int, *held: Reply) -> Counts:
-    if not held:
-        return Counts(0, 0, 0, 0, 0, 0, None, text(owner), bool(paused))
-    store, due, prepare, retry, dead, claimed, oldest, undrained, running, lapsed = held
+def _counts(reply: list[Reply]) -> Counts:
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
     return Counts(
         *(store, due, prepare, retry, dead, claimed),
         int(float(oldest)) if oldest else None,
@@ -155,17 +115,6 @@ def _counts(owner: bytes, paused: int, *held: Reply) -> Counts:
         moment(running),
         lapsed,
     )
-
-
-def _only(rows: list[Reply]) -> Counts:
-    (row,) = rows
-    if isinstance(row, bytes):
-        raise _wrong_type(row)
-    return _counts(*row)
-
-
-def _of_all(answers: list[list[Counts | RmqError] | RmqError]) -> list[Counts | RmqError]:
-    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
 
 
 def _looked(reply: list[Reply]) -> list[DescribeReply]:
@@ -272,12 +221,7 @@ def group(
 
 def count(topic: Topic, slot: int) -> Call[Counts]:
     """Return how many messages the slot holds by state."""
-    return Call("count", AtSlot(topic, slot), (), _only)
-
-
-def counts(topic: Topic, slots: Sequence[int]) -> Call[list[Counts | RmqError]]:
-    """Return the same of each of up to 64 slots, or why it cannot be read."""
-    return Call("count", AtSlots(topic, slots), (), _counted, join=_of_all)
+    return Call("count", AtSlot(topic, slot), (), _counts)
 
 
 def between(
@@ -390,3 +334,16 @@ def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
+
+
+def _occupancy(reply: list[int]) -> list[bool | None]:
+    return [None if word == 2 else word == 1 for word in reply]
+
+
+def _joined(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def occupancy(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
+    """Return for each of up to 1,024 slots None if it has messages or cannot be read, or whether it is paused if it is empty."""
+    return Call("occupancy", AtSlots(topic, slots), (), _occupancy, join=_joined)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from django_rmq.core.commands import inspect
+from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.broker_connection import RetryPolicy
@@ -140,7 +141,7 @@ class Pieces:
         """Return how many messages wait for a consumer, or rest until they are tried again."""
         # It may have been re-slotted meanwhile.
         topic = self._context.topic(self._topic.name)
-        counted = inspect.count_slots(self._context.broker, topic, range(topic.slots))
+        counted = walk(self._context.broker, (inspect.count(topic, slot) for slot in range(topic.slots)))
         return sum(counts.store + counts.retry for counts in counted)
 
 

@@ -158,7 +158,8 @@ def test_a_run_of_some_seconds_takes_about_these_accounts_for_everything_and_lea
 def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    arguments = ("--seconds", "4", "--items", "60", "--rate", "100")
+    # Long enough for a batch that computes sets while the sources still report.
+    arguments = ("--seconds", "15", "--items", "60", "--rate", "40")
     demo = start_demo(*arguments, module="example_project.product_sets.demo")
     address = demo.wait_for(r"^Sets: +(http\S+/sets/)", 120)[1]
     demo.wait_for(r"sets Best rated: [1-9]", 300)
@@ -167,7 +168,7 @@ def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
     assert demo.wait(600) == 0, demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
-    assert count["events written"] == count["events read"] > 4 * 60 + 4 * 100 / 2
+    assert count["events written"] == count["events read"] > 4 * 60 + 15 * 40 / 2
     sent, merged = map(int, re.findall(r"\d+", summary["changes sent"]))
     assert count["changes consumed"] == sent - merged
     assert count["changes consumed"] < count["events written"]

@@ -126,7 +126,7 @@ def check(page: Page) -> dict[str, Any]:
     """Check what is seen of a page; return what was measured."""
     page.wait_for_load_state()
     found: dict[str, Any] = page.evaluate(MEASURE)
-    assert [one for one in found["texts"] if round(one["contrast"], 1) < LEGIBLE or one["cut"]] == []
+    assert [one for one in found["texts"] if round(one["contrast"], 2) < LEGIBLE or one["cut"]] == []
     assert [one for one in found["borders"] if one["width"] < 1 or one["contrast"] < 1.1] == []
     assert found["wider"] <= 0
     return found

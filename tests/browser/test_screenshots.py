@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -72,12 +71,14 @@ def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) 
     page.locator("#content-main").get_by_role("row").nth(2).get_by_role("link").first.click()
     shot("message")
     page.goto(f"{filled.admin}image-renders/change/")
-    page.get_by_role("button", name=re.compile("^(Pause|Resume)$")).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     page.goto(f"{filled.admin}image-renders/change/?tab=history")
     happened = page.get_by_role("region", name="What happened").get_by_role("listitem")
     expect(happened.filter(has_text="Version 2026.11.3")).to_be_visible()
-    expect(happened.filter(has_text=re.compile("Pause|Resume")).first).to_be_visible()
+    expect(happened.filter(has_text="Pause").first).to_be_visible()
     shot("history")
+    page.goto(f"{filled.admin}image-renders/change/")
+    page.get_by_role("button", name="Resume", exact=True).click()
     page.goto(f"{filled.admin}causes/")
     shot("causes")
     page.goto(filled.admin)

@@ -59,7 +59,7 @@ def test_commits_without_redis_arrive_with_their_last_values(database: str) -> N
 @pytest.mark.parametrize("database", list(SERVERS))
 def test_a_relay_that_stands_still_for_longer_than_its_transaction_may_costs_nothing(database: str) -> None:
     """Two commands share the rows; SIGSTOP stops one of them, and what it held has newer states when it goes on."""
-    found = run(database, "--rows", "2000", program="outbox_relays")
+    found = run(database, "--rows", "5000", program="outbox_relays")
     wanted = {
         "lost": 0,
         "strange": 0,

@@ -165,7 +165,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # also wait), and as soon as one has ended, the next one begins. The longest are first, so Spark's classes, which they need,
 # are there before. A part's output comes at its end.
 PARTS_AT_ONCE ?= 4
-PARTS := check-spark check-workers check-shown check-proofs check-waits lowest check-rooms check-deaths check-rules check-databases clients types user-types wheel docs lint layers
+PARTS := check-spark check-workers check-shown check-proofs check-waits check-rules check-rooms lowest check-deaths check-databases clients types user-types wheel docs lint layers
 
 check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(PARTS)

@@ -99,10 +99,10 @@ def comparable(answer: Any) -> Any:
         answer = answer._replace(cursor=(float(answer.cursor[0]), answer.cursor[1]))  # type: ignore[arg-type]
     if isinstance(answer, (DescribeReply, FoundReply)) and answer.in_flight is not None:
         answer = answer._replace(in_flight=in_one_form(answer.in_flight))
+    if type(answer) in (list, tuple):
+        return [comparable(item) for item in answer]
     if isinstance(answer, tuple):
         return (type(answer).__name__, *map(comparable, answer))
-    if isinstance(answer, list):
-        return [comparable(item) for item in answer]
     if isinstance(answer, float):
         return "nan" if math.isnan(answer) else answer
     return answer
@@ -1306,7 +1306,8 @@ class Lockstep(RuleBasedStateMachine):
         self.heard += news
         if (self.topic.name, 0) in news:
             self.asleep_until = None
-        if self.asleep_until is None:
+        # Who has slept for as long as it was told asks again by itself.
+        if self.asleep_until is None or self.asleep_until <= self.now_ms:
             return
         whole = math.floor if self.topic.is_fifo else math.ceil
         busy = self.zset("prepare").keys() | self.zset("claim").keys() | self.kept_by_strangers

@@ -588,7 +588,13 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-6", 0 <= left <= self.most(delivery.envelope), member, left)
         own = None if delivery.envelope is None else decode_envelope(delivery.envelope).timeout
         self.promises.flying[member] = Flight(
-            owner, receipt, left, promise, since_ms=self.now_ms, timeout=own
+            owner,
+            receipt,
+            left,
+            promise,
+            since_ms=self.now_ms,
+            timeout=own,
+            slot_timeout=self.timeout,
         )
         self.handed.append((receipt, member))
 
@@ -602,7 +608,10 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.released(member, earlier_counts=True)
                 continue
             flight = self.promises.flying[member]
-            timeout = self.timeout if flight.timeout is None else min(flight.timeout, self.timeout)
+            timeout = self.timeout
+            if flight.timeout is not None:
+                # Its stamp is earlier by the difference there was, also after the time-out of the slot has changed.
+                timeout -= max(0, flight.slot_timeout - flight.timeout)
             lasted = self.now_ms // 1000 - flight.since_ms // 1000
             self.require("INV-22", lasted > timeout or flight.since_ms < 0, member, flight, lasted)
             rest = self.least_rest(flight.left, self.envelope_of("prepare_body", member, self.before))
@@ -760,7 +769,9 @@ class Lockstep(RuleBasedStateMachine):
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
         for member in self.ours(receipt, names, self.told(receipt, names, words)):
-            self.promises.flying[member] = replace(self.promises.flying[member], since_ms=self.now_ms)
+            self.promises.flying[member] = replace(
+                self.promises.flying[member], since_ms=self.now_ms, slot_timeout=self.timeout
+            )
 
     @rule(limit=limits, both_ways=st.booleans())
     def upkeep(self, limit: int, both_ways: bool) -> None:

@@ -373,8 +373,9 @@ def _by_slot(
     for slot, member in zip(slots, members, strict=True):
         groups[slot].append(member)
     kept: defaultdict[int, list[bytes]] = defaultdict(list)
-    for slot, envelope in zip(slots, envelopes, strict=False):
-        kept[slot].append(envelope)
+    if envelopes:
+        for slot, envelope in zip(slots, envelopes, strict=True):
+            kept[slot].append(envelope)
     for slot, group in groups.items():
         texts: Sequence[bytes] = kept[slot] if envelopes else ()
         if len(group) <= BATCH:

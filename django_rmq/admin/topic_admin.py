@@ -15,7 +15,6 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin.views import (
     action_views,
-    background_views,
     dashboard,
     message_views,
     outbox_views,
@@ -47,8 +46,8 @@ class TopicAdmin(Pages):
     outbox_view, servers_view = outbox_views.outbox_view, server_views.servers_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view
 
-    background_view = background_views.background_view
-    background_live_view, undo_view = background_views.background_live_view, background_views.undo_view
+    background_view, undo_view = action_views.background_view, action_views.undo_view
+    background_live_view = action_views.background_live_view
     workers_view, workers_live_view = worker_views.workers_view, worker_views.workers_live_view
     running_view, running_live_view = worker_views.running_view, worker_views.running_live_view
     stack_view, stack_live_view = worker_views.stack_view, worker_views.stack_live_view

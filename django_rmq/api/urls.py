@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from django.http import HttpResponseBase
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import actions, background, deliveries, messages, probes, schedules, topics
+from django_rmq.api import actions, deliveries, messages, probes, schedules, topics
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -50,9 +50,9 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "quiet_worker": (f"{WORKER}quiet/", topics.QuietWorkerView),
     "resume_worker": (f"{WORKER}resume/", topics.ResumeWorkerView),
     "stop_worker": (f"{WORKER}stop/", topics.StopWorkerView),
-    "background": ("background/", background.BackgroundView),
-    "start_action": (f"{TOPIC}background/", background.StartActionView),
-    "stop_action": ("background/<str:action>/stop/", background.StopActionView),
+    "background": ("background/", actions.BackgroundView),
+    "start_action": (f"{TOPIC}background/", actions.StartActionView),
+    "stop_action": ("background/<str:action>/stop/", actions.StopActionView),
     "deletions": ("deletions/", actions.DeletionsView),
     "undo": ("deletions/<str:deletion>/undo/", actions.UndoView),
     "running": ("running/", topics.RunningView),

@@ -33,7 +33,7 @@ from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 
 if TYPE_CHECKING:
-    from django_rmq.core.model.background_action import ActionProgress
+    from django_rmq.core.model.stored_actions import ActionProgress
     from django_rmq.operations import BulkProgress, BulkRun, Operations
 
 UNREAD = 128 + signal.SIGPIPE

@@ -13,13 +13,12 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
-from django_rmq.core.model.deletion import Deletion
+from django_rmq.core.model.stored_actions import Deletion
 from django_rmq.core.monitoring.history import Minute, SummedMinute
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
     bulk_actions,
-    edited_replay,
     measurements,
     message_search,
     message_status,
@@ -122,7 +121,7 @@ class Operations(OperationContext):
     id_of = actions.id_of
     replay, bury, reschedule = actions.replay, actions.bury, actions.reschedule
     delete, delete_only, cancel = actions.delete, actions.delete_only, actions.cancel
-    replay_edited = edited_replay.replay_edited
+    replay_edited = sends.replay_edited
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
     reschedule_all = bulk_actions.reschedule_all

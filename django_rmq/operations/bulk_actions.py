@@ -19,15 +19,15 @@ from django.utils.translation import gettext as _
 from django_rmq import connections
 from django_rmq.core.commands import operate, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.model.background_action import (
+from django_rmq.core.model.status import STATE_OF, queue_of
+from django_rmq.core.model.stored_actions import (
     KEPT_MS,
     MOST_ACTIONS,
     ActionKind,
     ActionProgress,
     BackgroundAction,
+    Deletion,
 )
-from django_rmq.core.model.deletion import Deletion
-from django_rmq.core.model.status import STATE_OF, queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, UnknownTopic
 from django_rmq.operations import actions, bulk, topics

@@ -17,7 +17,7 @@ from django_rmq.core.commands import operate, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.operate import Deleted
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.deletion import UNDO_MS, Deletion, DeletionKind
+from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
 from django_rmq.operations.authorization import Permission

@@ -31,8 +31,7 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
 from django_rmq.tasks.frameworks import Framework
-from django_rmq.tasks.jobs import Job, look
-from django_rmq.tasks.result_records import FAILED, READY, RUNNING, Error, TaskRecord, result_of
+from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, Job, TaskRecord, look, result_of
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 

@@ -47,13 +47,13 @@ from django_rmq.sending import ensure_message
 from django_rmq.tasks import backend as result_lookup
 from django_rmq.tasks.backend import LEAST_KEPT_MS, known
 from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
-from django_rmq.tasks.jobs import Job
-from django_rmq.tasks.result_records import (
+from django_rmq.tasks.records import (
     FAILED,
     READY,
     RUNNING,
     SUCCESSFUL,
     Error,
+    Job,
     TaskRecord,
     result_of,
     update,

@@ -45,8 +45,8 @@ from django_rmq.core.consumer.rate_limits import return_permits
 from django_rmq.core.consumer.supervisor import Supervisor, collect_less
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
-from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.changed_limits import ChangedLimits, limited
+from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history

@@ -36,9 +36,9 @@ from django_rmq.core.commands.registry import (
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.background_action import ActionProgress
 from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
+from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,

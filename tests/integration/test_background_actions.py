@@ -18,8 +18,8 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import registry
-from django_rmq.core.model.background_action import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.core.model.keys import background_actions_key
+from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.exceptions import InvalidRequest, NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission

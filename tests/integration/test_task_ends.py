@@ -22,7 +22,7 @@ from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
-from django_rmq.tasks import backend, execution, frameworks, jobs
+from django_rmq.tasks import backend, execution, frameworks, records
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
@@ -98,7 +98,7 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
         monkeypatch.undo()
         for _ in range(2 - attempts_before):
             run_once()
-        return jobs.look(*given)
+        return records.look(*given)
 
     for _ in range(attempts_before):
         run_once()

@@ -26,7 +26,7 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import frameworks
 from django_rmq.tasks.execution import Attempt, release, run
-from django_rmq.tasks.jobs import place
+from django_rmq.tasks.records import place
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish

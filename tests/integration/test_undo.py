@@ -19,7 +19,7 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, registry
-from django_rmq.core.model.deletion import UNDO_MS, Deletion, decode_deletions
+from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, decode_deletions
 from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
 from django_rmq.operations.authorization import Permission, TopicRule

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django_rmq.admin.body_display import show_body, summary, visible
 from django_rmq.admin.charts import Sparkline, sparkline
 from django_rmq.admin.dashboard_rows import PageAddresses, timeline
-from django_rmq.admin.filter_form import FilterForm
+from django_rmq.admin.forms import FilterForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id, topic_page

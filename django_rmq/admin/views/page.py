@@ -26,7 +26,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.dashboard_rows import Banner, PageAddresses
-from django_rmq.admin.filter_form import LONGEST_TEXT, PARAMETERS
+from django_rmq.admin.forms import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.topic import Topic

@@ -22,10 +22,8 @@ from django_rmq.core.commands.script_call import (
     text,
     word,
 )
-from django_rmq.core.model.background_action import ActionProgress, decode_actions
 from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.changed_limits import decode as decode_limits
-from django_rmq.core.model.deletion import FIELDS, Deletion, decode_deletions
 from django_rmq.core.model.keys import (
     answer_key,
     background_actions_key,
@@ -44,6 +42,13 @@ from django_rmq.core.model.keys import (
 )
 from django_rmq.core.model.replies import Allowance, Beat, Driver, Roster, WorkerSession
 from django_rmq.core.model.schedule import ScheduleRecord, records
+from django_rmq.core.model.stored_actions import (
+    FIELDS,
+    ActionProgress,
+    Deletion,
+    decode_actions,
+    decode_deletions,
+)
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
     CodeVersion,

@@ -3,7 +3,8 @@
 Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four. This module
-puts the parts of a worker together and runs the loop; the parts decide what each turn does.
+puts the parts of a worker together and runs the loop; the parts decide what each turn does. Here are also the options of a
+worker, and the callbacks by which the layers above follow and direct it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ import contextlib
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue, SlotErrors
+from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
-from django_rmq.core.consumer.fetch import DuePoll, FetchPlanner, FetchReplies, RoundTrips, TimeoutReaper
+from django_rmq.core.consumer.fetch import (
+    POLL_SECONDS,
+    DuePoll,
+    FetchPlanner,
+    FetchReplies,
+    RoundTrips,
+    TimeoutReaper,
+)
 from django_rmq.core.consumer.heartbeat import BackgroundThreads, ThreadWatch
 from django_rmq.core.consumer.mailbox import (
     Disown,
@@ -33,14 +43,6 @@ from django_rmq.core.consumer.mailbox import (
     Stop,
     Wake,
 )
-from django_rmq.core.consumer.options import (
-    ALONE,
-    PLAIN,
-    UNWATCHED,
-    AssignmentCallbacks,
-    WorkerCallbacks,
-    WorkerOptions,
-)
 from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slot_schedule import (
@@ -52,8 +54,58 @@ from django_rmq.core.consumer.slot_schedule import (
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """The options of a worker. Times are in seconds; None means never."""
+
+    threads: int = 4
+    burst: bool = False
+    """Whether it ends when no message can be taken."""
+    shutdown_timeout: float = 30.0
+    poll_seconds: float = POLL_SECONDS
+    max_messages: int | None = None
+    max_idle_time: float | None = None
+    swept: Iterable[Topic] = ()
+    """Topics that it does not serve, and perhaps no worker does; it only ends deliveries that time out there."""
+
+
+class AssignmentCallbacks(NamedTuple):
+    """The callbacks between a worker and the coordinator, which decides which slots are the worker's."""
+
+    settled: Callable[[], bool] = lambda: True
+    """Whether all slots assigned to this worker have been announced; no burst ends before that."""
+    confirmed: Callable[[], float] = lambda: float("-inf")
+    """For ``FencedSlots``: as of when the announced slots are known to be this worker's."""
+    leaving: Callable[[], None] = lambda: None
+    """Called once, when nothing more will be taken: other workers may have the slots."""
+    on_moved: Callable[[str], None] | None = None
+    """Called for a topic with a slot that was given another slot count (often, and from the loop, so it must
+    be quick); the slot is still worked on. Without it the worker settles what is in flight and raises
+    ``SlotMoved``."""
+
+
+class WorkerCallbacks(NamedTuple):
+    """Callbacks that report what a worker does, called in its own thread."""
+
+    beat: Callable[[], None] = lambda: None
+    """Called on each turn of the loop."""
+    handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: None
+    """Called for each prepare that returned messages, with the server's time in ms."""
+    took: Callable[[Topic, Sequence[float]], None] = lambda topic, seconds: None
+    """Called for calls of a listener, with the seconds that each took."""
+    watcher: Watcher | None = None
+    """Receives the outcomes of messages."""
+
+
+PLAIN = WorkerOptions()
+ALONE = AssignmentCallbacks()
+"""No coordinator: the slots that were announced belong to this worker."""
+UNWATCHED = WorkerCallbacks()
 
 SETTLING_SECONDS = 0.05
 """Seconds between two checks of a burst worker whether its set of slots is final."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.model.background_action import ActionKind
+from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.management import RmqCommand
 from django_rmq.management.message_options import (
     add_bulk_options,

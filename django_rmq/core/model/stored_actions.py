@@ -1,8 +1,8 @@
-"""An action on many messages that workers do in the background: what a person has asked for, and how far it is.
+"""What Redis keeps of actions on many messages: those in the background, and what was deleted and can be brought back.
 
-Redis keeps all of them in one hash. The request is JSON in a field of its own; what was done is counted in others, each
-by increments, so that two workers which do a part at the same time count both. Another program may have written a field, so
-every value is checked when it is read.
+Each of the two kinds has one hash. The request of a person is JSON in a field of its own; what was done or kept is counted in
+others, each by increments, so that two workers which do a part at the same time count both. Another program may have written
+a field, so every value is checked when it is read.
 """
 
 from __future__ import annotations
@@ -106,15 +106,20 @@ class ActionProgress:
 
 def decode_actions(fields: Iterable[tuple[bytes, bytes]]) -> list[ActionProgress]:
     """Return all actions of the hash, the oldest first. What another program wrote is left out."""
-    rows: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-    for raw, value in fields:
-        action, _, name = raw.decode("utf-8", "replace").partition(":")
-        rows[action][name] = value
-    found = [one for name, row in rows.items() if (one := _decode(name, row)) is not None]
+    found = [one for name, row in _rows(fields) if (one := _decode_action(name, row)) is not None]
     return sorted(found, key=lambda one: (one.action.started_ms, one.action.id))
 
 
-def _decode(name: str, row: Mapping[str, bytes]) -> ActionProgress | None:
+def _rows(fields: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, dict[str, bytes]]]:
+    """Return each id with its fields, whose names are ``<id>:<name>``."""
+    rows: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+    for raw, value in fields:
+        key, _, name = raw.decode("utf-8", "replace").partition(":")
+        rows[key][name] = value
+    return rows.items()
+
+
+def _decode_action(name: str, row: Mapping[str, bytes]) -> ActionProgress | None:
     try:
         action = BackgroundAction(**json.loads(row[""]))
         if action.id != name or action.kind not in get_args(ActionKind) or not _is_sound(action):
@@ -136,14 +141,94 @@ def _decode(name: str, row: Mapping[str, bytes]) -> ActionProgress | None:
 
 
 def _is_sound(action: BackgroundAction) -> bool:
-    texts: tuple[object, ...] = (action.topic, action.state, action.described, action.by, action.via)
-    numbers: tuple[object, ...] = (action.total, action.started_ms)
     rate: object = 1 if action.rate is None else action.rate
     conditions: object = action.conditions
     return (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(number, int) and 0 <= number < 1e15 for number in numbers)
+        _are_sound(
+            (action.topic, action.state, action.described, action.by, action.via),
+            (action.total, action.started_ms),
+        )
         and isinstance(rate, (int, float))
         and 0 < rate < 1e9
         and isinstance(conditions, dict)
     )
+
+
+def _are_sound(texts: Iterable[object], numbers: Iterable[object]) -> bool:
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, int) and 0 <= number < 1e15 for number in numbers
+    )
+
+
+DeletionKind = Literal["delete", "purge"]
+
+UNDO_MS = 3_600_000
+"""Milliseconds for which what was deleted can be brought back. The scripts say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An action that has deleted messages, which Redis keeps for a while."""
+
+    id: str
+    kind: DeletionKind
+    topic: str
+    slots: int
+    """The slot count of the topic: with another one, messages may belong elsewhere."""
+    described: str
+    """The messages, as the audit trail names them."""
+    by: str
+    via: str
+    began_ms: int
+    kept: int = 0
+    """The number of messages that can be brought back."""
+    kept_bytes: int = 0
+    undone_by: str = ""
+    """Who has brought them back; empty: nobody."""
+
+    @property
+    def until_ms(self) -> int:
+        """Until when everything that is kept can be brought back."""
+        return self.began_ms + UNDO_MS
+
+    def can_be_undone(self, now_ms: int) -> bool:
+        """Return whether there is something to bring back."""
+        return self.kept > 0 and not self.undone_by and now_ms < self.until_ms
+
+    def encode(self) -> str:
+        """Return the text that Redis keeps. What is counted has fields of its own."""
+        record = asdict(self)
+        for name in ("kept", "kept_bytes", "undone_by"):
+            del record[name]
+        return json.dumps(record, separators=(",", ":"))
+
+
+FIELDS = ("", "kept", "bytes", "undone")
+"""The ends of the names of a deletion's fields."""
+
+
+def decode_deletions(fields: Iterable[tuple[bytes, bytes]]) -> list[Deletion]:
+    """Return all deletions of the hash, the oldest first. What another program wrote is left out."""
+    found = [one for name, row in _rows(fields) if (one := _decode_deletion(name, row)) is not None]
+    return sorted(found, key=lambda one: (one.began_ms, one.id))
+
+
+def _decode_deletion(name: str, row: Mapping[str, bytes]) -> Deletion | None:
+    try:
+        found = Deletion(
+            **json.loads(row[""]),
+            kept=int(row.get("kept", 0)),
+            kept_bytes=int(row.get("bytes", 0)),
+            undone_by=row.get("undone", b"").decode()[:200],
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    is_sound = (
+        found.id == name
+        and found.kind in get_args(DeletionKind)
+        and _are_sound(
+            (found.topic, found.described, found.by, found.via),
+            (found.slots, found.began_ms, found.kept, found.kept_bytes),
+        )
+    )
+    return found if is_sound else None

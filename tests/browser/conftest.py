@@ -168,6 +168,13 @@ def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
             running.close()
 
 
+def picture(page: Page, name: str) -> None:
+    """Take a picture of a whole page into build/screenshots, for a person to look at. In CI nobody does."""
+    if "CI" not in os.environ:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
 class Watched:
     """What a page complained about: its console, its errors, and what its security policy refused."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,10 @@ def test_claims_are_found_on_the_page_of_the_topic_and_returned(shop: Shop, log_
     row = page.locator("#content-main").get_by_role("row").filter(has_text="nightly")
     expect(row).to_contain_text("in a batch")
     expect(row).to_contain_text("40")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / "claims-light.png", full_page=True)
+    picture(page, "claims-light")
     row.get_by_role("button", name="Return", exact=True).click()
     expect(page.locator("#content-main")).to_contain_text("Return 40 messages of nightly?")
-    page.screenshot(path=SHOTS / "claims-question-light.png", full_page=True)
+    picture(page, "claims-question-light")
     page.get_by_role("button", name="Yes, do it").click()
     expect(page.locator(".messagelist")).to_contain_text("40 returned")
     expect(page.locator("#content-main")).to_contain_text("No Spark query holds messages of this topic.")

@@ -13,7 +13,7 @@ import pytest
 import redis
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -105,5 +105,4 @@ def test_each_incident_of_a_night_is_on_the_first_screen(shop: Shop, log_in: Any
         client.config_set("maxmemory", "1mb")
     screen.says("Redis refuses writes: its memory is full", seen)
     expect(page.locator("link[data-rmq-favicon]")).to_have_attribute("href", re.compile(r"findings-\d+\.svg"))
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / "incidents-light.png", full_page=True)
+    picture(page, "incidents-light")

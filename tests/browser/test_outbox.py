@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +38,7 @@ def test_what_is_in_the_outbox_is_shown_retried_and_deleted(filled: Shop, log_in
     expect(row_of(page, "101")).to_contain_text(TOPIC)
     expect(row_of(page, "103")).to_contain_text(REASON)
     expect(row_of(page, "103")).to_contain_text("refused")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / "outbox-light.png", full_page=True)
+    picture(page, "outbox-light")
 
     page.get_by_label("State").select_option(label="Refused")
     page.get_by_role("button", name="Filter").click()

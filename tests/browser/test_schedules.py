@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,7 @@ def test_a_schedule_is_paused_resumed_run_edited_and_reset(filled: Shop, log_in:
     page.locator("[data-rmq-part=links]").get_by_role("link", name="Schedules").click()
     row = row_of(page, "daily-report")
     expect(row).to_contain_text("0 3 * * * Europe/Berlin")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / "schedules-light.png", full_page=True)
+    picture(page, "schedules-light")
 
     page.get_by_role("button", name="Pause daily-report").click()
     expect(row).to_contain_text("paused")

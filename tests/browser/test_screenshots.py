@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +56,9 @@ def filled(shop: Shop) -> Shop:
 def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     log_in("boss")
-    SHOTS.mkdir(parents=True, exist_ok=True)
 
     def shot(name: str) -> None:
-        page.screenshot(path=SHOTS / f"{name}-{scheme}.png", full_page=True)
+        picture(page, f"{name}-{scheme}")
 
     expect(page.get_by_role("heading", name="Topics")).to_be_visible()
     shot("dashboard")

@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import SHOTS, Shop, call
+from tests.browser.conftest import Shop, call, picture
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +23,9 @@ def test_the_sets_are_shown_with_their_newest_members(shop: Shop, page: Page, sc
     expect(section.get_by_role("row")).to_have_count(7)
     expect(section.get_by_role("row").nth(1)).to_contain_text("Amber Glazed Mug 8")
     expect(section.get_by_role("row").nth(1)).to_contain_text("waiting")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"sets-{scheme}.png", full_page=True)
+    picture(page, f"sets-{scheme}")
     page.set_viewport_size({"width": 390, "height": 844})
-    page.screenshot(path=SHOTS / f"narrow-sets-{scheme}.png", full_page=True)
+    picture(page, f"narrow-sets-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PATIENCE, SHOTS, Shop, call
+from tests.browser.conftest import PATIENCE, Shop, call, picture
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -21,11 +21,10 @@ PATIENT = 2 * PATIENCE * 1000
 
 def look(page: Page, name: str) -> None:
     """Take pictures of a page as people have it, and check that it can be read."""
-    SHOTS.mkdir(parents=True, exist_ok=True)
     for scheme, width in (("light", 1280), ("dark", 390)):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         page.set_viewport_size({"width": width, "height": 900})
-        page.screenshot(path=SHOTS / f"{name}-{scheme}.png", full_page=True)
+        picture(page, f"{name}-{scheme}")
         found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag22aa", "best-practice"]})
         assert found.violations_count == 0, found.generate_report()
         hidden = page.locator(".rmq-scroll").evaluate_all(
@@ -81,7 +80,7 @@ def test_a_worker_is_asked_where_a_listener_hangs(hung: Shop, page: Page) -> Non
         other.goto(page.url)
         expect(other.locator("[data-rmq-part=stack] pre")).to_contain_text("wait_for_ever")
         expect(other.locator("#content-main")).to_contain_text("调用栈")
-        other.screenshot(path=SHOTS / "stack-zh.png", full_page=True)
+        picture(other, "stack-zh")
     finally:
         chinese.close()
 

@@ -19,6 +19,7 @@ import pytest
 from example_project.demo.embedded_server import free_port
 from tests.e2e.postgres import postgres
 from tests.e2e.test_connections import CONNECTIONS
+from tests.support import preloaded
 from tests.support.servers import RedisServer, absent, ask
 from tests.support.workers import eventually
 
@@ -59,9 +60,8 @@ class Shop:
         }
 
     def manage(self, *arguments: str) -> str:
-        command = [sys.executable, "manage.py", *arguments]
         done = subprocess.run(
-            command,
+            [*preloaded.python(), "manage.py", *arguments],
             cwd=ROOT,
             env=self.environment,
             capture_output=True,
@@ -170,6 +170,7 @@ def test_workers_and_web_run_in_production_with_the_connections_that_are_promise
 
 def is_empty(shop: Shop) -> bool:
     """Return whether nothing is due or in hand any more."""
+    time.sleep(0.5)
     stats = shop.manage("rmqstats", "price-changes", "image-renders").splitlines()[1:]
     # topic, type, store, due, prepare, retry, …
     return all(line.split()[2:6] == ["0"] * 4 for line in stats)

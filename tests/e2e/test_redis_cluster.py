@@ -119,7 +119,7 @@ def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Pat
     ):
         load = Load(broker, tmp_path, CHAOS)
         started = workers(start, broker, RMQ_TEST_CLUSTER=urls(server))
-        moving = [key_slot(slot_keys(prefix, CHAOS.name, slot).store) for slot in range(0, 64, 4)]
+        moving = [key_slot(slot_keys(prefix, CHAOS.name, slot).store) for slot in range(0, 64, 8)]
         moving.append(key_slot(worker_keys(prefix).sessions))
         stop, moves = threading.Event(), 0
 

@@ -80,7 +80,11 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
     assert python.endswith("/bare") and has == "redis" and not others
 
 
-@pytest.mark.parametrize("names_driver", [False, True], ids=["spark", "platforms"])
+# The executors get it in the same way; what platforms set is one variable more.
+@pytest.mark.parametrize(
+    "names_driver",
+    [pytest.param(False, id="spark", marks=pytest.mark.deep), pytest.param(True, id="platforms")],
+)
 def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     machines: tuple[Cluster, Path], job: tuple[str, str], names_driver: bool
 ) -> None:

@@ -13,6 +13,9 @@ import pytest
 from tests.spark.environments import ROOT
 from tests.spark.test_light import run
 
+# With the PySpark of this environment, test_pipelines.py looks at each of them more closely.
+pytestmark = pytest.mark.deep
+
 WORKS = {
     "ingest": 20,
     "report": 20,

@@ -1,6 +1,6 @@
 """Figures of topics, slots and workers: messages in each state, and the counters since the start.
 
-They are read in one or two round trips, and nothing is kept. ``shared_reads`` keeps them for dashboards. An operation
+They are read in up to three round trips, and no figure is kept. ``shared_reads`` keeps them for dashboards. An operation
 gets the actor's context and checks the permission; what has a broker instead reads for it, and for other operations.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain
 from typing import ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from django_rmq import connections
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import activity, inspect, registry
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.registry import roster
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.coordination import Holding, Member, Worker
@@ -328,7 +329,7 @@ def _parts(slots: Sequence[int]) -> list[Sequence[int]]:
 
 
 def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
-    """Return the figures of all topics (or those named), in the order of the settings, in two round trips."""
+    """Return the figures of all topics (or those named), in the order of the settings."""
     return survey(context, names).topics
 
 
@@ -347,53 +348,87 @@ def topic(context: OperationContext, name: str) -> TopicStats:
 def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``.
 
-    The first round trip finds the slots that have messages, the second counts those, so that the work grows with what there
-    is and not with the number of slots.
+    Slots that held messages at the last look are counted at once, and one command says of all others of a topic whether any
+    holds some now: the work grows with what there is, not with the number of slots.
     """
     chosen = slots_to_look_at(topics)
+    held = _held.setdefault(broker, {})
     pipeline = broker.pipeline()
     asked = pipeline.add(registry.roster())
-    parts = [
-        [(part, pipeline.add(inspect.occupancy(topic, part))) for part in _parts(chosen[topic.name])]
+    looks = [
+        [_Look(pipeline, topic, slots, held.get(topic.name, ())) for slots in _parts(chosen[topic.name])]
         for topic in topics
     ]
     pipeline.execute()
     roster = asked.result()
     live_workers, now_ms = worker_list(roster), _clock(broker, roster)
-    looks = [_looked(topic, answers) for topic, answers in zip(topics, parts, strict=True)]
-    for look in looks:
-        for slot in look.occupied:
-            pipeline.add(inspect.count(look.topic, slot))
-    counted = iter(pipeline.execute())
-    found = [_summed(look, list(islice(counted, len(look.occupied))), live_workers, now_ms) for look in looks]
+    for go_on in (_Look.find, _Look.count_found):
+        for look in chain(*looks):
+            go_on(look, pipeline)
+        pipeline.execute()
+    found = []
+    for topic, parts in zip(topics, looks, strict=True):
+        counts = [(slot, part.counts[slot].result()) for part in parts for slot in sorted(part.counts)]
+        held[topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or each.held]
+        paused = sum(part.paused for part in parts)
+        found.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))
     return Overview(
         found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
     )
 
 
-class _Look(NamedTuple):
-    """What is known of the slots of a topic before any is counted: most of many are empty."""
-
-    topic: Topic
-    slots: int
-    occupied: list[int]
-    """The slots that have to be counted: they have messages, or something about them cannot be read."""
-    paused: int
-    """How many of the others are paused."""
+_held: WeakKeyDictionary[Broker, dict[str, Sequence[int]]] = WeakKeyDictionary()
+"""Topic -> the slots that held messages at the last look. What is not true any more costs time only."""
 
 
-def _looked(topic: Topic, parts: Iterable[tuple[Sequence[int], Answer[list[bool | None]]]]) -> _Look:
-    slots, occupied, paused = 0, list[int](), 0
-    for part, answer in parts:
-        found = answer.result()
-        # It concerns all topics. After any other error, the counts say why each slot cannot be read.
-        if isinstance(found, ServerTrouble):
-            raise found
-        each: list[bool | None] = [None] * len(part) if isinstance(found, RmqError) else found
-        slots += len(part)
-        occupied += [slot for slot, is_paused in zip(part, each, strict=True) if is_paused is None]
-        paused += each.count(True)
-    return _Look(topic, slots, occupied, paused)
+class _Look:
+    """A look at some slots of a topic, in up to three round trips."""
+
+    __slots__ = ("_any", "_occupied", "_others", "_pauses", "_slots", "_topic", "counts")
+
+    def __init__(
+        self, pipeline: BrokerPipeline, topic: Topic, slots: Sequence[int], held: Sequence[int]
+    ) -> None:
+        """Count the slots that were ``held`` before; ask whether any other has messages, and which slots are paused."""
+        self._topic, self._slots = topic, slots
+        self.counts: dict[int, Answer[Counts]] = {}
+        self._count(pipeline, (slot for slot in held if slot in slots))
+        self._others = [slot for slot in slots if slot not in self.counts] if self.counts else slots
+        self._any = pipeline.add(inspect.any_messages(topic, self._others)) if self._others else None
+        self._pauses = pipeline.add(inspect.pauses(topic, slots))
+        self._occupied: Answer[list[bool | None]] | None = None
+
+    def find(self, pipeline: BrokerPipeline) -> None:
+        """Ask which of the other slots hold messages, if any does. Raises ``ServerTrouble``."""
+        if self._any and _known(self._any) is not False:
+            self._occupied = pipeline.add(inspect.occupied(self._topic, self._others))
+
+    def count_found(self, pipeline: BrokerPipeline) -> None:
+        """Count those, and the slots about which something cannot be read: the count says why. Raises ``ServerTrouble``."""
+        if self._occupied:
+            occupied = _known(self._occupied) or [None] * len(self._others)
+            pairs = zip(self._others, occupied, strict=True)
+            self._count(pipeline, (slot for slot, holds in pairs if holds is not False))
+        pauses = _known(self._pauses)
+        unread = self._slots if pauses is None else [self._slots[at] for at in pauses.unread]
+        self._count(pipeline, (slot for slot in unread if slot not in self.counts))
+
+    @property
+    def paused(self) -> int:
+        """How many slots are paused. Raises ``ServerTrouble``."""
+        pauses = _known(self._pauses)
+        return pauses.paused if pauses else 0
+
+    def _count(self, pipeline: BrokerPipeline, slots: Iterable[int]) -> None:
+        self.counts.update((slot, pipeline.add(inspect.count(self._topic, slot))) for slot in slots)
+
+
+def _known(answer: Answer[T]) -> T | None:
+    """Return what was answered, or None after an error about some slot. Raises ``ServerTrouble``: it concerns all topics."""
+    found = answer.result()
+    if isinstance(found, ServerTrouble):
+        raise found
+    return None if isinstance(found, RmqError) else found
 
 
 def _clock(broker: Broker, roster: Roster | RmqError) -> int:
@@ -453,15 +488,19 @@ def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
 
 
 def _summed(
-    look: _Look, answers: Sequence[Counts | RmqError], live_workers: WorkerList, now_ms: int
+    topic: Topic,
+    looked_at: int,
+    paused: int,
+    counts: Sequence[tuple[int, Counts | RmqError]],
+    live_workers: WorkerList,
+    now_ms: int,
 ) -> TopicStats:
-    topic = look.topic
-    counted, problems = _counted(look.occupied, answers)
+    counted, problems = _counted(counts)
     oldest = _earliest(one.oldest_due_ms for one in counted)
     undrained = _earliest(one.undrained_since_ms for one in counted)
     running = _earliest(one.running_since_ms for one in counted)
     serving = live_workers.serving(topic)
-    unowned = live_workers.unowned(topic, zip(look.occupied, answers, strict=True))
+    unowned = live_workers.unowned(topic, counts)
     return TopicStats(
         topic,
         store=sum(one.store for one in counted),
@@ -477,7 +516,7 @@ def _summed(
         undrained_ms=_since(undrained, now_ms),
         running_since_ms=running,
         running_ms=_since(running, now_ms),
-        paused_slots=look.paused + sum(one.paused for one in counted),
+        paused_slots=paused,
         consumers=serving.workers,
         threads=serving.threads,
         owned_slots=live_workers.owned(topic),
@@ -485,16 +524,16 @@ def _summed(
         unowned_ms=_since(_earliest(one.oldest_due_ms or one.undrained_since_ms for one in unowned), now_ms),
         workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
-        looked_at=look.slots - len(problems),
+        looked_at=looked_at - len(problems),
         now_ms=now_ms,
         problems=tuple(problems),
     )
 
 
-def _counted(slots: Sequence[int], answers: Sequence[Counts | RmqError]) -> tuple[list[Counts], list[str]]:
+def _counted(counts: Iterable[tuple[int, Counts | RmqError]]) -> tuple[list[Counts], list[str]]:
     """Return the counts of the slots that can be read, and why the others cannot. Raises ``ServerTrouble``."""
     counted, problems = list[Counts](), []
-    for slot, answer in zip(slots, answers, strict=True):
+    for slot, answer in counts:
         # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
         # this slot.
         if isinstance(answer, ServerTrouble):

@@ -167,7 +167,8 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "group": lambda slot, receipt: slot.group(),
     "count": lambda slot, receipt: slot.count(),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
-    "occupancy": lambda slot, receipt: slot.broker.occupancy(slot.topic, [0]),
+    "occupied": lambda slot, receipt: slot.broker.occupied(slot.topic, [0]),
+    "pauses": lambda slot, receipt: slot.broker.pauses(slot.topic, [0]),
     "audit": lambda slot, receipt: slot.audit(),
     "between": lambda slot, receipt: slot.between("store"),
     "loose": lambda slot, receipt: slot.loose("failures", repair=True),
@@ -414,7 +415,7 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
         client.zadd(key, {"x": 1})
 
 
-@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads", "acquire_all", "occupancy"}))
+@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses"}))
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     redis_client: redis.Redis, prefix: str, script: str
 ) -> None:

@@ -315,7 +315,8 @@ def every_script(slot: Timed) -> Timed:
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
-    slot.time("occupancy", lambda: slot.broker.occupancy(slot.topic, [0] * 1_024))
+    slot.time("occupied", lambda: slot.broker.occupied(slot.topic, [0] * 1_024))
+    slot.time("pauses", lambda: slot.broker.pauses(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
     others |= {"tick", "retract"} if slot.topic.is_priority else set()

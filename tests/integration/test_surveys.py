@@ -349,10 +349,17 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     for topic in topics[:50]:
         broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
     for count in (20, 200):
-        assert calls_of(broker, topics[:count], monkeypatch) == {"workers/roster": 1, "occupancy": count}
-    # Of the 3,200 slots of all topics, the one with a message is counted.
+        of_all = {"workers/roster": 1, "EXISTS": count, "pauses": count}
+        assert calls_of(broker, topics[:count], monkeypatch) == of_all
+    # Of the 3,200 slots of all topics, the one with a message is found, and from then on counted at once.
     broker.send_replace(topics[7], 3, [1000], [b"1"])
-    assert calls_of(broker, topics, monkeypatch) == {"workers/roster": 1, "occupancy": 200, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "occupied": 1, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 1}
+    broker.send_replace(topics[7], 4, [1000], [b"2"])
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "occupied": 1, "count": 2}
+    broker.purge(topics[7], 3, "store")
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 2}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 1}
     (found,) = (one for one in stats.survey_topics(broker, topics).topics if one.store)
     assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
 

@@ -9,7 +9,7 @@ from django_rmq.core.model import keys as stored_hashes
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import GATE
-from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply
+from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply, Pauses
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.holding import newest_claim
@@ -118,19 +118,23 @@ def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
     return [alike[member].index(member) if member in alike else None for member in members]
 
 
-def occupancy(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | None]:
-    """Return for each slot None if it has messages or its control has the wrong type, or else whether it is paused."""
+def occupied(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | None]:
+    """Return for each slot whether it holds messages."""
     if len(slots) > 1024:
         raise ServerRefused("ERR too many slots")
-    found: list[bool | None] = []
     with memory.lock:
-        for slot in slots:
-            keys = slot_keys(memory.prefix, topic.name, slot)
-            control = memory.keyspace.get(keys.control)
-            holds = any(memory.keyspace.get(getattr(keys, state)) is not None for state in _LIVES)
-            is_paused = control is not None and b"paused" in control
-            found.append(None if holds or isinstance(control, SortedSet) else is_paused)
-    return found
+        keys = (slot_keys(memory.prefix, topic.name, slot) for slot in slots)
+        return [any(getattr(each, state) in memory.keyspace for state in _LIVES) for each in keys]
+
+
+def pauses(memory: Memory, topic: Topic, slots: Sequence[int]) -> Pauses:
+    """Return how many slots are paused, and the places of those whose control has the wrong type."""
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        controls = [memory.keyspace.get(slot_keys(memory.prefix, topic.name, slot).control) for slot in slots]
+    foreign = tuple(at for at, control in enumerate(controls) if isinstance(control, SortedSet))
+    return Pauses(sum(control is not None and b"paused" in control for control in controls), foreign)
 
 
 def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:

@@ -1202,7 +1202,9 @@ class Lockstep(RuleBasedStateMachine):
             lambda b: [
                 b.count(self.topic, 0),
                 b.heads(self.topic, [0, 1], upkeep=upkeep),
-                b.occupancy(self.topic, [0, 1]),
+                b.any_messages(self.topic, [0, 1]),
+                b.occupied(self.topic, [0, 1]),
+                b.pauses(self.topic, [0, 1]),
                 b.audit(self.topic, 0),
             ]
         )

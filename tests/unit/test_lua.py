@@ -34,9 +34,9 @@ FRAGMENTS = [
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
-_HELD = ("store", "prepare", "retry", "dead", "claim", "control")
+_HELD = ("store", "prepare", "retry", "dead", "claim")
 _OWNED = ("store", "retry", "prepare", "control", "claimants")
-OF_MANY_SLOTS = {"heads": _OWNED, "acquire_all": _OWNED, "occupancy": _HELD}
+OF_MANY_SLOTS = {"heads": _OWNED, "acquire_all": _OWNED, "occupied": _HELD, "pauses": ("control",)}
 """The scripts of many slots → the keys of each slot."""
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
@@ -211,7 +211,8 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.ranks(TOPIC, 0, "store", members),
         ask.seek(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
         ask.heads(TOPIC, [0]),
-        ask.occupancy(TOPIC, [0]),
+        ask.occupied(TOPIC, [0]),
+        ask.pauses(TOPIC, [0]),
         ask.audit(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),
         ask.reopen(TOPIC, 0, 1),

@@ -16,6 +16,7 @@ from django_rmq.core.commands.script_call import (
     OfKey,
     RedisCommand,
     Reply,
+    SetsOfSlots,
     cursor,
     moment,
     number,
@@ -36,6 +37,7 @@ from django_rmq.core.model.replies import (
     HeldReply,
     LocateReply,
     Page,
+    Pauses,
     digest,
     shortened,
 )
@@ -336,14 +338,33 @@ def audit(topic: Topic, slot: int) -> Call[Ledger]:
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
 
 
-def _occupancy(reply: list[int]) -> list[bool | None]:
-    return [None if word == 2 else word == 1 for word in reply]
+def any_messages(topic: Topic, slots: Sequence[int]) -> Call[bool]:
+    """Return whether any of the slots holds a message in any state."""
+    return RedisCommand("EXISTS", SetsOfSlots(topic, slots), (), bool, join=_any)
 
 
-def _joined(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
+def _occupied(reply: list[int]) -> list[bool | None]:
+    return [word == 1 for word in reply]
+
+
+def _each_occupied(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
     return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
 
 
-def occupancy(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
-    """Return for each of up to 1,024 slots None if it has messages or cannot be read, or whether it is paused if it is empty."""
-    return Call("occupancy", AtSlots(topic, slots), (), _occupancy, join=_joined)
+def occupied(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
+    """Return of each of up to 1,024 slots whether it holds messages, or None if its server does not answer."""
+    return Call("occupied", AtSlots(topic, slots), (), _occupied, join=_each_occupied)
+
+
+def _pauses(reply: list[int]) -> Pauses:
+    return Pauses(reply[0], tuple(place - 1 for place in reply[1:]))
+
+
+def _joined(answers: list[Pauses | RmqError]) -> Pauses:
+    unread = [at for at, answer in enumerate(answers) if isinstance(answer, RmqError) or answer.unread]
+    return Pauses(sum(answer.paused for answer in answers if not isinstance(answer, RmqError)), tuple(unread))
+
+
+def pauses(topic: Topic, slots: Sequence[int]) -> Call[Pauses]:
+    """Return how many of up to 1,024 slots are paused."""
+    return Call("pauses", AtSlots(topic, slots), (), _pauses, join=_joined)

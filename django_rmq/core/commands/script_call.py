@@ -97,6 +97,14 @@ class AtSlots(NamedTuple):
         return [self._replace(slots=(slot,)) for slot in self.slots]
 
 
+class SetsOfSlots(AtSlots):
+    """The sets of many slots, which exist while they hold messages."""
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        """Return the keys of the sets, slot by slot, whatever the ``names``."""
+        return super().keys(prefix, ("store", "prepare", "retry", "dead", "claim"))
+
+
 class InState(NamedTuple):
     """One state of a slot: its set, the records about its members, and their bodies."""
 

@@ -533,6 +533,14 @@ class ReshardSurvey(NamedTuple):
     """The ticket of the messages that have left and are not known to have arrived; 0 if there are none."""
 
 
+class Pauses(NamedTuple):
+    """How many of some slots are paused."""
+
+    paused: int
+    unread: tuple[int, ...]
+    """The places among the slots, from 0 on, of those that cannot be read."""
+
+
 class Counts(NamedTuple):
     """The number of messages in a slot, by state."""
 

@@ -1091,9 +1091,11 @@ class Lockstep(RuleBasedStateMachine):
         for member, score, word in zip(names, scores, words, strict=True):
             if word in ("waiting", "resting"):
                 promise = self.promises.waiting[member]
-                if promise.left is not None:
-                    not_before = 0 if self.topic.is_priority else score
-                    self.promises.waiting[member] = Promise(not_before, promise.left, promise.body)
+                not_before: float = 0 if self.topic.is_priority else score
+                if promise.left is None:
+                    # Of two copies, of which a stranger sent one, either may have been rescheduled.
+                    not_before = min(not_before, promise.not_before_ms)
+                self.promises.waiting[member] = Promise(not_before, promise.left, promise.body)
 
     def purge(self, data: st.DataObject) -> None:
         state = data.draw(st.sampled_from(["store", "retry", "dead"]))

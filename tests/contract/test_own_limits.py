@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
+from tests.oracle.tending import RESTAMPED
 
 KINDS = [
     pytest.param({"type": kind, "retry_priority": retry}, id=f"{kind.value}-{retry}")
@@ -159,6 +161,74 @@ def test_extending_restarts_the_time_out_of_the_message(make: Callable[..., Slot
     clock.advance(1)
     assert slot.expire() == 1
     assert slot.take_one()[1].retries_left == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(30, 60), (60, 30), (30, 3), (3, 30)])
+def test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes(
+    make: Callable[..., Slot], clock: Clock, before: int, after: int
+) -> None:
+    slot = make(timeout=before, serial=False, order="loose")
+    send(slot, b"a", timeout=5)
+    send(slot, b"b")
+    send(slot, b"c", timeout=900)
+    assert len(slot.take().deliveries) == 3
+    slot = slot.with_topic(timeout=after)
+    assert slot.configure() == "ok"
+    lasted = dict.fromkeys([b"a", b"b", b"c"], 0)
+    while running := slot.zset("prepare").keys():
+        for member in running:
+            lasted[member] += 1
+        clock.advance(1)
+        slot.expire()
+    assert lasted == {b"a": min(5, after) + 1, b"b": after + 1, b"c": after + 1}
+
+
+def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_again(
+    make: Callable[..., Slot], clock: Clock
+) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=5)
+    slot.take()
+    stamps = [slot.zset("prepare")]
+    for seconds in (2, 30, 5, 604_800, 30):
+        assert slot.with_topic(timeout=seconds).configure() == "ok"
+        stamps.append(slot.zset("prepare"))
+    assert stamps[0] == stamps[2] == stamps[5] == {b"a": START_MS - 25_000 + 16}
+    assert stamps[1] == stamps[3] == {b"a": START_MS + 16}
+
+
+def test_extending_after_a_change_of_the_topics_time_out_restarts_that_of_the_message(
+    make: Callable[..., Slot], clock: Clock
+) -> None:
+    slot = make(timeout=30)
+    send(slot, b"a", timeout=5)
+    receipt, _ = slot.take_one()
+    slot = slot.with_topic(timeout=60)
+    slot.configure()
+    clock.advance(4)
+    assert slot.extend(receipt, [b"a"]) == ["ok"]
+    clock.advance(5)
+    assert slot.expire() == 0
+    clock.advance(1)
+    assert slot.expire() == 1
+
+
+def test_of_many_deliveries_those_that_time_out_first_keep_their_time_outs(
+    make_slot: Callable[..., Slot],
+) -> None:
+    slot = make_slot(
+        TopicType.FIXED_TIME, identity="key", timeout=30, serial=False, max_prepared=10_000, max_retries=0
+    )
+    names = [b"%04d" % number for number in range(RESTAMPED + 1)]
+    for first in range(0, len(names), BATCH):
+        part = names[first : first + BATCH]
+        slot.send_replace([slot.now_ms] * len(part), part, [slot.envelope(timeout=5)] * len(part))
+        slot.take(limit=BATCH)
+    assert slot.with_topic(timeout=60).configure() == "ok"
+    stamps = slot.zset("prepare")
+    assert len(stamps) == len(names)
+    assert {stamps[name] for name in names[:-1]} == {START_MS - 55_000}
+    assert stamps[names[-1]] == START_MS - 25_000
 
 
 def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -> None:

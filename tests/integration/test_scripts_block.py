@@ -28,6 +28,7 @@ from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
 from tests.oracle.holding import UPKEEP
 from tests.oracle.moving import MOVED
+from tests.oracle.tending import RESTAMPED
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer
 
@@ -397,6 +398,26 @@ def claims(slot: Timed) -> None:
         assert slot.time("claim whole", take).taken == (BATCH if slot.topic.keyed else waiting - rest)
         while slot.return_claim("s", number)[1]:
             pass
+
+
+@pytest.mark.slow
+def test_a_change_of_the_time_out_does_not_block_redis(client: redis.Redis, prefix: str) -> None:
+    assert_within_bound(
+        lambda attempt: another_time_out(Timed(client, f"{prefix}{attempt}:", TopicType.FIXED_TIME, "key"))
+    )
+
+
+def another_time_out(slot: Timed) -> Timed:
+    """Time a change of TIMEOUT while more deliveries run than get new stamps, all with a time-out of their own."""
+    slot.topic = replace(slot.topic, serial=False, max_prepared=WAITING)
+    envelopes = [encode_envelope(Envelope(b"x" * 200, timeout=5))] * BATCH
+    for n in range(2 * RESTAMPED // BATCH):
+        slot.send_replace([slot.clock() // 1000] * BATCH, names(BATCH, f"m{n}-"), envelopes)
+        slot.take()
+    slot.topic = replace(slot.topic, timeout=60)
+    assert slot.time("configure", slot.configure) == "ok"
+    slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
+    return slot
 
 
 def test_the_upkeep_that_prepare_brings_along_is_bounded_too(client: redis.Redis, prefix: str) -> None:

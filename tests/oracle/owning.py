@@ -23,8 +23,12 @@ def own_timeout(envelope: bytes | None) -> int | None:
 
 def stamp(slot: Slot, timeout: int | None, left: float) -> float:
     """Return the score in Prepare of a delivery. One with a shorter time-out than its topic's looks older than it is."""
-    early = 0 if timeout is None else max(0, slot.timeout - timeout)
-    return float((slot.now_s - early) * 1000 + left)
+    return float((slot.now_s - shortened_by(timeout, slot.timeout)) * 1000 + left)
 
 
-__all__ = ["own_retries", "own_timeout", "stamp"]
+def shortened_by(timeout: int | None, topics: int) -> int:
+    """Return by how many seconds a time-out is shorter than that of its topic."""
+    return 0 if timeout is None else max(0, topics - timeout)
+
+
+__all__ = ["own_retries", "own_timeout", "shortened_by", "stamp"]

@@ -6,6 +6,7 @@ from django_rmq.core.model.keys import SlotKeys
 from django_rmq.core.model.keys import paused as paused_slot
 from django_rmq.core.model.replies import RECORDS, OrphansReply
 from django_rmq.exceptions import ServerRefused
+from tests.oracle.owning import shortened_by
 from tests.oracle.scores import floor_priority
 from tests.oracle.slot import SETS, Slot, on
 
@@ -34,13 +35,22 @@ def pause(slot: Slot, _: int, paused: int) -> str:
     return "resumed"
 
 
-@on("store", "prepare", "retry", "control", "claim")
+RESTAMPED = 5_000
+"""How many deliveries `configure` looks at, those first that time out first."""
+
+
+@on("store", "prepare", "inflight", "retry", "control", "claim")
 def configure(slot: Slot, apply: int) -> str:
     live = slot.store or slot.prepare or slot.retry or slot.claim
     if slot.topic.is_priority and max(16, slot.topic.max_retries) != floor_priority(slot) and live:
         return "refused"
     if apply:
+        former = slot.timeout
         slot.configure()
+        for member, score in slot.prepare.rows()[:RESTAMPED]:
+            own = slot.flight(member).timeout
+            later = shortened_by(own, former) - shortened_by(own, slot.timeout)
+            slot.prepare[member] = score + later * 1000
     return "ok"
 
 

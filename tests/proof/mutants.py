@@ -292,6 +292,11 @@ MUTANTS: dict[str, Mutant] = {
         "An extended delivery times out by its message's own time-out.",
         "tests/contract/test_own_limits.py::test_extending_restarts_the_time_out_of_the_message[fifo-original-redis]",
     ),
+    "own_time_out_shifts": Mutant(
+        If("false"),
+        "A delivery's own time-out stays what it is when that of its topic changes.",
+        "tests/contract/test_own_limits.py::test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes[fifo-original-redis-30-60]",
+    ),
     "fifo_forgets_its_place": Mutant(
         GONE,
         "A fifo slot remembers the last place that it gave out.",
@@ -1748,7 +1753,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_configuring.py::test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_read_otherwise[redis-True-16-20]",
     ),
     "configure_only_asks": Mutant(
-        If("true"),
+        If("false"),
         "Asking whether a definition could be applied changes nothing.",
         "tests/contract/test_configuring.py::test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_read_otherwise[redis-True-16-20]",
     ),

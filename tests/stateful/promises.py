@@ -38,8 +38,6 @@ class Flight:
     """When it was handed out or last extended. Negative: the clock was set back since."""
     timeout: int | None = None
     """Its own time-out in seconds."""
-    slot_timeout: int = 0
-    """The time-out of the slot in seconds when it was handed out or last extended."""
     cancelled: bool = False
     """Whether its consumer is to be told so. A delivery that is cancelled is marked as well."""
 

@@ -588,13 +588,7 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-6", 0 <= left <= self.most(delivery.envelope), member, left)
         own = None if delivery.envelope is None else decode_envelope(delivery.envelope).timeout
         self.promises.flying[member] = Flight(
-            owner,
-            receipt,
-            left,
-            promise,
-            since_ms=self.now_ms,
-            timeout=own,
-            slot_timeout=self.timeout,
+            owner, receipt, left, promise, since_ms=self.now_ms, timeout=own
         )
         self.handed.append((receipt, member))
 
@@ -608,15 +602,15 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.released(member, earlier_counts=True)
                 continue
             flight = self.promises.flying[member]
-            timeout = self.timeout
-            if flight.timeout is not None:
-                # Its stamp is earlier by the difference there was, also after the time-out of the slot has changed.
-                timeout -= max(0, flight.slot_timeout - flight.timeout)
-            lasted = self.now_ms // 1000 - flight.since_ms // 1000
-            self.require("INV-22", lasted > timeout or flight.since_ms < 0, member, flight, lasted)
+            has_timed_out = self.has_timed_out(flight)
+            self.require("INV-22", has_timed_out or flight.since_ms < 0, member, flight, self.now_ms)
             rest = self.least_rest(flight.left, self.envelope_of("prepare_body", member, self.before))
             absorbs = self.absorbs(member, "prepare_body")
             self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
+
+    def has_timed_out(self, flight: Flight) -> bool:
+        timeout = self.timeout if flight.timeout is None else min(flight.timeout, self.timeout)
+        return self.now_ms // 1000 - flight.since_ms // 1000 > timeout
 
     def absorbs(self, member: bytes, state: str) -> bool:
         """Whether a delivery that fails takes along what was collected meanwhile."""
@@ -769,15 +763,16 @@ class Lockstep(RuleBasedStateMachine):
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
         for member in self.ours(receipt, names, self.told(receipt, names, words)):
-            self.promises.flying[member] = replace(
-                self.promises.flying[member], since_ms=self.now_ms, slot_timeout=self.timeout
-            )
+            self.promises.flying[member] = replace(self.promises.flying[member], since_ms=self.now_ms)
 
     @rule(limit=limits, both_ways=st.booleans())
     def upkeep(self, limit: int, both_ways: bool) -> None:
-        self.both(lambda b: b.expire(self.topic, 0, limit))
+        expired = self.both(lambda b: b.expire(self.topic, 0, limit))
         self.note_claim_ended()
         self.note_expired(self.vanished_from("prepare"))
+        if expired < limit:
+            late = [flight for flight in self.promises.flying.values() if self.has_timed_out(flight)]
+            self.require("INV-22", all(flight.since_ms < 0 for flight in late), late, self.now_ms)
         if both_ways:
             self.both(lambda b: b.promote(self.topic, 0, limit))
 

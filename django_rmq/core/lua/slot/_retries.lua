@@ -13,6 +13,14 @@ local function own_limits(envelope)
   return math.min(tonumber(retries) or max_retries, max_retries), tonumber(seconds) -- rule: own_retries_above_the_topic
 end
 
+-- section: shortened_by
+-- Compute by how many seconds a delivery's own time-out is shorter than `timeout`: its stamp in Prepare is that much earlier.
+
+local function shortened_by(record, timeout)
+  local seconds = string.find(record, ':', 1, true) and tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
+  return seconds and math.max(0, timeout - seconds) or 0
+end
+
 -- section: budget
 -- Compute how many retries of `most` a delivery has left: from its score, or on fifo topics from its failures.
 --

@@ -17,22 +17,20 @@ if last < first then return {} end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 -- include: _now
 -- include: _ledger.counts
+-- include: _retries.shortened_by
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
 local prefix, words, flat, plain, timeout = receipt .. ' ', {}, {}, 0, nil
--- Returns by how many seconds a message's own time-out is shorter than its topic's.
-local function early(record)
-  local seconds = tonumber(string.match(record, '^%d+ [^ :]+:(%d+)'))
-  timeout = timeout or tonumber(redis.call('HGET', control, 'timeout') or 0)
-  return seconds and math.max(0, timeout - seconds) or 0
-end
 for i = 1, #records do
   local score = tonumber(present[i])
   if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
     words[i] = string.find(records[i], ' cancelled', #prefix + 1, true) and 'cancelled' or 'ok' -- rule: extend_keeps_quiet
     if words[i] == 'ok' then plain = plain + 1 end
     local since, is_limited = now_s, string.find(records[i], ':', #prefix, true)
-    if is_limited then since = now_s - early(records[i]) end -- rule: extended_to_the_topic
+    if is_limited then -- rule: extended_to_the_topic
+      timeout = timeout or tonumber(redis.call('HGET', control, 'timeout') or 0)
+      since = now_s - shortened_by(records[i], timeout)
+    end
     flat[#flat + 1] = string.format('%.0f', since * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
     flat[#flat + 1] = ARGV[first + i - 1]
   else

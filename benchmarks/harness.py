@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.demo.embedded_redis import start_redis
+from tests.support.embedded_redis import start_redis
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.spark.java import open_session
-from example_project.demo.embedded_redis import EmbeddedRedis, start_redis
+from tests.support.embedded_redis import EmbeddedRedis, start_redis
 
 CHUNK = 1_000
 """Messages per command, or per execute, of the bare works."""

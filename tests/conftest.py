@@ -23,7 +23,7 @@ from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from django_rmq.tasks.frameworks import is_native
-from example_project.demo.embedded_redis import NoRedisServer
+from example_project.demo.redis_server import NoRedisServer
 from tests.spark import archive
 from tests.support.databases import SERVERS
 from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers

@@ -14,13 +14,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from example_project.demo.stage import (
-    Child,
+    START_SECONDS,
+    Command,
     DemoFailed,
     Lines,
     Signals,
+    Source,
     Stopped,
     WebServer,
     print_summary,
@@ -30,13 +32,8 @@ from example_project.demo.stage import (
     verdict,
 )
 
-if TYPE_CHECKING:
-    from example_project.demo.accounts import Accounts
-    from example_project.demo.traffic import Traffic
-
 LOGIN = PASSWORD = "admin"
 
-START_SECONDS = 60.0
 TRAFFIC_PART = 3 / 4
 """The part of `--seconds` in which there is traffic: the consumers finish in the rest."""
 STALL_SECONDS = 60.0
@@ -65,135 +62,103 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    return run(lambda signals, cleanup: Demo(options, signals, cleanup).run())
+    return run(lambda signals, cleanup: demonstrate(options, signals, cleanup))
 
 
-class Demo:
-    """One run. Whatever it starts is stopped by `cleanup`, the last first."""
+def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> int:
+    seconds = options.seconds
+    start_redis(cleanup)
+    signals.check()
+    if not os.environ.get("SHOP_ORDER_SECONDS"):
+        # Short enough to see it happen.
+        os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
+    data = set_up_django(cleanup)
+    consumers = Command(
+        "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
+    )
+    cleanup.callback(consumers.stop)
+    web = WebServer(data, options.port)
+    cleanup.callback(web.stop)
+    signals.check()
+    fill(options.products)
+    signals.check()
 
-    consumers: Child
-    web: WebServer
-    traffic: Traffic
-    accounts: Accounts
+    from example_project.demo.accounts import Accounts
+    from example_project.demo.traffic import Traffic, resume
 
-    def __init__(self, options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> None:
-        self.options = options
-        self.signals = signals
-        self.cleanup = cleanup
+    accounts = Accounts()
+    resume()
+    traffic = Traffic()
+    source = Source("traffic", options.rate, traffic.go_on, 0.1)
+    source.start()
+    cleanup.callback(source.stop)
+    lines = Lines()
 
-    def run(self) -> int:
-        seconds = self.options.seconds
-        start_redis(self.cleanup)
-        self.signals.check()
-        if not os.environ.get("SHOP_ORDER_SECONDS"):
-            # Short enough to see it happen.
-            os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
-        data = set_up_django(self.cleanup)
-        self._start(data)
-        self.lines = Lines()
-        try:
-            self._await_web(data)
-            until = math.inf if seconds is None else seconds * TRAFFIC_PART
-            while (left := until - self.lines.seconds) > 0:
-                self.signals.wait(min(1.0, left))
-                self._show()
-        except Stopped:
-            if seconds is not None:
-                raise
-            # Ctrl-C is how a run without an end ends.
-            self.traffic.stop()
-            self.consumers.stop()
-            print_summary(self.accounts.summary(self.traffic.done))
-            print("\nThe next start of the demo sends waiting messages again from the database.")
-            return 0
-        self.traffic.stop()
-        print("The traffic has stopped; the consumers finish the remaining messages.", flush=True)
-        self._drain()
-        self._check()
-        ended_with = self.consumers.stop()
+    def watch(step: float) -> None:
+        """Check all parts, print a line if it is time for one, and wait."""
+        for part in (consumers, web, source):
+            part.check()
+        lines.show(lambda: "  ".join(f"{name} {value}" for name, value in accounts.totals().items()))
+        signals.wait(step)
 
-        complaints = self.accounts.complaints(self.traffic.done)
-        if ended_with:
-            complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
-        print_summary(self.accounts.summary(self.traffic.done))
-        return verdict(complaints, self.consumers, "Every sent message is accounted for.")
-
-    def _start(self, data: Path) -> None:
-        """Start the processes, fill the shop meanwhile, and let its traffic begin."""
-        self.consumers = Child(
-            "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
-        )
-        self.cleanup.callback(self.consumers.stop)
-        self.web = WebServer(data, self.options.port)
-        self.cleanup.callback(self.web.stop)
-        self._fill()
-
-        from example_project.demo.accounts import Accounts
-        from example_project.demo.traffic import Traffic, resume
-
-        self.accounts = Accounts()
-        resume()
-        self.traffic = Traffic(self.options.rate)
-        self.traffic.start()
-        self.cleanup.callback(self.traffic.stop)
-
-    def _fill(self) -> None:
-        from django.contrib.auth import get_user_model
-        from django.core.management import call_command
-
-        self.signals.check()
-        call_command("seed_shop", products=self.options.products)
-        users: Any = get_user_model()
-        if not users.objects.filter(username=LOGIN).exists():
-            users.objects.create_superuser(LOGIN, "admin@example.com", PASSWORD)
-        self.signals.check()
-
-    def _await_web(self, data: Path) -> None:
-        """Return when the web server answers, and say where to look. Prices change meanwhile."""
-        while not self.web.answers():
-            if self.lines.seconds > START_SECONDS:
+    try:
+        while not web.answers():
+            if lines.seconds > START_SECONDS:
                 raise DemoFailed(f"the web server did not answer within {START_SECONDS:g} s")
-            self._show()
-            self.signals.wait(0.2)
+            watch(0.2)
+        welcome(web.address, data)
+        until = math.inf if seconds is None else seconds * TRAFFIC_PART
+        while (left := until - lines.seconds) > 0:
+            watch(min(1.0, left))
+    except Stopped:
+        if seconds is not None:
+            raise
+        # Ctrl-C is how a run without an end ends.
+        source.stop()
+        consumers.stop()
+        print_summary(accounts.summary(traffic.done))
+        print("\nThe next start of the demo sends waiting messages again from the database.")
+        return 0
+    source.stop()
+    print("The traffic has stopped; the consumers finish the remaining messages.", flush=True)
+    before, changed = accounts.figures(), time.monotonic()
+    while not accounts.finished() and time.monotonic() - changed < STALL_SECONDS:
+        watch(0.5)
+        if (figures := accounts.figures()) != before:
+            before, changed = figures, time.monotonic()
+    ended_with = consumers.stop()
 
-        from example_project.prices.management.commands.seed_shop import MISSING_SKU, SLOW_DISK_SKU
+    complaints = accounts.complaints(traffic.done)
+    if ended_with:
+        complaints.append(f"the consumers ended with {ended_with}; see {consumers.log}")
+    praise = "Every sent message is accounted for."
+    return verdict(accounts.summary(traffic.done), complaints, consumers, praise)
 
-        address = self.web.address
-        print(
-            f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
-            f"Queues: {address}admin/django_rmq/topic/\n"
-            f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
-            f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
-            f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"
-            f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else ""),
-            flush=True,
-        )
 
-    def _check(self) -> None:
-        """Raise DemoFailed if anything that should run does not."""
-        self.consumers.check()
-        self.web.check()
-        if self.traffic.error is not None:
-            raise DemoFailed(f"the traffic failed: {self.traffic.error!r}") from self.traffic.error
+def fill(products: int) -> None:
+    """Fill the catalogue, and make a login for the admin."""
+    from django.contrib.auth import get_user_model
+    from django.core.management import call_command
 
-    def _show(self) -> None:
-        self._check()
-        self.lines.show(
-            lambda: "  ".join(f"{name} {value}" for name, value in self.accounts.totals().items())
-        )
+    call_command("seed_shop", products=products)
+    users: Any = get_user_model()
+    if not users.objects.filter(username=LOGIN).exists():
+        users.objects.create_superuser(LOGIN, "admin@example.com", PASSWORD)
 
-    def _drain(self) -> None:
-        """Return when nothing is left to do, or nothing has happened for too long."""
-        before: Any = None
-        changed = time.monotonic()
-        while not self.accounts.finished():
-            figures = self.accounts.figures()
-            if figures != before:
-                before, changed = figures, time.monotonic()
-            elif time.monotonic() - changed > STALL_SECONDS:
-                return
-            self._show()
-            self.signals.wait(0.5)
+
+def welcome(address: str, data: Path) -> None:
+    """Say where to look."""
+    from example_project.prices.management.commands.seed_shop import MISSING_SKU, SLOW_DISK_SKU
+
+    print(
+        f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
+        f"Queues: {address}admin/django_rmq/topic/\n"
+        f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
+        f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
+        f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"
+        f"Logs:   {data}/\nCtrl-C ends it.\n",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from example_project.prices.models import Product
 
 PRICES, RENDERS, ORDERS = "price-changes", "image-renders", "order-timeouts"
 MAILS = "tasks.default"
-
-
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 

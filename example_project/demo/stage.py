@@ -9,20 +9,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from django.db import connection
+
 from django_rmq.exceptions import RmqError
-from example_project.demo.embedded_redis import EmbeddedRedis, NoRedisServer
-from example_project.demo.embedded_server import DidNotStart, free_port
+from example_project.demo.redis_server import NoRedisServer, redis_server_binary
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-
 STEP_SECONDS = 0.1
+START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+SECONDS_PER_LINE = 2.0
 
 
 class Stopped(Exception):
@@ -49,28 +52,24 @@ class Signals:
         if self.received:
             raise Stopped
 
-    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Return whether `until` came true within so many seconds; raise Stopped on a signal."""
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds; raise Stopped on a signal."""
         deadline = time.monotonic() + seconds
-        while True:
-            self.check()
-            if until():
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
+        self.check()
+        while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(STEP_SECONDS, left))
+            self.check()
 
 
 class Child:
-    """A command of ours in a process of its own, with its output in a log file."""
+    """A process of its own, with its output in a log file."""
 
     def __init__(self, name: str, log: Path, *command: str, **environment: str) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "manage.py"), *command],
+                command,
                 cwd=ROOT,
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
@@ -101,39 +100,54 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
 
-class WebServer(Child):
-    """Django's development server on a port of its own: the wanted one, or 8000 if it is free, or any."""
+class Command(Child):
+    """A command of manage.py."""
+
+    def __init__(self, name: str, log: Path, *command: str, **environment: str) -> None:
+        super().__init__(name, log, sys.executable, str(ROOT / "manage.py"), *command, **environment)
+
+
+class WebServer(Command):
+    """Django's development server on the wanted port, on 8000 if it is free, or on any that is."""
 
     def __init__(self, data: Path, wanted: int | None) -> None:
-        self.port = self._choose_port(wanted)
+        self.port = wanted or (8000 if wanted is None and is_free(8000) else free_port())
+        self.address = f"http://{HOST}:{self.port}/"
         super().__init__("web server", data / "web.log", "runserver", "--noreload", f"{HOST}:{self.port}")
-
-    @property
-    def address(self) -> str:
-        """Where its pages are."""
-        return f"http://{HOST}:{self.port}/"
 
     def answers(self) -> bool:
         """Whether it takes connections by now."""
+        return takes_connections(self.port)
+
+
+def takes_connections(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the web server will: a port that waits for the end of old connections is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            with socket.create_connection((HOST, self.port), timeout=1):
-                return True
+            probe.bind((HOST, port))
         except OSError:
             return False
+        return True
 
-    def _choose_port(self, wanted: int | None) -> int:
-        if wanted == 0:
-            return free_port()
-        with socket.socket() as probe:
-            # As the web server will: a port that waits for the end of old connections is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, wanted or 8000))
-            except OSError as error:
-                if wanted is not None:
-                    raise DemoFailed(f"port {wanted} cannot be used: {error.strerror}") from None
-                return free_port()
-        return wanted or 8000
+
+def free_port() -> int:
+    """Return a free port; on Linux no other process is given it while this one runs."""
+    holder = socket.socket()
+    holder.bind((HOST, 0))
+    port = int(holder.getsockname()[1])
+    if sys.platform == "linux":
+        # A server that sets SO_REUSEADDR, too, can listen beside a socket that does not.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.detach()
+    else:
+        holder.close()
+    return port
 
 
 def run(demo: Callable[[Signals, ExitStack], int]) -> int:
@@ -145,7 +159,7 @@ def run(demo: Callable[[Signals, ExitStack], int]) -> int:
     except Stopped:
         print("\nStopped before its time.")
         return 128 + (signals.received or 0)
-    except (DemoFailed, DidNotStart, NoRedisServer, RmqError) as failure:
+    except (DemoFailed, NoRedisServer, RmqError) as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
 
@@ -155,12 +169,19 @@ def start_redis(cleanup: ExitStack) -> None:
     if os.environ.get("REDIS_URL"):
         print("Redis: the one of REDIS_URL")
         return
-    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shop-redis-"))
-    server = EmbeddedRedis(folder)
+    folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shop-redis-")))
+    binary, port = redis_server_binary(), free_port()
+    options = ("--bind", HOST, "--port", str(port), "--dir", str(folder), "--save", "")
+    server = Child("Redis", folder / "redis.log", str(binary), *options)
     cleanup.callback(server.stop)
-    server.start()
-    os.environ["REDIS_URL"] = server.url
-    print(f"Redis: {server.binary} on port {server.port}")
+    until = time.monotonic() + START_SECONDS
+    while not takes_connections(port):
+        server.check()
+        if time.monotonic() > until:
+            raise DemoFailed(f"Redis did not start:\n{server.tail()}")
+        time.sleep(STEP_SECONDS / 10)
+    os.environ["REDIS_URL"] = f"redis://{HOST}:{port}/0"
+    print(f"Redis: {binary} on port {port}")
 
 
 def set_up_django(cleanup: ExitStack) -> Path:
@@ -186,10 +207,43 @@ def set_up_django(cleanup: ExitStack) -> Path:
     return data
 
 
+class Source(threading.Thread):
+    """Has something happen `rate` times a second until `stop()`: calls `report` with the number that is due by then."""
+
+    def __init__(self, name: str, rate: float, report: Callable[[int], None], seconds: float) -> None:
+        super().__init__(name=name)
+        self.rate = rate
+        self.report = report
+        self.seconds = seconds
+        self.error: Exception | None = None
+        self._stopping = threading.Event()
+
+    def check(self) -> None:
+        """Raise DemoFailed if a call has failed."""
+        if self.error is not None:
+            raise DemoFailed(f"the {self.name} failed: {self.error!r}") from self.error
+
+    def stop(self) -> None:
+        """Let the call under way end, and return when it has. Harmless before the start."""
+        self._stopping.set()
+        if self.ident is not None:
+            self.join()
+
+    def run(self) -> None:
+        began, reported = time.monotonic(), 0
+        try:
+            while not self._stopping.wait(self.seconds):
+                due = round((time.monotonic() - began) * self.rate)
+                self.report(due - reported)
+                reported = due
+        except Exception as error:  # noqa: BLE001 - a thread cannot raise to its starter, which reads `error`
+            self.error = error
+        finally:
+            connection.close()
+
+
 class Lines:
     """What a demo prints of itself: a line every two seconds."""
-
-    SECONDS_BETWEEN = 2.0
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -203,12 +257,13 @@ class Lines:
     def show(self, line: Callable[[], str]) -> None:
         """Print the line, if it is time for one."""
         if self.seconds >= self._next:
-            self._next = self.seconds + self.SECONDS_BETWEEN
+            self._next = self.seconds + SECONDS_PER_LINE
             print(f"{self.seconds:4.0f} s  {line()}", flush=True)
 
 
-def verdict(complaints: list[str], service: Child, praise: str) -> int:
-    """Print ``praise``, or what is wrong and how the log of ``service`` ends; return the exit code."""
+def verdict(summary: dict[str, object], complaints: list[str], service: Child, praise: str) -> int:
+    """Print the summary and ``praise``, or what is wrong and how the log of ``service`` ends; return the exit code."""
+    print_summary(summary)
     if not complaints:
         print(f"\n{praise}")
         return 0

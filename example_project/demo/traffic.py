@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +10,6 @@ from decimal import Decimal
 from itertools import accumulate
 
 from django.conf import settings
-from django.db import connection
 from django.utils import timezone
 
 from django_rmq import send_message, send_messages
@@ -21,7 +19,6 @@ from example_project.orders.tasks import confirm
 from example_project.prices.changes import change_prices
 from example_project.prices.models import Product
 
-TICK_SECONDS = 0.1
 CHANGES_PER_ORDER = 100
 PAID = 0.4
 """The part of the orders that is paid in time."""
@@ -47,54 +44,33 @@ class Done:
     paid: int = 0
 
 
-class Traffic(threading.Thread):
-    """Changes `rate` prices per second until `stop()`; what went wrong is in `error` then."""
+class Traffic:
+    """A day in the shop."""
 
-    def __init__(self, rate: float) -> None:
-        super().__init__(name="traffic")
-        self.rate = rate
+    def __init__(self) -> None:
         self.done = Done()
-        self.error: Exception | None = None
-        self._stopping = threading.Event()
         self._draw = random.Random()
-        self._prices: dict[int, Decimal] = {}
-        self._ranks: list[float] = []
+        self._prices: dict[int, Decimal] = dict(Product.objects.values_list("sku", "price"))
+        # Zipf: the second product changes half as often as the first, the third a third as often, …
+        self._ranks = list(accumulate(1 / rank for rank in range(1, len(self._prices) + 1)))
         self._unpaid: list[tuple[float, Order]] = []
 
-    def stop(self) -> None:
-        """Let the tick under way end, and return when it has."""
-        self._stopping.set()
-        self.join()
-
-    def run(self) -> None:
-        try:
-            self._prices = dict(Product.objects.values_list("sku", "price"))
-            # Zipf: the second product changes half as often as the first, the third a third as often, …
-            self._ranks = list(accumulate(1 / rank for rank in range(1, len(self._prices) + 1)))
-            began = time.monotonic()
-            while not self._stopping.wait(TICK_SECONDS):
-                wanted = (time.monotonic() - began) * self.rate
-                self._change_prices(round(wanted) - self.done.price_changes)
-                if self.done.price_changes // CHANGES_PER_ORDER > self.done.orders:
-                    self._order()
-                self._pay()
-        except Exception as error:  # noqa: BLE001 - a thread cannot raise to its starter, which reads `error`
-            self.error = error
-        finally:
-            connection.close()
+    def go_on(self, changes: int) -> None:
+        """Have so many prices change, and now and then an order come or be paid."""
+        if changes > 0:
+            self._change_prices(changes)
+        if self.done.price_changes // CHANGES_PER_ORDER > self.done.orders:
+            self._order()
+        self._pay()
 
     def _change_prices(self, count: int) -> None:
         """One source reports `count` new prices: a supplier, a promotion, a competitor's price."""
-        if count < 1:
-            return
         changes = []
         for sku in self._draw.choices(list(self._prices), cum_weights=self._ranks, k=count):
             factor = Decimal(self._draw.randint(930, 1075)) / 1000
-            price = min(
-                max((self._prices[sku] * factor).quantize(Decimal("0.01")), Decimal(1)), Decimal(9999)
-            )
-            self._prices[sku] = price
-            changes.append((sku, price))
+            price = (self._prices[sku] * factor).quantize(Decimal("0.01"))
+            self._prices[sku] = min(max(price, Decimal(1)), Decimal(9999))
+            changes.append((sku, self._prices[sku]))
         lost = [result for result in change_prices(changes) if not result.ok]
         if lost:
             raise RuntimeError(f"{len(lost)} of {count} price changes were not sent, such as {lost[0]}")

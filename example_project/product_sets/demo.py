@@ -7,6 +7,8 @@ Spark finish, and ends with 0 only if the sets are what plain Python makes of th
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +17,11 @@ from decimal import Decimal
 
 from django_rmq.spark.java import check_installed
 from example_project.demo.stage import (
-    Child,
+    Command,
     Lines,
     Signals,
+    Source,
     WebServer,
-    print_summary,
     run,
     set_up_django,
     start_redis,
@@ -53,18 +55,44 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
     data = set_up_django(cleanup)
     signals.check()
 
+    from django.conf import settings
     from django.core.management import call_command
 
+    from example_project.product_sets.accounts import SetAccounts
+    from example_project.product_sets.feeds import SECONDS_PER_FILE, Feeds
     from example_project.product_sets.models import ProductSet
-    from example_project.product_sets.run import ProductSetsRun
-    from example_project.product_sets.sets import MEMBERSHIPS, save_set
+    from example_project.product_sets.sets import (
+        MEMBERSHIPS,
+        create_first_sets,
+        differing_labels,
+        save_set,
+        send_memberships,
+    )
 
     check_installed()
     # The shop has the merchants that sell the items.
     call_command("seed_shop", products=options.items)
-    sets = ProductSetsRun(data, items=options.items, rate=options.rate)
-    sets.start(cleanup)
-    labels = Child("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
+    # The files of an earlier run are of feeds that no longer exist.
+    shutil.rmtree(settings.PRODUCT_SETS_FEEDS, ignore_errors=True)
+    shutil.rmtree(settings.PRODUCT_SETS_CHECKPOINTS / "intake", ignore_errors=True)
+    feeds = Feeds(settings.PRODUCT_SETS_FEEDS, options.items)
+    accounts = SetAccounts(feeds)
+    create_first_sets()
+    # The messages of an earlier run were lost with its Redis.
+    send_memberships(differing_labels())
+    spark = Command(
+        "product sets",
+        data / "product-sets.log",
+        *("runrmqpipeline", "product-sets", "--interval", "1s"),
+        *("--master", f"local[{min(os.cpu_count() or 1, 4)}]"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+        DJANGO_DEBUG="0",
+    )
+    cleanup.callback(spark.stop)
+    feeds.report_all()
+    sources = Source("feeds", options.rate, feeds.report_changes, SECONDS_PER_FILE)
+    cleanup.callback(sources.stop)
+    labels = Command("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
     cleanup.callback(labels.stop)
     web = WebServer(data, options.port)
     cleanup.callback(web.stop)
@@ -77,35 +105,33 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
     def watch(seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
         until = time.monotonic() + seconds
         while not ended() and time.monotonic() < until:
-            sets.check()
-            labels.check()
-            web.check()
+            for part in (spark, labels, web, sources):
+                part.check()
             lines.show(
-                lambda: f"written {sets.feeds.written}  read {sets.events_read()}  sets {sets.sizes()}"
+                lambda: f"written {feeds.written}  read {accounts.events_read()}  sets {accounts.sizes()}"
             )
             signals.wait(min(0.5, seconds))
 
-    watch(FIRST_EVENTS_SECONDS, lambda: sets.events_read() > 0)
+    watch(FIRST_EVENTS_SECONDS, lambda: accounts.events_read() > 0)
     print("Spark has loaded all items; the sources start to report changes.")
-    sets.thread.start()
+    sources.start()
     watch(options.seconds / 2)
     if edited := ProductSet.objects.filter(name=EDITED).first():
         edited.min_rating = Decimal("4.5") if edited.min_rating == 4 else Decimal(4)
         save_set(edited)
         print(f"The rule of {edited.name} is edited: {edited.rule}")
     watch(options.seconds / 2)
-    sets.thread.stop()
+    sources.stop()
     print("The sources have stopped; Spark finishes the remaining work.")
-    watch(FINISH_SECONDS, sets.finished)
-    exit_code = sets.stop()
+    watch(FINISH_SECONDS, accounts.finished)
+    exit_code = spark.stop()
     labels.stop()
 
-    print_summary(sets.summary())
-    complaints = sets.complaints()
+    complaints = accounts.complaints()
     if exit_code:
         complaints.append(f"Spark ended with {exit_code}")
     praise = "Everything is accounted for: plain Python computes the same sets from the same events."
-    return verdict(complaints, sets.pipeline, praise)
+    return verdict(accounts.summary(), complaints, spark, praise)
 
 
 if __name__ == "__main__":

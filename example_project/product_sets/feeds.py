@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from collections.abc import Iterable
 from decimal import Decimal
@@ -82,30 +81,3 @@ class Feeds:
             case "stock":
                 return choose.choice((0, 1, 5, 20, 100))
         return Decimal(choose.randint(20, 50)) / 10
-
-
-class FeedThread(threading.Thread):
-    """Reports `rate` changes per second until `stop()`; what went wrong is in `error` then."""
-
-    def __init__(self, feeds: Feeds, rate: float) -> None:
-        super().__init__(name="feeds")
-        self.feeds = feeds
-        self.rate = rate
-        self.error: Exception | None = None
-        self._stopping = threading.Event()
-
-    def stop(self) -> None:
-        """Let the file under way be finished. Harmless before the start."""
-        self._stopping.set()
-        if self.ident is not None:
-            self.join()
-
-    def run(self) -> None:
-        try:
-            began, reported = time.monotonic(), 0
-            while not self._stopping.wait(SECONDS_PER_FILE):
-                due = round((time.monotonic() - began) * self.rate)
-                self.feeds.report_changes(due - reported)
-                reported = due
-        except Exception as error:  # noqa: BLE001 - a thread cannot raise to its starter, which reads `error`
-            self.error = error

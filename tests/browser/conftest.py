@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from example_project.demo.embedded_redis import NoRedisServer
-from example_project.demo.embedded_server import free_port
+from example_project.demo.redis_server import NoRedisServer
 from tests.support import preloaded
+from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent
 
 ROOT = Path(__file__).parents[2]

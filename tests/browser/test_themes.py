@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Page, expect
 
-from example_project.demo.embedded_server import free_port
 from tests.browser.conftest import Shop, call, picture
 from tests.browser.shop import THEMES
+from tests.support.embedded_server import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from example_project.demo.embedded_redis import NoRedisServer
+from example_project.demo.redis_server import NoRedisServer
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
 

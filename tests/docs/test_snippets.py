@@ -43,11 +43,11 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.model.worker_report import RunningCall, Stack, WorkerReport
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
-from example_project.demo.embedded_redis import NoRedisServer
-from example_project.demo.embedded_server import free_port
+from example_project.demo.redis_server import NoRedisServer
 from tests.docs import stage
 from tests.docs.answers import Answers
 from tests.support import preloaded
+from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from example_project.demo.embedded_server import free_port
+from tests.support.embedded_server import free_port
 from tests.support.servers import absent, wait_until
 
 

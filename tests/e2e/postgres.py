@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from example_project.demo.embedded_server import free_port
+from tests.support.embedded_server import free_port
 from tests.support.servers import absent
 
 

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from example_project.demo.embedded_redis import start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.in_order import InOrder
 from tests.e2e.load import CHAOS, Load
@@ -23,6 +22,7 @@ from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.promotions import cluster_promotions, promotions
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.support.brokers import Broker
+from tests.support.embedded_redis import start_redis
 from tests.support.workers import client_of
 
 Result = dict[str, Any]

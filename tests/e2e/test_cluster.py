@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from example_project.demo.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
+from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)

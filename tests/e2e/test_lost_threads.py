@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from example_project.demo.embedded_server import free_port
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
+from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, send
 
 ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)

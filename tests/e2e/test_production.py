@@ -16,10 +16,10 @@ from urllib.error import URLError
 
 import pytest
 
-from example_project.demo.embedded_server import free_port
 from tests.e2e.postgres import postgres
 from tests.e2e.test_connections import CONNECTIONS
 from tests.support import preloaded
+from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent, ask
 from tests.support.workers import eventually
 

@@ -17,9 +17,9 @@ import pytest
 from django_rmq.core.commands.registry import ask_worker, read_reports, roster
 from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from example_project.demo.embedded_server import free_port
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
+from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, client_of, eventually, live, send, total
 

@@ -16,10 +16,10 @@ from kazoo.client import KazooClient
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
 from django_rmq.exceptions import ServerTrouble
-from example_project.demo.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import Start, WorkerProcess, environment_of, manage
 from tests.support.brokers import Broker
+from tests.support.embedded_server import free_port
 from tests.support.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
 from tests.support.workers import eventually, total
 

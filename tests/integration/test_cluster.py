@@ -26,8 +26,8 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
-from example_project.demo.embedded_server import free_port
 from tests.support.brokers import Broker, ClusterBroker
+from tests.support.embedded_server import free_port
 from tests.support.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, live, send, total
 

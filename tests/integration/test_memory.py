@@ -13,7 +13,7 @@ import redis
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
-from example_project.demo.embedded_redis import redis_server_binaries
+from example_project.demo.redis_server import redis_server_binaries
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import client_of
 

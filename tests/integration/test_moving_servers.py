@@ -14,7 +14,7 @@ from django_rmq.core.commands import fetch
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
-from example_project.demo.embedded_redis import NoRedisServer
+from example_project.demo.redis_server import NoRedisServer
 from tests.support.brokers import Broker, set_clock
 from tests.support.servers import RedisServer, absent, ask, wait_for_link, wait_until
 from tests.support.workers import Heard, Worker, audit, client_of, eventually, live, send, total

@@ -36,7 +36,7 @@ from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations, shared_reads
 from django_rmq.operations.health import Finding, HealthThresholds
 from django_rmq.worker import startup
-from example_project.demo.embedded_redis import redis_server_binaries
+from example_project.demo.redis_server import redis_server_binaries
 from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
 from tests.support.workers import eventually
 

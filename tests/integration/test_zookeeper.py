@@ -41,9 +41,9 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats
 from django_rmq.operations.health import HealthThresholds
-from example_project.demo.embedded_server import free_port
 from tests.support import coordinators
 from tests.support.coordinators import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Told
+from tests.support.embedded_server import free_port
 from tests.support.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
 from tests.support.workers import LONG, eventually
 

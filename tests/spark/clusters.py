@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from django_rmq.spark.java import java_home, spark_jars
-from example_project.demo.embedded_server import free_port
+from tests.support.embedded_server import free_port
 
 SECONDS = 60
 JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "")

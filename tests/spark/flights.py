@@ -46,10 +46,10 @@ from django_rmq.core.commands import inspect
 from django_rmq.spark.java import open_session, prepare_environment
 from django_rmq.spark.pipelines import connection_options
 from django_rmq.worker import listener_registry
-from example_project.demo.embedded_redis import start_redis
 from tests.spark.clusters import Cluster
 from tests.spark.killing import PARTS as PROCESSES
 from tests.spark.killing import below
+from tests.support.embedded_redis import start_redis
 
 TOPIC = "flights"
 TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "PREFETCH": 1000}}

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from example_project.demo.embedded_redis import start_redis
 from tests.spark.clusters import Cluster
 from tests.support.brokers import Broker
+from tests.support.embedded_redis import start_redis
 from tests.support.workers import client_of
 
 JOB = Path(__file__).with_name("killed.py")

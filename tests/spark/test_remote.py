@@ -15,9 +15,9 @@ from django.core.management import CommandError, call_command
 from django_rmq.core.model.keys import slot_of
 from django_rmq.spark.java import spark_jars
 from django_rmq.spark.pipelines.archive import YOUNGEST_MS
-from example_project.demo.embedded_server import free_port
 from tests.spark.conftest import Start, end, topic
 from tests.support.brokers import Broker
+from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, live, total
 
 

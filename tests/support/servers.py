@@ -20,8 +20,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.demo.embedded_redis import EmbeddedRedis, redis_server_binary
-from example_project.demo.embedded_server import DidNotStart, EmbeddedServer, free_port
+from example_project.demo.redis_server import redis_server_binary
+from tests.support.embedded_redis import EmbeddedRedis
+from tests.support.embedded_server import DidNotStart, EmbeddedServer, free_port
 from tests.support.zookeeper import EmbeddedZooKeeper
 
 running_servers: list[EmbeddedServer] = []

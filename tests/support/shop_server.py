@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from example_project.demo.embedded_server import free_port
 from tests.support import preloaded
+from tests.support.embedded_server import free_port
 from tests.support.servers import absent
 from tests.support.workers import eventually
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from django_rmq.spark.java import java_home, spark_jars
-from example_project.demo.embedded_server import EmbeddedServer, free_port
+from tests.support.embedded_server import EmbeddedServer, free_port
 
 START_SECONDS = 30.0
 

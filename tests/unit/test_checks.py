@@ -18,7 +18,7 @@ from django_rmq.checks.system_checks import sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.worker import listener_registry
 from django_rmq.worker.listener_registry import FailedModule, isolated
-from example_project.demo.embedded_server import free_port
+from tests.support.embedded_server import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}
 

@@ -18,7 +18,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import SlotKeys, slot_keys, trash_key
 from django_rmq.core.model.replies import Area, CopyReply, Failure
 from django_rmq.core.model.topic import Topic, TopicType
-from example_project.demo.embedded_redis import redis_server_binaries
+from example_project.demo.redis_server import redis_server_binaries
 from tests.support.brokers import Methods
 from tests.support.servers import RedisServer
 

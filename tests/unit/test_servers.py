@@ -13,13 +13,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.demo.embedded_redis import (
-    NoRedisServer,
-    redis_server_binaries,
-    redis_server_binary,
-    start_redis,
-)
-from example_project.demo.embedded_server import DidNotStart, free_port
+from example_project.demo.redis_server import NoRedisServer, redis_server_binaries, redis_server_binary
+from tests.support.embedded_redis import start_redis
+from tests.support.embedded_server import DidNotStart, free_port
 from tests.support.servers import RedisServer, TcpProxy, _Pair, absent
 from tests.support.workers import eventually
 

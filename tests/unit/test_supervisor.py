@@ -23,8 +23,8 @@ from django_rmq.core.consumer import invoke, supervisor
 from django_rmq.core.consumer.progress import RECYCLE, SERVER, SharedProgress
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, ChildProcess, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from example_project.demo.embedded_server import free_port
 from tests.e2e.processes import is_gone
+from tests.support.embedded_server import free_port
 from tests.support.workers import eventually
 
 

@@ -21,8 +21,8 @@ from django_rmq.core.consumer import Hooks
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
 from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock
-from example_project.demo.embedded_server import free_port
 from tests.support.brokers import OracleBroker
+from tests.support.embedded_server import free_port
 from tests.support.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}

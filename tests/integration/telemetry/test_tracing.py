@@ -32,8 +32,8 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
-from example_project.demo.embedded_server import free_port
 from tests.support.brokers import OracleBroker
+from tests.support.embedded_server import free_port
 from tests.support.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms", "MAX_RETRIES": 0}

@@ -1,4 +1,4 @@
-"""A server process of one's own, on loopback, for the demo and the tests: started, paused, killed, started again."""
+"""A server process of one's own, on loopback: started, paused, killed, started again."""
 
 from __future__ import annotations
 

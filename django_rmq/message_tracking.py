@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from django_rmq import connections, observability
 from django_rmq.conf import get_config
@@ -29,7 +29,7 @@ from django_rmq.sending.coroutines import coroutine_of
 
 def message_status(
     topic: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,
@@ -72,7 +72,7 @@ ReplayResult = Literal["replayed", "merged", "waiting", "running", "resting", "n
 
 def replay_message(
     topic: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,

@@ -124,7 +124,7 @@ Json = dict[str, object]
 """An object of JSON."""
 
 
-class ResponseSerializer(serializers.Serializer[Any]):
+class ResponseSerializer(serializers.Serializer[object]):
     """An answer. A field has the value of the attribute that is its ``source``, or is named like it."""
 
     @classmethod

@@ -56,7 +56,7 @@ Fields = dict[str, Any]
 """The validated values of a request."""
 
 
-class Strict(serializers.Serializer[Any]):
+class Strict(serializers.Serializer[object]):
     """Refuses unknown keys."""
 
     def to_internal_value(self, data: object) -> object:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drf_spectacular.utils import OpenApiExample, OpenApiParameter
 
 _Schema = dict[str, Any]
-_Serializer = type[serializers.Serializer[Any]]
+_Serializer = type[serializers.Serializer[object]]
 
 _DATA = ("const", "default", "enum", "examples")
 """Keywords whose values are no schemas."""

@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 
     setting: str
     """The key in ``RMQ["TOPICS"][name]``. BACKOFF: [first, longest] rest in ms."""
-    declared: Any
+    declared: object
     """The value in the settings."""
     registered: Any
     """The value in Redis, or None if there is none."""

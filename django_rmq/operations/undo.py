@@ -88,7 +88,7 @@ class Trash:
         if not calls or share <= 0 or self._size <= 0 or not self._is_recorded(broker):
             return run_all(broker, calls)
         trash = operate.TrashShare(self._deletion.id, share, max(1, self._size // len(calls)))
-        answers: list[Any] = []
+        answers: list[object] = []
         kept = size = 0
         for answer in run_all(broker, [operate.into_trash(call, trash) for call in calls]):
             if isinstance(answer, Deleted):

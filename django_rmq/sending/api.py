@@ -223,7 +223,7 @@ def options_in_ms(topic: Topic, options: SendOptions) -> SendOptions:
 
 def remove_message(
     topic: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,
@@ -251,7 +251,7 @@ def remove_message(
 
 def cancel_message(
     topic: str,
-    body: Any = None,
+    body: object = None,
     *,
     key: str | None = None,
     slot_basis: object = None,
@@ -350,7 +350,7 @@ class _NoOthers(TypedDict):
 
 def send_message(
     topic: str,
-    body: Any,
+    body: object,
     *,
     key: str | None = None,
     priority: int | None = None,
@@ -400,7 +400,7 @@ def send_message(
 
 def ensure_message(
     topic: str,
-    body: Any,
+    body: object,
     *,
     key: str | None = None,
     priority: int | None = None,
@@ -446,7 +446,7 @@ def ensure_message(
 
 def send_messages(
     topic: str,
-    bodies: Iterable[Any],
+    bodies: Iterable[object],
     *,
     priority: int | None = None,
     time_range: Duration | None = None,
@@ -592,7 +592,7 @@ def _given(**options: object) -> SendOptions:
 
 def _send_one(
     name: str,
-    body: Any,
+    body: object,
     options: SendOptions,
     ensure: bool,
     wanted: Durability,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-Shortcut = Callable[[tuple[Any, ...], Mapping[str, Any]], Coroutine[Any, Any, R | None]]
+Shortcut = Callable[[tuple[object, ...], Mapping[str, object]], Coroutine[object, object, R | None]]
 """A function that does a call without a thread, or returns None if it cannot; it takes the arguments of the call."""
 
 

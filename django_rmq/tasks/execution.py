@@ -65,7 +65,7 @@ class _Waiting:
 
     def __init__(self, call: Call[object]) -> None:
         self.call = call
-        self.answer: Any = None
+        self.answer: object = None
         self.leads = False
         self.woken = threading.Lock()
         self.woken.acquire()
@@ -80,7 +80,7 @@ class WriteBatching:
         self._waiting: list[_Waiting] = []
         self._is_busy = False
 
-    def run(self, call: Call[object]) -> Any:
+    def run(self, call: Call[object]) -> object:
         """Return the answer of ``call``, or raise its error."""
         own = _Waiting(call)
         with self._lock:
@@ -104,7 +104,7 @@ class WriteBatching:
             together, self._waiting = self._waiting, []
         # An interrupt may leave this method before Redis has answered. The other threads then get this error, and do
         # not hang.
-        answers: list[Any] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
+        answers: list[object] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
             together
         )
         try:
@@ -227,7 +227,7 @@ class Attempt:
         self.framework: Framework
         self.task: Any = None
         self.result: Any = None
-        self.sender: Any = None
+        self.sender: object = None
         """The sender of the framework's signals."""
 
     def _earlier(self) -> TaskRecord:
@@ -242,7 +242,7 @@ class Attempt:
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 
-    def begin(self) -> list[Any]:
+    def begin(self) -> list[object]:
         """Note the start of the attempt; return the arguments of the function.
 
         Raises the errors of ``Job.task`` for a task that cannot be run.

@@ -50,8 +50,8 @@ class Job(NamedTuple):
 
     path: str
     """``module.name`` of the task."""
-    args: list[Any]
-    kwargs: dict[str, Any]
+    args: list[object]
+    kwargs: dict[str, object]
     backend: str
     """The alias of the backend."""
     queue: str
@@ -62,7 +62,7 @@ class Job(NamedTuple):
     """Whether the function is a coroutine function."""
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The message's body."""
         found = {
             "task": self.path,
@@ -105,7 +105,7 @@ class Job(NamedTuple):
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"the body is not that of a task: {error!r}") from None
 
-    def task(self, framework: Framework) -> Any:
+    def task(self, framework: Framework) -> object:
         """Return the task, with the options of this call.
 
         Raises ``UnknownTask`` if no imported module has such an object, ``TypeError`` if it is something else, and the
@@ -232,7 +232,7 @@ class TaskRecord:
     errors: list[Error] = field(default_factory=list)
     workers: list[str] = field(default_factory=list)
     """The worker of each attempt."""
-    value: Any = None
+    value: object = None
     stamp: int = 0
     """The number of the attempt that wrote the record: twice its receipt, and one more at its end."""
 
@@ -289,7 +289,7 @@ def _errors(framework: Framework, record: TaskRecord) -> list[object]:
     return [_task_error(framework.package, each.path, each.traceback) for each in record.errors]
 
 
-def _task_error(package: str, path: str, traceback: str) -> Any:
+def _task_error(package: str, path: str, traceback: str) -> object:
     return _error_type(package)(exception_class_path=path, traceback=traceback)
 
 

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import Any
 
 from django.apps import apps
 from django.utils.module_loading import module_has_submodule
@@ -31,7 +30,7 @@ _imported: set[tuple[str, ...]] = set()
 """The modules of each project that this process has imported: tests have several."""
 
 
-def imported(path: object) -> Any:
+def imported(path: object) -> object:
     """Return the object at a dotted path if its module has been imported, or None. This imports nothing."""
     if not isinstance(path, str) or len(path) > LONGEST_PATH:
         return None

@@ -17,7 +17,7 @@ from django_rmq.durations import Duration, parse_duration
 from django_rmq.exceptions import InvalidBody
 from django_rmq.testing.inline_worker import drain
 
-_ANY: Any = object()
+_ANY: object = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ def assert_message_sent(
     topic: str,
     count: int | None = None,
     *,
-    body: Any = _ANY,
+    body: object = _ANY,
     key: str | None = None,
     messages: CapturedMessages | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[CapturedMessage]:
     """Assert that ``topic`` was sent a matching message (``count``: exactly this often), and return the matches.
 

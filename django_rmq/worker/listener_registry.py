@@ -189,7 +189,7 @@ def schedule(
     name: str,
     *,
     topic: str | None = None,
-    body: Any = None,
+    body: object = None,
     cron: str | None = None,
     every: Duration | None = None,
     timezone: str | None = None,

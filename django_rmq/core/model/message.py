@@ -210,7 +210,7 @@ class Message(DeliveryHandle, Generic[Body]):
         self.body  # noqa: B018 - reads all of them
         return list(self._bodies)
 
-    def _typed(self, typed: BodyType) -> Any:
+    def _typed(self, typed: BodyType) -> object:
         """Return the instance, and keep the instances of all merged sends, so that each is read once."""
         collected = self.envelope.bodies
         if collected is None:

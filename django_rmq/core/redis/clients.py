@@ -317,7 +317,7 @@ def build_client_behind_sentinels(
     sentinels: Sequence[tuple[str, int]],
     sentinel_options: Mapping[str, object],
     given: Mapping[str, object],
-    ours: Mapping[str, Any],
+    ours: Mapping[str, object],
 ) -> redis.Redis:
     """Return a client of the primary that ``sentinels`` report for the service that ``url`` names."""
     from_url = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from django.utils.translation import pgettext
 
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats, shared_reads
+from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats
 from django_rmq.templatetags.rmq_times import duration, number
 
 Values = Sequence[float | None]
@@ -344,35 +344,19 @@ class Titled:
     note: str = ""
 
 
-MOST_KEPT = 5_000
-"""The number of topics whose figures of the last hour a process keeps."""
-
-_kept: dict[tuple[object, str, int], Recent] = {}
-"""The broker, a topic and the minutes read -> the figures with the last sample that there was."""
-
-
 def recent(
     operations: Operations, figures: Sequence[TopicStats], shown: Collection[str]
 ) -> dict[str, Recent]:
     """Return the figures of the last hour of topics, by name.
 
-    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals. Topics are
-    sampled once a minute, so figures that have the sample of this minute are not read again in it.
+    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
     """
-    found, unread, broker = dict[str, Recent](), dict[Topic, int](), operations.broker
-    for one in figures:
-        topic = one.topic
-        minutes = HOUR_MINUTES if topic.name in shown or one.is_partial else RECENT_MINUTES
-        kept = _kept.get((broker, topic.name, minutes)) if shared_reads.KEPT_MS else None
-        if kept and kept.sample and kept.sample.at_ms // 60_000 == one.now_ms // 60_000:
-            found[topic.name] = kept
-        else:
-            unread[topic] = minutes
-    if len(_kept) + len(unread) > MOST_KEPT:
-        _kept.clear()
-    for topic, samples in operations.last_minutes(unread).items():
-        found[topic.name] = _kept[broker, topic.name, unread[topic]] = _recent(samples)
-    return found
+    wanted = {
+        one.topic: HOUR_MINUTES if one.topic.name in shown or one.is_partial else RECENT_MINUTES
+        for one in figures
+    }
+    minute = figures[0].now_ms // 60_000 if figures else 0
+    return operations.shared_last_minutes(wanted, minute, _recent)
 
 
 def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:

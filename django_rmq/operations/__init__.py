@@ -93,7 +93,7 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
-    last_minutes, shared_hour = measurements.last_minutes, shared_reads.shared_hour
+    shared_last_minutes, shared_hour = shared_reads.shared_last_minutes, shared_reads.shared_hour
     annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id

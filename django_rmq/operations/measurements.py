@@ -109,14 +109,6 @@ def history(context: OperationContext, name: str, hours: float, *, step: int = 1
     return recorded_history.read(context.broker, context.declared(name, Permission.VIEW), hours, step=step)
 
 
-def last_minutes(
-    context: OperationContext, minutes: Mapping[Topic, int]
-) -> dict[Topic, list[Minute] | RmqError]:
-    """Return the samples of the last minutes of each topic, up to an hour; or the error that prevents reading them."""
-    context.actor.require(Permission.VIEW)
-    return recorded_history.read_last(context.broker, minutes)
-
-
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
 
@@ -151,6 +143,5 @@ __all__ = [
     "TopicMetrics",
     "events",
     "history",
-    "last_minutes",
     "measured",
 ]

@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,8 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.monitoring.history import SummedHour, SummedMinute
+from django_rmq.core.monitoring import history
+from django_rmq.core.monitoring.history import Minute, SummedHour, SummedMinute
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations import health, stats
 from django_rmq.operations.annotations import Annotation, read_annotations
@@ -79,6 +80,9 @@ _COLUMNS = [one.name for one in fields(TopicStats) if one.name not in ("topic", 
 
 
 T = TypeVar("T")
+
+Samples = Sequence[Minute] | RmqError
+"""The samples of a topic, the newest last, or why they cannot be read."""
 
 
 @dataclass(slots=True)
@@ -238,6 +242,39 @@ def shared_hour(context: OperationContext, topics: Sequence[Topic]) -> list[Summ
     names = [topic.name for topic in topics]
     hour = _shared(("hour of", context.broker, *names), lambda: SummedHour(topics), float("inf"))
     return _shared(("hour", context.broker, *names), partial(hour.read, context.broker), OTHERS_SECONDS)
+
+
+@dataclass(slots=True)
+class _MadeInMinute:
+    """What was made of samples of one minute since the epoch: (topic, number of minutes) -> it."""
+
+    minute: int = 0
+    made: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+
+def shared_last_minutes(
+    context: OperationContext, wanted: Mapping[Topic, int], minute: int, make: Callable[[Samples], T]
+) -> dict[str, T]:
+    """Return what ``make`` makes of the last samples of each topic, by its name.
+
+    ``wanted``: topic -> number of minutes, up to an hour. Topics are sampled once a minute, so what was made of the sample of
+    ``minute`` (since the epoch) is kept until the next one. ``make`` gets an error in place of samples that cannot be read.
+    """
+    context.actor.require(Permission.VIEW)
+    kept = _shared(("last minutes", context.broker, make), _MadeInMinute, float("inf"))
+    if kept.minute != minute:
+        kept.minute, kept.made = minute, {}
+    made, found, unread = kept.made, dict[str, T](), dict[Topic, int]()
+    for topic, minutes in wanted.items():
+        if (topic.name, minutes) in made:
+            found[topic.name] = made[topic.name, minutes]
+        else:
+            unread[topic] = minutes
+    for topic, samples in history.read_last(context.broker, unread).items():
+        found[topic.name] = make(samples)
+        if not isinstance(samples, RmqError) and samples[-1].depth and samples[-1].at_ms // 60_000 == minute:
+            made[topic.name, unread[topic]] = found[topic.name]
+    return found
 
 
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:

@@ -1251,7 +1251,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         lambda o: o.groups("timed", "store", "error", Filter(text="a")),
     ),
     "history": ({Permission.VIEW}, lambda o: o.history("timed", 1)),
-    "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
+    "shared_last_minutes": ({Permission.VIEW}, lambda o: o.shared_last_minutes({}, 0, str)),
     "shared_hour": ({Permission.VIEW}, lambda o: o.shared_hour([])),
     "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
     "holds": ({Permission.VIEW}, lambda o: o.holds("timed", "0.YQ")),

@@ -20,10 +20,11 @@ from django_rmq.core.commands import registry
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.monitoring import history
 from django_rmq.core.redis.broker import RedisPipeline
-from django_rmq.exceptions import NotPermitted, ServerUnavailable
+from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable
 from django_rmq.metrics import RmqCollector
-from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
+from django_rmq.operations import Actor, Operations, Permission, measurements, shared_reads, stats
 from tests.support.brokers import Broker
 from tests.support.programs import Program, user_with
 from tests.support.servers import RedisServer
@@ -99,6 +100,46 @@ def test_processes_share_a_survey_in_every_detail(
     forget_process(monkeypatch)
     assert look() == first
     assert made == [list(TOPICS)]
+
+
+def test_topics_are_read_again_until_they_have_the_sample_of_this_minute(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations = Operations(Actor("me", "test"))
+    pay, letters = (operations.permitted(name) for name in ("pay", "letters"))
+    read = list[str]()
+
+    def sampled(at: int) -> history.Minute:
+        return history.Minute(at * 60_000, at * 60_000, history.Depth(at, 0, 0, 0, 0, 0, None))
+
+    samples: dict[str, list[history.Minute] | RmqError] = {"pay": [sampled(59)], "letters": [sampled(58)]}
+
+    def last_minutes(
+        context: object, wanted: dict[Topic, int]
+    ) -> dict[Topic, list[history.Minute] | RmqError]:
+        read.extend(topic.name for topic in wanted)
+        return {topic: samples[topic.name] for topic in wanted}
+
+    monkeypatch.setattr(measurements, "last_minutes", last_minutes)
+
+    def unread(minutes: int = 60, minute: int = 59) -> list[str]:
+        read.clear()
+        made = operations.shared_last_minutes({pay: minutes, letters: 60}, minute, str)
+        assert made == {name: str(each) for name, each in samples.items()}
+        return list(read)
+
+    assert unread() == ["pay", "letters"]
+    assert unread() == ["letters"]
+    assert unread(3) == ["pay", "letters"], "of a topic that is shown, more is read than its rates"
+    assert unread(3) == ["letters"]
+    samples["letters"] = ServerUnavailable("down")
+    assert unread() == unread() == ["letters"]
+    samples["letters"] = [sampled(59)]
+    assert unread() == ["letters"]
+    assert unread() == []
+    assert unread(minute=60) == ["pay", "letters"]
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
+    assert unread() == unread() == ["pay", "letters"]
 
 
 def test_a_survey_is_made_again_when_it_is_old(

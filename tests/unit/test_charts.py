@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,13 +127,12 @@ class Reads:
     """Operations that answer from lists."""
 
     def __init__(self, **minutes: list[Minute]) -> None:
-        self.broker = object()
         self.minutes, self.asked = minutes, list[tuple[float, int]]()
-        self.read = list[str]()
 
-    def last_minutes(self, wanted: dict[Topic, int]) -> dict[Topic, Any]:
-        self.read += [topic.name for topic in wanted]
-        return {topic: self.minutes[topic.name][-count:] for topic, count in wanted.items()}
+    def shared_last_minutes(
+        self, wanted: dict[Topic, int], minute: int, make: Callable[[list[Minute]], object]
+    ) -> dict[str, object]:
+        return {topic.name: make(self.minutes[topic.name][-count:]) for topic, count in wanted.items()}
 
     def history(self, name: str, hours: float, *, step: int) -> list[Minute]:
         self.asked.append((hours, step))
@@ -206,32 +206,6 @@ def test_topics_that_are_not_shown_are_read_for_three_minutes_and_have_no_trend(
     assert found["one"].trends.due is not None
     hidden = found["other"]
     assert (hidden.trends.due, hidden.done) == (None, 4.0)
-
-
-def test_topics_are_read_again_until_they_have_the_sample_of_this_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    operations: Any = Reads(one=hour_of(sampled(59, 1, done=4.0)), other=hour_of(sampled(58, 1), None))
-    figures: Any = [Figures(topic) for topic in TOPICS]
-
-    def unread(*shown: str) -> list[str]:
-        operations.read = []
-        assert recent(operations, figures, shown)["one"].done == 4.0
-        return operations.read
-
-    assert unread("one") == ["one", "other"]
-    assert unread("one") == ["other"]
-    # Of a topic that is shown, more is read than its rates.
-    assert unread() == ["one", "other"]
-    assert unread() == ["other"]
-    operations.minutes["other"] = hour_of(sampled(59, 2))
-    assert unread("one") == ["other"] and unread("one") == []
-    for one in figures:
-        one.now_ms += 60_000
-    assert unread("one") == ["one", "other"]
-    monkeypatch.setattr("django_rmq.operations.shared_reads.KEPT_MS", 0)
-    figures[0].now_ms -= 60_000
-    assert unread("one") == ["one", "other"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from django_rmq.core.monitoring import history
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable
 from django_rmq.metrics import RmqCollector
-from django_rmq.operations import Actor, Operations, Permission, measurements, shared_reads, stats
+from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
 from tests.support.brokers import Broker
 from tests.support.programs import Program, user_with
 from tests.support.servers import RedisServer
@@ -114,13 +114,11 @@ def test_topics_are_read_again_until_they_have_the_sample_of_this_minute(
 
     samples: dict[str, list[history.Minute] | RmqError] = {"pay": [sampled(59)], "letters": [sampled(58)]}
 
-    def last_minutes(
-        context: object, wanted: dict[Topic, int]
-    ) -> dict[Topic, list[history.Minute] | RmqError]:
+    def read_last(asked: object, wanted: dict[Topic, int]) -> dict[Topic, list[history.Minute] | RmqError]:
         read.extend(topic.name for topic in wanted)
         return {topic: samples[topic.name] for topic in wanted}
 
-    monkeypatch.setattr(measurements, "last_minutes", last_minutes)
+    monkeypatch.setattr(history, "read_last", read_last)
 
     def unread(minutes: int = 60, minute: int = 59) -> list[str]:
         read.clear()

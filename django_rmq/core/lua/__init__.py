@@ -64,7 +64,7 @@ _RARE = frozenset(
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
 _SECTION = re.compile(r"^-- section: (\w+)\n", re.MULTILINE)
-_LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
+_LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))")
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
 
@@ -82,19 +82,26 @@ def _read(name: str) -> str:
     return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
 
 
+@cache
+def _sections(file: str) -> dict[str, str]:
+    """Return the sections of a file by name. Without sections, the whole text is the one without a name."""
+    text = _read(file)
+    _, *parts = _SECTION.split(text)
+    return dict(zip(parts[::2], parts[1::2], strict=True)) or {"": text}
+
+
 def _source(name: str) -> str:
     """Return the text of a script, of a fragment without sections, or of a section: ``_retries.budget``."""
     file, _, section = name.partition(".")
-    text = _read(file)
-    _, *parts = _SECTION.split(text)
-    if not parts and not section:
-        return text
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    sections = _sections(file)
     if section not in sections:
-        raise HeaderError(f"{file}.lua has the sections {', '.join(sections) or '(none)'}, not {section!r}.")
+        raise HeaderError(
+            f"{file}.lua has the sections {', '.join(filter(None, sections)) or '(none)'}, not {section!r}."
+        )
     return sections[section]
 
 
+@cache
 def _split(name: str) -> tuple[list[str], list[str]]:
     """Return the lines of the header of a script or section, without their dashes, and of its code."""
     lines = _source(name).rstrip("\n").split("\n")
@@ -120,6 +127,7 @@ def _of_second_form(name: str) -> str:
     return next((each[2] for each in directives if each and each[3]), "")
 
 
+@cache
 def _said(what: str, fragment: str) -> str:
     """Return what a fragment or section says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
     return " ".join(re.findall(rf"^-- {what}: (.*)$", _source(fragment), re.MULTILINE))
@@ -132,8 +140,8 @@ def _without_comments(lines: list[str]) -> list[str]:
 
 def _bound(lines: list[str]) -> set[str]:
     """Return the names of the outermost locals."""
-    found = _LOCAL.findall("\n".join(lines))
-    return {name.strip() for function, names in found for name in (function or names).split(",")}
+    found = [_LOCAL.match(line) for line in lines if line.startswith("local ")]
+    return {name.strip() for each in found if each for name in (each[1] or each[2]).split(",")}
 
 
 def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:

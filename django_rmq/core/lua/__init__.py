@@ -101,7 +101,6 @@ def _source(name: str) -> str:
     return sections[section]
 
 
-@cache
 def _split(name: str) -> tuple[list[str], list[str]]:
     """Return the lines of the header of a script or section, without their dashes, and of its code."""
     lines = _source(name).rstrip("\n").split("\n")
@@ -127,7 +126,6 @@ def _of_second_form(name: str) -> str:
     return next((each[2] for each in directives if each and each[3]), "")
 
 
-@cache
 def _said(what: str, fragment: str) -> str:
     """Return what a fragment or section says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
     return " ".join(re.findall(rf"^-- {what}: (.*)$", _source(fragment), re.MULTILINE))

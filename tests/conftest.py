@@ -89,20 +89,22 @@ def _texts(item: pytest.Item) -> set[str]:
     return {value for value in given.params.values() if isinstance(value, str)} if given else set()
 
 
-_complaints: dict[str, list[LogThrottle]] = {}
-"""Module -> the complaints that it has."""
+_modules: set[str] = set()
+_complaints: list[LogThrottle] = []
+"""The complaints of the modules that were looked at."""
 
 
 @pytest.fixture(autouse=True)
 def fresh_complaints() -> Iterator[None]:
     """What one test let fail hides no log line of the next one."""
     yield
-    for name in sys.modules.keys() - _complaints.keys():
-        ours = vars(sys.modules[name]).values() if name.startswith("django_rmq") else ()
-        _complaints[name] = [found for found in ours if isinstance(found, LogThrottle)]
-    for each in _complaints.values():
-        for complaints in each:
-            complaints.forget()
+    if len(sys.modules) != len(_modules):
+        for name in sys.modules.keys() - _modules:
+            ours = vars(sys.modules[name]).values() if name.startswith("django_rmq") else ()
+            _complaints.extend(found for found in ours if isinstance(found, LogThrottle))
+        _modules.update(sys.modules)
+    for complaints in _complaints:
+        complaints.forget()
 
 
 @pytest.fixture

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Self
 
 from django_rmq.spark.java import java_home, spark_jars
+from tests.spark.archive import FEW_TASKS
 from tests.support.embedded_server import free_port
 
 SECONDS = 60
-JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "")
+SUBMITTING = os.environ.get("SPARK_SUBMIT_OPTS", "")
+JAVA_OPTIONS = SUBMITTING.replace(FEW_TASKS, "")
 """Those for a Java that lives for seconds: driver, master, workers and executors are such."""
 
 
@@ -36,7 +38,7 @@ class Cluster:
             "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HOME": str(self.folder),
-            "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
+            "SPARK_SUBMIT_OPTS": SUBMITTING,
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         }
 

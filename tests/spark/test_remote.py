@@ -32,7 +32,6 @@ def server(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.local.dir": folder,
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": folder / "warehouse",
         "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={folder / 'derby.log'}",
     }

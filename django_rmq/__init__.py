@@ -2,13 +2,40 @@
 
     from django_rmq import listener, send_message
 
-The names below are imported when they are first used: ``import django_rmq`` loads neither Django nor a
+All names but the errors are imported when they are first used: ``import django_rmq`` loads neither Django nor a
 Redis driver, so that Spark executors and plain scripts can use the core.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from django_rmq.exceptions import (
+    CallerError,
+    Cancelled,
+    ConfigurationError,
+    InvalidBody,
+    InvalidMessage,
+    InvalidRequest,
+    LostRace,
+    MessageGone,
+    MessageTooLarge,
+    NotPermitted,
+    OperationRefused,
+    Reject,
+    Retry,
+    RmqError,
+    ServerFull,
+    ServerRefused,
+    ServerTrouble,
+    ServerUnavailable,
+    SlotMoved,
+    TopicFull,
+    TopicMismatch,
+    UnknownSchedule,
+    UnknownTopic,
+    WrongType,
+)
 
 __version__ = "0.1.0"
 
@@ -18,32 +45,6 @@ if TYPE_CHECKING:
     from django_rmq.core.model.send_results import SendResult, SendResults
     from django_rmq.core.model.status import MessageStatus
     from django_rmq.core.model.topic import TopicType
-    from django_rmq.exceptions import (
-        CallerError,
-        Cancelled,
-        ConfigurationError,
-        InvalidBody,
-        InvalidMessage,
-        InvalidRequest,
-        LostRace,
-        MessageGone,
-        MessageTooLarge,
-        NotPermitted,
-        OperationRefused,
-        Reject,
-        Retry,
-        RmqError,
-        ServerFull,
-        ServerRefused,
-        ServerTrouble,
-        ServerUnavailable,
-        SlotMoved,
-        TopicFull,
-        TopicMismatch,
-        UnknownSchedule,
-        UnknownTopic,
-        WrongType,
-    )
     from django_rmq.message_tracking import (
         amessage_status,
         areplay_message,
@@ -67,32 +68,6 @@ if TYPE_CHECKING:
     from django_rmq.worker.listener_registry import listener, schedule
 else:
     _HOMES = {
-        "exceptions": (
-            "CallerError",
-            "Cancelled",
-            "ConfigurationError",
-            "InvalidBody",
-            "InvalidMessage",
-            "InvalidRequest",
-            "LostRace",
-            "MessageGone",
-            "MessageTooLarge",
-            "NotPermitted",
-            "OperationRefused",
-            "Reject",
-            "Retry",
-            "RmqError",
-            "ServerFull",
-            "ServerRefused",
-            "ServerTrouble",
-            "ServerUnavailable",
-            "SlotMoved",
-            "TopicFull",
-            "TopicMismatch",
-            "UnknownSchedule",
-            "UnknownTopic",
-            "WrongType",
-        ),
         "core.log": ("WorkerFilter",),
         "core.model.message": ("Message",),
         "core.model.send_results": (

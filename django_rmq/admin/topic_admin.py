@@ -19,7 +19,6 @@ from django_rmq.admin.views import (
     message_views,
     outbox_views,
     schedule_views,
-    send_views,
     server_views,
     topic_views,
     worker_views,
@@ -39,7 +38,7 @@ class TopicAdmin(Pages):
     export_view = message_views.export_view
     message_view, raw_view = message_views.message_view, message_views.raw_view
     search_view = message_views.search_view
-    edit_view, send_view = send_views.edit_view, send_views.send_view
+    edit_view, send_view = message_views.edit_view, message_views.send_view
     act_view = action_views.act_view
     causes_view, topic_causes_view = message_views.causes_view, message_views.topic_causes_view
     claims_view = topic_views.claims_view

@@ -33,6 +33,8 @@ from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
     from django_rmq.core.model.stored_actions import ActionProgress
     from django_rmq.operations import BulkProgress, BulkRun, Operations
 
@@ -218,7 +220,7 @@ def _progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[BulkProgress]
         yield lambda progress: None
         return
     try:
-        bar: Any = _rich_bar()
+        bar = _rich_bar()
     except ImportError:
         yield _ProgressLines(what).show
         return
@@ -227,7 +229,7 @@ def _progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[BulkProgress]
         yield lambda progress: bar.update(task, completed=progress.done, total=progress.total or None)
 
 
-def _rich_bar() -> object:
+def _rich_bar() -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import django_rmq
+from django_rmq import exceptions
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "django_rmq/__init__.py"
@@ -24,7 +25,12 @@ def test_what_type_checkers_see_is_what_is_there() -> None:
         (f"django_rmq.{home}", name) for home, names in vars(django_rmq)["_HOMES"].items() for name in names
     }
     assert seen == homes
-    assert {name for _, name in seen} | {"__version__"} == set(django_rmq.__all__)
+    errors = {
+        name
+        for name, value in vars(exceptions).items()
+        if isinstance(value, type) and getattr(django_rmq, name, None) is value
+    }
+    assert {name for _, name in seen} | errors | {"__version__"} == set(django_rmq.__all__)
 
 
 def test_a_name_is_that_of_its_module() -> None:

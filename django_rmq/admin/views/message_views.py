@@ -1,4 +1,7 @@
-"""The pages of messages: their list by state, one message, the search for some, a list as a file, and the dead by cause."""
+"""The pages of messages: their list by state, one message, the search for some, a list as a file, the dead by cause.
+
+Here are also the forms for writing a message: a new one, or another body for a dead one.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,37 @@ from datetime import UTC, datetime
 from itertools import chain
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict, StreamingHttpResponse
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseRedirect,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import show_body, summary, visible
 from django_rmq.admin.charts import Sparkline, sparkline
-from django_rmq.admin.dashboard_rows import PageAddresses, timeline
-from django_rmq.admin.forms import FilterForm
+from django_rmq.admin.dashboard_rows import Banner, PageAddresses, timeline
+from django_rmq.admin.forms import BodyForm, FilterForm, SendForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
-from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id, topic_page
+from django_rmq.admin.views.page import LONGEST_ID, Pages, back_of, page, short_id, tell, topic_page
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone
+from django_rmq.exceptions import (
+    CallerError,
+    InvalidMessage,
+    InvalidRequest,
+    LostRace,
+    MessageGone,
+    ServerTrouble,
+)
 from django_rmq.operations import (
     Filter,
     Followed,
@@ -444,3 +463,106 @@ def _spark(group: MessageGroup, now_ms: int) -> Sparkline | None:
 
 def _address(pages: Pages, topic: Topic, sample: GroupSample, place: str, back: str) -> str:
     return f"{pages.url(place, quote(topic.name), sample.id)}?{urlencode({'state': 'dead', 'back': back})}"
+
+
+@topic_page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)
+def edit_view(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> HttpResponse:
+    """Show the form for another body of a dead message, and replay the message with it."""
+    places = pages.places(topic.name)
+    leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
+    form: BodyForm
+    banner: Banner | None = None
+    status = 200
+    if request.method == "POST":
+        form = BodyForm(topic, request.POST)
+        if form.is_valid():
+            try:
+                done = operations.replay_edited(topic.name, short_id(message_id), form.cleaned_data["body"])
+            except (InvalidMessage, LostRace) as error:
+                form.add_error(None, str(error))
+            except ServerTrouble as error:
+                # The form stays, with what was typed.
+                banner, status = pages.banner_of(request, error)
+            else:
+                tell(request, _("Edit and replay"), done.outcomes)
+                return HttpResponseRedirect(leave)
+    else:
+        dead = _dead_copy(operations, topic, short_id(message_id))
+        if dead is None:
+            messages.warning(request, _("This message is no longer dead."))
+            return HttpResponseRedirect(leave)
+        form = BodyForm(topic, initial={"body": _editable(dead)})
+    context = {
+        "heading": _("Edit and replay"),
+        "submit": _("Replay with this body"),
+        "form": form,
+        "banner": banner,
+        "notes": _notes(topic),
+        "urls": places,
+        "back_url": leave,
+    }
+    return pages.render(request, "topic/form.html", context, topic, status)
+
+
+def _dead_copy(operations: Operations, topic: Topic, message_id: str) -> MessageCopy | None:
+    try:
+        copies = operations.get(topic.name, message_id)
+    except (MessageGone, InvalidRequest):
+        return None
+    return next((copy for copy in copies if copy.state == "dead"), None)
+
+
+def _notes(topic: Topic) -> list[str]:
+    notes = []
+    if is_redacted(topic):
+        notes.append(_("This is the stored body, without redaction."))
+    if not topic.keyed:
+        notes.append(_("The body identifies the message, so an edited message is a different message."))
+    return notes
+
+
+def _editable(copy: MessageCopy) -> str:
+    """Return the body of a copy as the text of a field."""
+    raw = copy.raw or b""
+    if copy.topic.body == "json":
+        try:
+            return dumps(copy.body(), ensure_ascii=False, indent=2, sort_keys=True)
+        except (ValueError, RecursionError):
+            pass
+    return raw.decode("utf-8", "replace")
+
+
+@topic_page(Permission.VIEW, Permission.SEND)
+def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
+    """Show the form for a message, and send it."""
+    places = pages.places(topic.name)
+    form = SendForm(topic, request.POST if request.method == "POST" else None)
+    banner: Banner | None = None
+    status = 200
+    if request.method == "POST" and form.is_valid():
+        try:
+            sent = operations.send(topic.name, form.cleaned_data["body"], **form.options)
+        except (InvalidMessage, LostRace) as error:
+            form.add_error(None, str(error))
+        except ServerTrouble as error:
+            # The form stays, with what was typed.
+            banner, status = pages.banner_of(request, error)
+        else:
+            tell(request, _("Send"), {sent.status: 1})
+            return HttpResponseRedirect(places.topic)
+    return pages.render(
+        request,
+        "topic/form.html",
+        {
+            "heading": _("Send a message"),
+            "submit": _("Send"),
+            "form": form,
+            "banner": banner,
+            "urls": places,
+            "back_url": places.topic,
+        },
+        topic,
+        status,
+    )

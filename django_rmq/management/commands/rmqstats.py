@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management import CommandError
 
@@ -34,6 +34,9 @@ from django_rmq.management.message_options import (
     name_of,
 )
 from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Rates = dict[str, dict[str, float]]
 WATCH_SECONDS = 1.0
@@ -300,7 +303,7 @@ def _has_rich() -> bool:
     return True
 
 
-def _schedules(found: list[ScheduleStats]) -> Any:
+def _schedules(found: list[ScheduleStats]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -313,7 +316,7 @@ def _schedules(found: list[ScheduleStats]) -> Any:
     return table
 
 
-def _table(figures: list[TopicStats], rates: Rates) -> Any:
+def _table(figures: list[TopicStats], rates: Rates) -> Table:
     from rich.table import Table
     from rich.text import Text
 

@@ -18,7 +18,7 @@ import signal
 import sys
 from argparse import Action, ArgumentParser, BooleanOptionalAction
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.management.base import CommandError
 
@@ -36,6 +36,8 @@ from django_rmq.worker import reload as reloading
 from django_rmq.worker import startup
 from django_rmq.worker import worker_process as forking
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
+
+T = TypeVar("T")
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(rmq_worker)s %(threadName)s %(message)s"
 """The format of RMQ's log lines if the project's LOGGING has none for them."""
@@ -249,7 +251,7 @@ def _run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
     return run_parts(worker, is_over)
 
 
-def _or_default(option: object, default: object) -> Any:
+def _or_default(option: T | None, default: T) -> T:
     return default if option is None else option
 
 

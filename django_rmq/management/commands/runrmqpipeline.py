@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -95,7 +96,7 @@ class Command(RmqCommand):
             finally:
                 context.close()
 
-    def _printer(self, verbosity: int) -> Any:
+    def _printer(self, verbosity: int) -> Callable[[str], None]:
         def say(text: str) -> None:
             if verbosity:
                 self.stderr.write(text, self.style.NOTICE)

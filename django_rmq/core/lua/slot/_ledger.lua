@@ -25,7 +25,7 @@ end
 -- needs: control failures now_ms text_of
 -- offers: note_receipt note_progress note_outcome note_done write_outcomes
 
-local outcome_receipts, outcome_fields, outcome_scores, worker = {}, {}, {}, nil
+local outcome_receipts, outcome_fields, worker = {}, {}, nil
 
 -- Remember the receipt of a delivery before its record is deleted.
 local function note_receipt(member, record)
@@ -34,9 +34,8 @@ end
 
 -- The digest stands for the member: a body may be long, and need not stay longer than its message.
 local function note(member, record)
-  local digest, n = string.sub(redis.sha1hex(member), 1, 24), #outcome_fields
-  outcome_fields[n + 1], outcome_fields[n + 2] = digest, record
-  outcome_scores[n + 1], outcome_scores[n + 2] = text_of(now_ms), digest
+  local n = #outcome_fields
+  outcome_fields[n + 1], outcome_fields[n + 2] = string.sub(redis.sha1hex(member), 1, 24), record
 end
 
 local function note_progress(member, receipt, thousandths, text)
@@ -65,16 +64,23 @@ local function note_done(members, receipt)
   if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
   local at_once = outcome_of('done', '-', 1, '', number)
   for i, member in ipairs(members) do
-    local times, text = string.match(failed[i] or '', '^%S+ (%d+) %d+ %d+ %S+\n(.*)')
+    local times, text
+    if failed[i] then times, text = string.match(failed[i], '^%S+ (%d+) %d+ %d+ %S+\n(.*)') end
     note(member, times and outcome_of('done', '-', times + 1, text, number) or at_once)
   end
 end
 
 local function write_outcomes()
   if #outcome_fields == 0 then return end
+  local scores, ended_at = {}, text_of(now_ms)
+  for i = 1, #outcome_fields, 2 do
+    scores[i], scores[i + 1] = ended_at, outcome_fields[i]
+  end
   -- pcall: as with counters, no message is lost if a note cannot be written.
+  -- A value that is too long for a listpack makes Redis use a hash table at once. The next command replaces the value.
+  if #outcome_fields > 64 then redis.pcall('HSET', outcomes, outcome_fields[1], string.rep(' ', 65)) end
   redis.pcall('HSET', outcomes, unpack(outcome_fields))
-  redis.pcall('ZADD', outcome_times, unpack(outcome_scores))
+  redis.pcall('ZADD', outcome_times, unpack(scores))
   -- rule: outcomes_never_go
   local old = redis.call('ZRANGEBYSCORE', outcome_times, '-inf', text_of(now_ms - outcome_retention_ms), 'LIMIT', 0, 2000)
   local over = math.min(redis.call('ZCARD', outcome_times) - #old - 10000, 2000)

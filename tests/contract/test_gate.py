@@ -34,6 +34,39 @@ def test_while_one_owner_holds_anything_no_other_gets_anything(make_slot: MakeSl
 
 
 @kinds
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_what_is_delivered_alone_is_committed_without_naming_it(
+    make_slot: MakeSlot, kind: TopicType, size: int
+) -> None:
+    slot = make_slot(kind)
+    slot.send(*(b"%d" % n for n in range(size)))
+    alone = slot.take(40)
+    assert (alone.is_alone, len(alone.deliveries)) == (True, size)
+    slot.send(b"0", b"later")
+    before = slot.snapshot()
+    assert slot.commit_all(alone.receipt, size + 1) == []
+    assert slot.snapshot() == before
+    assert slot.commit_all(alone.receipt, size) == ["ok"] * size
+    assert (slot.zset("prepare"), slot.hash("inflight"), slot.counted("committed")) == ({}, {}, size)
+    assert {each.member for each in slot.take(40).deliveries} == {b"0", b"later"}
+
+
+@kinds
+@pytest.mark.parametrize("size", [1, 40])
+def test_what_is_delivered_beside_another_delivery_is_not_alone(
+    make_slot: MakeSlot, kind: TopicType, size: int
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"first")
+    first = slot.take(1)
+    slot.send(*(b"%d" % n for n in range(size)))
+    assert (slot.take(40).is_alone, first.is_alone) == (False, True)
+    before = slot.snapshot()
+    assert slot.commit_all(first.receipt, size + 1) == []
+    assert slot.snapshot() == before
+
+
+@kinds
 @pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "expire"])
 def test_every_end_of_the_last_delivery_opens_the_gate(
     make_slot: MakeSlot, kind: TopicType, end: str

@@ -1,4 +1,4 @@
-"""The end of a whole delivery of a strict slot: told without naming its messages, and by their names where that may be wrong."""
+"""The end of a whole delivery: told without naming its messages, and by their names where that may be wrong."""
 
 from __future__ import annotations
 
@@ -126,6 +126,33 @@ def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: l
     assert watcher.committed == list(range(COUNT))
 
 
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+def test_topics_of_other_types_do_so_too(broker: Broker, told: list[str], kind: TopicType) -> None:
+    topic = Topic("others", kind, slots=1, time_range_ms=1, timeout=60)
+    send(broker, topic, range(COUNT), **({"priority": 500} if topic.is_priority else {}))
+    eventually(lambda: broker.count(topic, 0).due == COUNT, "the due time")
+    dispatcher, batch = taken(broker, topic)
+    end(dispatcher, batch)
+    turn_until_idle(dispatcher)
+    assert told == ["commit_all"]
+    assert all_committed(broker, dispatcher, topic)
+
+
+def test_what_is_delivered_beside_another_delivery_is_named(broker: Broker, told: list[str]) -> None:
+    topic = replace(LINE, order="loose")
+    send(broker, topic, range(COUNT))
+    dispatcher, first = taken(broker, topic)
+    send(broker, topic, [COUNT])
+    dispatcher._schedule.ready(first.slot)
+    turn_until_idle(dispatcher)
+    (second,) = (batch for batch in dispatcher._in_flight.batches.values() if batch is not first)
+    for batch in (second, first):
+        end(dispatcher, batch)
+    turn_until_idle(dispatcher)
+    assert told == ["commit", "commit"]
+    assert dispatcher.processed == total(broker, topic, "committed") == COUNT + 1
+
+
 def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]) -> None:
     send(broker, LINE, range(COUNT))
     assert_named(broker, told, LINE, slice(2), slice(2, None))
@@ -133,7 +160,7 @@ def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]
 
 @pytest.mark.parametrize(
     "options",
-    [{"order": "loose"}, {"serial": False, "order": "loose"}, {"outcome_retention_ms": 60_000}],
+    [{"serial": False, "order": "loose"}, {"outcome_retention_ms": 60_000}],
     ids=str,
 )
 def test_other_topics_name_what_they_commit(broker: Broker, told: list[str], options: dict[str, Any]) -> None:

@@ -129,17 +129,17 @@ def prepare(
         bury_lapsed(slot, member, score)
     if traits is None:
         return empty_handed(slot, found, chosen, is_behind)
-    is_alone = not (slot.prepare or slot.claimants)
+    is_alone = not slot.prepare
     hand_out(slot, owner, receipt, chosen.taken)
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
     sleeping = None
-    if is_alone and after is None and not (more or is_behind or traits[0]):
+    if is_alone and not slot.claimants and after is None and not (more or is_behind or traits[0]):
         waiting = next_due(slot, at_once=False, awaits_ends=True)
         sleeping = NEVER if waiting is None else waiting
         sleep_until(slot, sleeping)
-    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits, sleeping)
+    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits, is_alone, sleeping)
 
 
 def next_receipt(slot: Slot) -> int:

@@ -1039,6 +1039,11 @@ MUTANTS: dict[str, Mutant] = {
         "What was handed out later is not committed with what was handed out before.",
         "tests/contract/test_fifo.py::test_what_was_handed_out_since_is_not_committed_with_what_was_before[redis]",
     ),
+    "alone_beside_others": Mutant(
+        As("local alone = true"),
+        "A delivery is said to be alone only if nothing else is in flight.",
+        "tests/contract/test_gate.py::test_what_is_delivered_beside_another_delivery_is_not_alone[redis-40-range_merge]",
+    ),
     "commit_all_ignores_marks": Mutant(
         If("false"),
         "What a person has marked is not committed unseen.",

@@ -198,8 +198,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "A settlement whose answer was lost is known to be a repetition.",
         (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
     ),
+    "commits_as_a_whole_what_is_not_alone": PythonMutant(
+        Operand(0, "True"),
+        "Only what was delivered alone is committed as a whole.",
+        (WHOLE + "what_is_delivered_beside_another_delivery_is_named",),
+    ),
     "takes_each_report_for_a_whole_delivery": PythonMutant(
-        Operand(1, "True"),
+        Value("True"),
         "Only what a thread reports at once is committed as a whole.",
         (WHOLE + "what_a_thread_reports_in_parts_is_named",),
     ),

@@ -13,7 +13,7 @@ from hashlib import sha1
 from typing import Any, cast
 
 import redis
-from hypothesis import settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -134,6 +134,7 @@ class Lockstep(RuleBasedStateMachine):
         self.has_lost_receipts = False
         self.bodies = self.ordered = 0
         self.handed: list[tuple[int, bytes]] = [(99, b"a")]
+        self.alone: set[int] = set()
         self.cursor: tuple[str, bytes] | None = None
         self.before: Dump = {}
         self.after: Dump = {}
@@ -544,6 +545,8 @@ class Lockstep(RuleBasedStateMachine):
             rises = answer.receipt > self.last_receipt
             self.require("INV-8", rises or may_repeat, answer.receipt, self.last_receipt)
             self.last_receipt, self.has_lost_receipts = answer.receipt, False
+            self.require("INV-27", answer.is_alone == (self.zset("prepare").keys() == taken), answer, taken)
+            (self.alone.add if answer.is_alone else self.alone.discard)(answer.receipt)
         for delivery in answer.deliveries:
             self.note_taken(owner, answer.receipt, delivery)
         if answer.deliveries and self.topic.is_fifo:
@@ -663,13 +666,13 @@ class Lockstep(RuleBasedStateMachine):
         for member, flight in ended.items():
             self.note_ended(member, "done", marked=flight.marked and not flight.cancelled)
 
-    @precondition(
-        lambda self: self.topic.is_strict and not self.topic.outcome_retention_ms and self.promises.flying
-    )
+    @precondition(lambda self: not self.topic.outcome_retention_ms and self.promises.flying)
     @rule(data=st.data())
     def commit_all(self, data: st.DataObject) -> None:
-        """What a strict slot has in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
+        """What is in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
         receipt, _ = self.some_delivery(data)
+        # Workers call it only for what was delivered alone.
+        assume(receipt in self.alone)
         flying = self.promises.flying
         handed = sum(other == receipt for other, _ in self.handed)
         size = data.draw(st.sampled_from([len(flying), len(flying), len(flying), handed, 1]))

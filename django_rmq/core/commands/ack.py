@@ -30,7 +30,7 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
 
 
 def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
-    """End successfully all ``size`` deliveries that one prepare of a strict slot has answered.
+    """End successfully all ``size`` deliveries that one prepare has answered while nothing else was in flight.
 
     Answers ok for each, or an empty list if none has ended, so that `commit` has to name them. For topics without
     OUTCOME_RETENTION.

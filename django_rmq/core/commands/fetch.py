@@ -24,13 +24,13 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
     def parse(reply: list[Reply]) -> Prepared:
         word = reply[0]
         if word == b"ok":
-            rows, lefts, envelopes = reply[4], reply[5], reply[6]
+            rows, lefts, envelopes = reply[5], reply[6], reply[7]
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
-            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), reply[7:8] == [b"suspect"]
-            timeout = reply[8] if len(reply) > 8 else None
+            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), reply[8:9] == [b"suspect"]
+            timeout = reply[9] if len(reply) > 9 else None
             is_plain = not (lefts or envelopes)
             return Prepared(
                 "ok",
@@ -40,6 +40,7 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
                 is_suspect=is_suspect,
                 timeout=timeout,
                 is_plain=is_plain,
+                is_alone=reply[4] == 1,
                 sleeping_until=moment(reply[2]),
             )
         if word == b"more":

@@ -159,7 +159,7 @@ class PendingAcks(Ends):
     def __init__(self) -> None:
         super().__init__()
         self.is_whole = False
-        """Whether ``committed`` is everything in flight in its slot; then ``commit_all`` sends a count instead of a list."""
+        """Whether ``committed`` is the whole delivery. If it is alone in its slot, ``commit_all`` sends a count, not a list."""
         self.repeated = False
         """Whether they have been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
@@ -212,9 +212,8 @@ class AckQueue:
         batch = report.batch
         pending = self.pending[batch.slot, batch.receipt]
         pending.committed += report.committed
-        # `commit_all` ends everything in flight in the slot, so only a report of the whole delivery may use it.
         # rule: takes_each_report_for_a_whole_delivery
-        pending.is_whole = batch.commits_all and len(report.committed) == len(batch.messages)
+        pending.is_whole = len(report.committed) == len(batch.messages)
         pending.failures += report.failures
         pending.released += released
         if report.failures or released:
@@ -260,7 +259,8 @@ class AckQueue:
             sent_acks[slot, receipt] = pending
             if pending.messages:
                 pending.began_ns = time.time_ns()
-            if pending.is_whole:
+            # The slot has a later delivery by now if this worker has asked for one.
+            if pending.is_whole and slot.sole_receipt == receipt:
                 call = ack.commit_all(slot.topic, slot.number, receipt, len(pending.committed))
                 parts.append(AckCall(slot, receipt, pending, pending.repeated, pipeline.add(call)))
                 continue

@@ -68,7 +68,6 @@ class Batch:
         "async_run",
         "begun",
         "call_began_at",
-        "commits_all",
         "confirmed",
         "cost",
         "cut",
@@ -131,8 +130,6 @@ class Batch:
         """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
         self.timeout: float = messages[0].topic.timeout
         """Seconds from ``confirmed`` until the first of its messages times out."""
-        self.commits_all = False
-        """Whether they are all that is in flight in their slot, and `commit_all` may end them."""
 
     @property
     def topic(self) -> Topic:

@@ -320,7 +320,6 @@ class BatchRouter:
         size: int,
         *,
         is_suspect: bool = False,
-        is_plain: bool = False,
         timeout: int | None = None,
     ) -> None:
         """Pass ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
@@ -334,7 +333,6 @@ class BatchRouter:
         messages = [Message(slot.topic, slot.number, receipt, each, self._holder) for each in deliveries]
         batch = Batch(slot, self._capacity.listeners[slot.topic.name], receipt, messages, at)
         batch.size = size
-        batch.commits_all = is_plain and slot.topic.is_strict and not slot.topic.outcome_retention_ms
         if timeout is not None:
             batch.timeout = timeout
         thread = self._capacity.thread_for(slot, self._in_flight.load)

@@ -300,7 +300,7 @@ class FetchPlanner:
             call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor)
             plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
             plan.slots_of_topic[topic.name] += bool(is_bounded)
-            slot.cursor = None
+            slot.cursor, slot.sole_receipt = None, 0
             if not overlaps:
                 plan.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
             if plan.is_enough:
@@ -530,13 +530,15 @@ class FetchReplies:
         """Pass delivered messages to executors."""
         topic, receipt, deliveries = slot.topic, reply.receipt, reply.deliveries
         # rule: takes_the_time_out_of_the_topic
-        start = partial(
-            self._router.start, is_suspect=reply.is_suspect, is_plain=reply.is_plain, timeout=reply.timeout
-        )
+        start = partial(self._router.start, is_suspect=reply.is_suspect, timeout=reply.timeout)
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._capacity.bytes.weigh(topic, deliveries)
         slot.sleeping_until = reply.sleeping_until
         if topic.serial:
+            # Bodies, failures and outcomes belong to single messages, so their commit has to name these.
+            # rule: commits_as_a_whole_what_is_not_alone
+            if reply.is_alone and reply.is_plain and not topic.outcome_retention_ms:
+                slot.sole_receipt = receipt
             start(slot, receipt, deliveries, at, total)
             self._schedule.look_at(slot, reply.next_due)
             return

@@ -112,6 +112,7 @@ class ConsumedSlot:
         "number",
         "shut_until",
         "sleeping_until",
+        "sole_receipt",
         "state",
         "thread",
         "topic",
@@ -144,6 +145,8 @@ class ConsumedSlot:
         """Monotonic time before which a busy or paused slot is not fetched, unless it is woken."""
         self.sleeping_until: int | None = None
         """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
+        self.sole_receipt = 0
+        """The receipt of a delivery that `commit_all` may end, because nothing else can be in flight; 0 if there is none."""
         self.shut_until = 0.0
         """Monotonic time until which a failing slot is left alone."""
         self.away = False

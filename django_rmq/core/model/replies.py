@@ -355,6 +355,8 @@ class Prepared(NamedTuple):
     """The shortest time-out in seconds, if messages have one of their own."""
     is_plain: bool = False
     """Whether none of the messages has failed, and none of the slot had a body of its own."""
+    is_alone: bool = False
+    """Whether nothing else is in flight in the slot."""
     sleeping_until: int | None = None
     """If nothing else can be taken: the ms until which the caller is woken by the script that makes something available.
 

@@ -55,7 +55,7 @@ if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
     redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)
     redis.pcall('HINCRBY', stats, 'prepared', n)
     local ends = bounded((now_s + timeout + 1) * 1000, 0, tonumber(NEVER))
-    return { 'ok', text_of(ends), NEVER, receipt, rows, lefts, {} }
+    return { 'ok', text_of(ends), NEVER, receipt, 1, rows, lefts, {} }
   end
 end
 

@@ -1,4 +1,4 @@
--- Phase two, success, of all messages that one prepare of a strict slot has delivered, without naming them.
+-- Phase two, success, of all messages that one prepare has delivered alone, without naming them.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -10,7 +10,7 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] receipt
--- ARGV[3] size NUMBER  messages that the prepare delivered
+-- ARGV[3] size NUMBER  messages that the prepare delivered, while nothing else was in flight
 -- ARGV[4] now
 --
 -- Returns ok | unsure (nothing is changed: they have to be committed by name)
@@ -20,7 +20,7 @@ local known = redis.call('HMGET', control, 'deliveries', 'marked', 'sleeping_unt
 local sleeping_until = known[3]
 -- include: _ledger.counts
 -- include: _sleep.wake
--- A strict slot has nothing in flight when it delivers, so until it delivers again nothing else is in flight there.
+-- The slot had nothing in flight when it delivered these, so until it delivers again nothing else is in flight there.
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
 if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
 if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended

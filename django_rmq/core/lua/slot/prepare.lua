@@ -39,10 +39,11 @@
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
---       | {'ok', next due, sleeping until or empty, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}
+--       | {'ok', next due, sleeping until or empty, receipt, alone, {member, score, ...}, {retries left, ...}, {envelope, ...}
 --          [, suspect[, timeout]]}
 --         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
+--         alone: 1 if nothing else is in flight, else 0
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- A foreign key of the slot has another type: then the check of the types below ends the script.
@@ -165,6 +166,7 @@ if taken > 0 then
   local saw_all = after_score == '' -- rule: sleeps_behind_a_cursor
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
   -- rule: sleeps_beside_what_can_be_taken
+  local alone = in_flight == 0 -- rule: alone_beside_others
   local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
   local ends = in_flight == 0 and (now_s + (shortest or timeout) + 1) * 1000
   in_flight = in_flight + taken
@@ -188,8 +190,8 @@ if taken > 0 then
   for i = #free, taken * 2 + 1, -1 do
     free[i] = nil
   end
-  return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, free, plain and {} or lefts,
-    #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
+  return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, alone and 1 or 0, free,
+    plain and {} or lefts, #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end

@@ -119,7 +119,7 @@ def load(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str, prefix:
 
 
 # They differ from the rest in the order of their messages alone, which the contract holds for each type.
-ALIKE = {"moving-merge", "moving-priority"}
+ALIKE = {"moving-merge", "moving-priority", "moving-fixed"}
 each_topic = pytest.mark.parametrize(
     "load",
     [

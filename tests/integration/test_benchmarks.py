@@ -73,7 +73,9 @@ def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
     assert found["rows"] == []
 
 
+# What these measure with, the two before have tried.
 @pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "values", "points"),
     [("backlog", ("--backlog", "2000", "4000"), [2000, 4000]), ("processes", ("--largest", "1"), [1])],
@@ -84,6 +86,7 @@ def test_growth_is_measured(tmp_path: Path, name: str, values: tuple[str, ...], 
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
     few = ("--only", "--messages", "50", "--rounds", "1", "--rate", "100")
     ours = run(tmp_path, "benchmarks.peers", "lone", *few)["queues"]["rmq"]
@@ -92,6 +95,7 @@ def test_the_cost_of_single_messages_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 def test_tasks_are_measured_as_those_of_other_backends_are(tmp_path: Path) -> None:
     some = ("--only", "--messages", "1000", "--singles", "20", "--rounds", "1")
     found = run(tmp_path, "benchmarks.peers", "tasks", *some)

@@ -47,6 +47,8 @@ def job(queue: MakeQueue, tmp_path: Path) -> tuple[str, str]:
     return json.dumps(queue().options), str(tmp_path / "checkpoint")
 
 
+# What is said is Spark's; what the format itself says is in test_light.py.
+@pytest.mark.deep
 def test_machines_that_lack_the_package_say_so(machines: tuple[Cluster, Path], job: tuple[str, str]) -> None:
     cluster, driver = machines
     ran = cluster.submit(

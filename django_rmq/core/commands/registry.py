@@ -17,6 +17,7 @@ from django_rmq.core.commands.script_call import (
     OfWorkers,
     RedisCommand,
     Reply,
+    Single,
     moved,
     number,
     text,
@@ -184,11 +185,7 @@ def _pairs(reply: Reply) -> Iterable[tuple[bytes, bytes]]:
     return reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
 
 
-def _reports_key(prefix: str, _: str) -> bytes:
-    return reports_key(prefix)
-
-
-_REPORTS = Named(_reports_key, "")
+_REPORTS = Single(reports_key)
 
 
 def _reports(key: bytes, reply: Reply) -> dict[str, WorkerReport]:
@@ -211,11 +208,7 @@ def delete_reports(*workers: str) -> Call[int]:
     return RedisCommand("HDEL", _REPORTS, workers, int)
 
 
-def _code_versions_key(prefix: str, _: str) -> bytes:
-    return code_versions_key(prefix)
-
-
-_CODE_VERSIONS = Named(_code_versions_key, "")
+_CODE_VERSIONS = Single(code_versions_key)
 
 
 def _code_versions(key: bytes, reply: Reply) -> list[CodeVersion]:
@@ -238,11 +231,7 @@ def delete_code_versions(names: Sequence[str]) -> Call[int]:
     return RedisCommand("HDEL", _CODE_VERSIONS, tuple(names), int)
 
 
-def _requests_key(prefix: str, _: str) -> bytes:
-    return worker_requests_key(prefix)
-
-
-_REQUESTS = Named(_requests_key, "")
+_REQUESTS = Single(worker_requests_key)
 
 
 class WorkerRequests(NamedTuple):
@@ -263,11 +252,7 @@ def _requests(reply: Sequence[Reply]) -> WorkerRequests:
     return WorkerRequests(*(text(found or b"") for found in reply))
 
 
-def _stacks_key(prefix: str, _: str) -> bytes:
-    return stacks_key(prefix)
-
-
-_STACKS = Named(_stacks_key, "")
+_STACKS = Single(stacks_key)
 
 
 def ask_worker(worker: str, request: str) -> Call[int]:
@@ -318,11 +303,7 @@ def read_stacks(workers: Sequence[str]) -> Call[list[list[Stack]]]:
     return RedisCommand("HMGET", _STACKS, tuple(workers), _stacks)
 
 
-def _changed_limits_key(prefix: str, _: str) -> bytes:
-    return changed_limits_key(prefix)
-
-
-_CHANGED_LIMITS = Named(_changed_limits_key, "")
+_CHANGED_LIMITS = Single(changed_limits_key)
 
 
 def _limits(key: bytes, reply: Reply) -> dict[str, ChangedLimits]:
@@ -345,11 +326,7 @@ def delete_changed_limits(topic: str) -> Call[int]:
     return RedisCommand("HDEL", _CHANGED_LIMITS, (topic,), int)
 
 
-def _actions_key(prefix: str, _: str) -> bytes:
-    return background_actions_key(prefix)
-
-
-_ACTIONS = Named(_actions_key, "")
+_ACTIONS = Single(background_actions_key)
 
 
 def _actions(key: bytes, reply: Reply) -> list[ActionProgress]:
@@ -386,11 +363,7 @@ def delete_action(found: ActionProgress) -> Call[int]:
     return RedisCommand("HDEL", _ACTIONS, tuple(f"{found.action.id}:{field}" for field in fields), int)
 
 
-def _deletions_key(prefix: str, _: str) -> bytes:
-    return deletions_key(prefix)
-
-
-_DELETIONS = Named(_deletions_key, "")
+_DELETIONS = Single(deletions_key)
 
 
 def _deletions(key: bytes, reply: Reply) -> list[Deletion]:

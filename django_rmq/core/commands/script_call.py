@@ -149,6 +149,16 @@ class Named(NamedTuple):
         return (self.key(prefix, self.name),)
 
 
+class Single(NamedTuple):
+    """One key that the deployment has once, under its prefix."""
+
+    key: Callable[[str], bytes]
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        """Return the key."""
+        return (self.key(prefix),)
+
+
 def _channel(prefix: str, place: AtSlot | OfWorkers) -> bytes:
     return workers_channel(prefix) if isinstance(place, OfWorkers) else wake_channel(prefix, place.topic.name)
 

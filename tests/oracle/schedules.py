@@ -22,11 +22,13 @@ def change_schedule(
         changed = of + field.encode()
         if field != "spec" and of + b"spec" not in found:
             return "not_found"
-        returns = field == "spec" and found.pop(of + b"removed", None) is not None
+        returns = field == "spec" and of + b"removed" in found
         if found.get(changed, b"") == value.encode() and not returns:
             return "same"
         if renewed != "" and int(found.get(of + b"renewed", 0)) != renewed:
             return "same"
+        if returns:
+            del found[of + b"removed"]
         before = found.pop(changed, None)
         if value:
             found[changed] = value.encode()

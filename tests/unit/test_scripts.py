@@ -18,6 +18,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The Lua files, by name."""
     found: dict[str, str] = {"_types": "-- Types.\nlocal function mistyped() end\n"}
     monkeypatch.setattr(lua, "_read", found.__getitem__)
+    monkeypatch.setattr(lua, "_sections", lua._sections.__wrapped__)
     monkeypatch.setattr(lua, "load", lua.load.__wrapped__)
     monkeypatch.setattr(lua, "declaration", lua.declaration.__wrapped__)
     return found

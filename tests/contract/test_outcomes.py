@@ -37,12 +37,14 @@ def outcome(slot: Slot, member: bytes = b"a") -> Outcome:
     return found
 
 
-def test_success_is_kept_with_when_how_often_and_by_whom(kept: Slot, clock: Clock) -> None:
+@pytest.mark.parametrize("names", ["named", "unnamed"])
+def test_success_is_kept_with_when_how_often_and_by_whom(kept: Slot, clock: Clock, names: str) -> None:
     kept.send(b"a", b"b")
     receipt = kept.take(owner="worker one\n").receipt
     delivered_ms = kept.now_ms
     clock.advance(2)
-    assert kept.commit(receipt, [b"a", b"b"]) == ["ok", "ok"]
+    ended = kept.commit(receipt, [b"a", b"b"]) if names == "named" else kept.commit_all(receipt, 2)
+    assert ended == ["ok", "ok"]
     found = outcome(kept, b"b")
     assert found._replace(delivered_ms=None) == Outcome(
         "done", "", 1, None, delivered_ms + 2_000, "", "worker one\n"

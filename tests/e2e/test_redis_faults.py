@@ -119,6 +119,7 @@ NOTHING: Callable[[list[WorkerProcess]], None] = lambda workers: None  # noqa: E
 SCRIPTS = {
     "prepare": NOTHING,
     "commit": NOTHING,
+    "commit_all": NOTHING,
     "rollback": NOTHING,
     "extend": NOTHING,
     "heads": NOTHING,

@@ -72,7 +72,7 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.mark.parametrize("script", ["prepare", "commit", "acquire_all", "heads"])
+@pytest.mark.parametrize("script", ["prepare", "commit_all", "acquire_all", "heads"])
 def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
     direct: Broker, disturbed: Broker, proxy: TcpProxy, script: str
 ) -> None:
@@ -337,7 +337,7 @@ def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
 ) -> None:
     monkeypatch.setattr(acks, "REST_SECONDS", 0.1)
     topic = replace(TOPIC, slots=1)
-    wrong = slot_keys(direct.prefix, topic.name, 0).retry
+    wrong = slot_keys(direct.prefix, topic.name, 0).failures
     heard = Heard()
 
     def listener(message: Message) -> None:
@@ -360,7 +360,7 @@ def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
 
 def test_a_worker_that_cannot_settle_ends_all_the_same_and_says_so(direct: Broker) -> None:
     topic = replace(TOPIC, slots=1)
-    wrong = slot_keys(direct.prefix, topic.name, 0).retry
+    wrong = slot_keys(direct.prefix, topic.name, 0).failures
 
     def listener(_: Message) -> None:
         direct.client.set(wrong, "a stranger's")

@@ -126,9 +126,14 @@ def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: l
     assert watcher.committed == list(range(COUNT))
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
-def test_topics_of_other_types_do_so_too(broker: Broker, told: list[str], kind: TopicType) -> None:
-    topic = Topic("others", kind, slots=1, time_range_ms=1, timeout=60)
+@pytest.mark.parametrize(
+    ("kind", "kept_ms"),
+    [(TopicType.RANGE_MERGE, None), (TopicType.RANGE_MERGE, 60_000), (TopicType.PRIORITY, None)],
+)
+def test_topics_of_other_types_do_so_too(
+    broker: Broker, told: list[str], kind: TopicType, kept_ms: int | None
+) -> None:
+    topic = Topic("others", kind, slots=1, time_range_ms=1, timeout=60, outcome_retention_ms=kept_ms)
     send(broker, topic, range(COUNT), **({"priority": 500} if topic.is_priority else {}))
     eventually(lambda: broker.count(topic, 0).due == COUNT, "the due time")
     dispatcher, batch = taken(broker, topic)
@@ -158,13 +163,8 @@ def test_what_a_thread_reports_in_parts_is_named(broker: Broker, told: list[str]
     assert_named(broker, told, LINE, slice(2), slice(2, None))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"serial": False, "order": "loose"}, {"outcome_retention_ms": 60_000}],
-    ids=str,
-)
-def test_other_topics_name_what_they_commit(broker: Broker, told: list[str], options: dict[str, Any]) -> None:
-    topic = replace(LINE, **options)
+def test_topics_that_are_not_serial_name_what_they_commit(broker: Broker, told: list[str]) -> None:
+    topic = replace(LINE, serial=False, order="loose")
     send(broker, topic, range(COUNT))
     assert_named(broker, told, topic)
 

@@ -11,7 +11,7 @@ from tests.oracle.numbers import bounded
 from tests.oracle.outcomes import note_end
 from tests.oracle.owning import stamp
 from tests.oracle.refusing import check_batch
-from tests.oracle.slot import ENDING, Slot, grouped, on
+from tests.oracle.slot import ENDING, InFlight, Slot, grouped, on
 from tests.oracle.waking import earliest, note_undrained, wake_at_gate
 
 LONGEST_DELAY_MS = 1 << 42
@@ -45,12 +45,24 @@ def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     return words
 
 
-@on("store", "prepare", "inflight", "failures", "stats", "control", "prepare_body")
+@on(
+    "store",
+    "prepare",
+    "inflight",
+    "failures",
+    "stats",
+    "control",
+    "prepare_body",
+    "outcomes",
+    "outcome_times",
+)
 def commit_all(slot: Slot, receipt: int, size: int) -> list[str]:
     is_last = slot.control.get(b"deliveries") == b"%d" % receipt
     is_marked = slot.control.get(b"marked") == b"%d" % receipt
     if not is_last or is_marked or len(slot.prepare) != size or slot.prepare_body or slot.failures:
         return []
+    for member in slot.prepare:
+        note_end(slot, member, "done", None, InFlight(receipt, 0.0))
     slot.prepare.clear()
     slot.inflight.clear()
     slot.count("committed", size)

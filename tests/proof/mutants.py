@@ -1109,7 +1109,12 @@ MUTANTS: dict[str, Mutant] = {
     "success_leaves_no_outcome": Mutant(
         GONE,
         "A commit notes what became of the message.",
-        "tests/contract/test_outcomes.py::test_success_is_kept_with_when_how_often_and_by_whom[fixed_time-redis]",
+        "tests/contract/test_outcomes.py::test_success_is_kept_with_when_how_often_and_by_whom[fixed_time-redis-named]",
+    ),
+    "whole_success_leaves_no_outcome": Mutant(
+        GONE,
+        "A commit without names notes what became of each message.",
+        "tests/contract/test_outcomes.py::test_success_is_kept_with_when_how_often_and_by_whom[fixed_time-redis-unnamed]",
     ),
     "death_leaves_no_outcome": Mutant(
         GONE,

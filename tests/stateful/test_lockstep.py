@@ -666,7 +666,7 @@ class Lockstep(RuleBasedStateMachine):
         for member, flight in ended.items():
             self.note_ended(member, "done", marked=flight.marked and not flight.cancelled)
 
-    @precondition(lambda self: not self.topic.outcome_retention_ms and self.promises.flying)
+    @precondition(lambda self: self.promises.flying)
     @rule(data=st.data())
     def commit_all(self, data: st.DataObject) -> None:
         """What is in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
@@ -684,6 +684,7 @@ class Lockstep(RuleBasedStateMachine):
         for member, flight in list(flying.items()):
             self.require("INV-27", flight.receipt == receipt and not flight.marked, member, flight)
             del flying[member]
+            self.note_ended(member, "done")
 
     def note_ended(self, member: bytes, state: str, *, marked: bool = False) -> None:
         """What became of a message can be seen at once, where it is kept."""

@@ -32,10 +32,9 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
 def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
     """End successfully all ``size`` deliveries that one prepare has answered while nothing else was in flight.
 
-    Answers ok for each, or an empty list if none has ended, so that `commit` has to name them. For topics without
-    OUTCOME_RETENTION.
+    Answers ok for each, or an empty list if none has ended, so that `commit` has to name them.
     """
-    return Call("commit_all", AtSlot(topic, slot), (receipt, size), _of_all(size))
+    return Call(form("commit_all", topic), AtSlot(topic, slot), (receipt, size), _of_all(size))
 
 
 def _written(failures: Sequence[Failure]) -> list[object]:

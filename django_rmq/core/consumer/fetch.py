@@ -535,9 +535,9 @@ class FetchReplies:
         total = self._capacity.bytes.weigh(topic, deliveries)
         slot.sleeping_until = reply.sleeping_until
         if topic.serial:
-            # Bodies, failures and outcomes belong to single messages, so their commit has to name these.
+            # Bodies and failures belong to single messages, so their commit has to name these.
             # rule: commits_as_a_whole_what_is_not_alone
-            if reply.is_alone and reply.is_plain and not topic.outcome_retention_ms:
+            if reply.is_alone and reply.is_plain:
                 slot.sole_receipt = receipt
             start(slot, receipt, deliveries, at, total)
             self._schedule.look_at(slot, reply.next_due)

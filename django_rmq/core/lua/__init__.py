@@ -121,9 +121,9 @@ def declaration(name: str) -> Declaration:
 
 
 def _of_second_form(name: str) -> str:
-    """Return the section that only the second form of a script includes. Empty: it has no second form."""
+    """Return the section that brings the keys of a script's second form. Empty: it has no second form."""
     directives = map(_DIRECTIVE.fullmatch, _split(name)[1])
-    return next((each[2] for each in directives if each and each[3]), "")
+    return next((each[2] for each in directives if each and each[3] and _said("keys", each[2])), "")
 
 
 def _said(what: str, fragment: str) -> str:
@@ -183,7 +183,8 @@ def load(name: str) -> Script:
         if not directive:
             lines += _without_comments([line])
         elif directive[3] and not name.endswith(SECOND):
-            lines.append(f"local {', '.join(_said('offers', directive[2]).split())}")
+            if offered := _said("offers", directive[2]).split():
+                lines.append(f"local {', '.join(offered)}")
         elif directive[1] == "include":
             lines += _fragment(directive[2], name, _bound(lines))
         else:

@@ -47,7 +47,7 @@ TRANSFERS = Topic(
 """As in the settings."""
 
 POINTS = (
-    "prepare-sent,prepare-answered,commit-sent,commit-answered,rollback-sent,rollback-answered,release-sent,"
+    "prepare-sent,prepare-answered,commit-sent,commit-answered,commit_all-sent,commit_all-answered,rollback-sent,rollback-answered,release-sent,"
     "before-thread,after-thread,in-transaction,before-database-commit,after-database-commit,"
     "after-listener,after-report,going-on,gone-on"
 )

@@ -41,6 +41,7 @@ WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
 SCRIPTS = {
     "prepare": "prepare",
     "commit": "commit",
+    "commit_all": "commit_all",
     "rollback": "rollback",
     "extend": "extend",
     "acquire": "acquire_all",

@@ -18,6 +18,9 @@
 -- check: types
 local known = redis.call('HMGET', control, 'deliveries', 'marked', 'sleeping_until')
 local sleeping_until = known[3]
+-- include: _now where OUTCOME_RETENTION
+-- include: _scores.numbers where OUTCOME_RETENTION
+-- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _sleep.wake
 -- The slot had nothing in flight when it delivered these, so until it delivers again nothing else is in flight there.
@@ -27,6 +30,7 @@ if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_all_counts_wh
 -- Bodies and failures can only be deleted by the names of their messages.
 local named = unusual and redis.call('HLEN', prepare_body) + redis.call('HLEN', failures) or 0
 if named > 0 then return 'unsure' end -- rule: commit_all_leaves_records
+if note_done then note_done(redis.call('ZRANGE', prepare, 0, -1), receipt) end -- rule: whole_success_leaves_no_outcome
 redis.call('UNLINK', prepare, inflight)
 count('committed', size)
 if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_all_opens_silently

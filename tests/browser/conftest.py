@@ -169,7 +169,12 @@ def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
 
 
 def picture(page: Page, name: str) -> None:
-    """Take a picture of a whole page into build/screenshots, for a person to look at. In CI nobody does."""
+    """Let a page come to rest, and take a picture of all of it, for a person to look at. In CI nobody does."""
+    # The colours of Django's links change slowly, also when the scheme does.
+    page.evaluate(
+        "Promise.allSettled(document.getAnimations()"
+        ".filter((each) => each instanceof CSSTransition).map((each) => each.finished))"
+    )
     if "CI" not in os.environ:
         SHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SHOTS / f"{name}.png", full_page=True)

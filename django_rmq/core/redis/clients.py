@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -342,6 +343,8 @@ class _Subscription:
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._timeout = 0.0
+        """The time-out of the socket that ``_read`` has set last."""
         try:
             self._pubsub.subscribe(*channels)
             # The server answers SUBSCRIBE once per channel. What is published before the last answer may be missed.
@@ -362,9 +365,19 @@ class _Subscription:
         connection ends the subscription, because what is published until the next one is lost.
         """
         connection = self._pubsub.connection
-        if not connection.can_read(timeout):
+        sock = getattr(connection, "_sock", None)
+        # A connection in memory has no real one.
+        if not timeout or not isinstance(sock, socket.socket):
+            if not connection.can_read(timeout):
+                return None
+        elif timeout != self._timeout:
+            # redis-py would ask first whether there is something to read, which takes half as long again.
+            sock.settimeout(timeout)
+            self._timeout = timeout
+        try:
+            _, channel, data = connection.read_response(disconnect_on_error=False, push_request=True)
+        except redis.TimeoutError:
             return None
-        _, channel, data = connection.read_response(disconnect_on_error=False, push_request=True)
         return channel, data
 
     def close(self) -> None:

@@ -2445,6 +2445,7 @@ def switch_off(mutant: str) -> None:
         return switched_off(mutant, read(name))
 
     lua._read = read_mutated
+    lua._sections.cache_clear()
     lua.load.cache_clear()
     lua.declaration.cache_clear()
 

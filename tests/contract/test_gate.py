@@ -52,6 +52,19 @@ def test_what_is_delivered_alone_is_committed_without_naming_it(
 
 
 @kinds
+def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"failing")
+    slot.fail(slot.take_one()[0], b"failing")
+    slot.send(b"other")
+    other = slot.take(1)
+    assert ([each.member for each in other.deliveries], other.is_alone) == ([b"other"], False)
+    assert slot.commit_all(other.receipt, 1) == []
+
+
+@kinds
 @pytest.mark.parametrize("size", [1, 40])
 def test_what_is_delivered_beside_another_delivery_is_not_alone(
     make_slot: MakeSlot, kind: TopicType, size: int

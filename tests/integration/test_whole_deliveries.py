@@ -195,6 +195,18 @@ def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list
     assert sorted(watcher.committed) == list(range(COUNT))
 
 
+def test_a_worker_that_ends_names_what_could_not_be_committed_as_a_whole(
+    broker: Broker, told: list[str]
+) -> None:
+    send(broker, LINE, range(COUNT))
+    dispatcher, batch = taken(broker, LINE)
+    assert broker.bury(LINE, 0, [members(batch)[2]]) == ["running"]
+    end(dispatcher, batch)
+    dispatcher._shut_down()
+    assert told == ["commit_all", "commit"]
+    assert (total(broker, LINE, "committed"), dispatcher.forced) == (COUNT - 1, False)
+
+
 def test_what_timed_out_meanwhile_is_not_committed(
     broker: Broker, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,7 +120,7 @@ def prepare(
         limit = min(limit, allowed)
     if slot.topic.serial and len(slot.prepare) == 1 and is_suspicious(slot, next(iter(slot.prepare))):
         return idle(slot, "busy", GATE, at_once=is_behind)
-    receipt = next_receipt(slot)
+    is_wary, receipt = bool(slot.failures), next_receipt(slot)
     found = candidates(slot, limit, receipt, after)
     chosen = choose(slot, found.free[:limit], max_bytes)
     # The bodies of expired messages count, too: they have been read with the others.
@@ -139,7 +139,7 @@ def prepare(
         waiting = next_due(slot, at_once=False, awaits_ends=True)
         sleeping = NEVER if waiting is None else waiting
         sleep_until(slot, sleeping)
-    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits, is_alone, sleeping)
+    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits, is_alone and not is_wary, sleeping)
 
 
 def next_receipt(slot: Slot) -> int:

@@ -1044,6 +1044,11 @@ MUTANTS: dict[str, Mutant] = {
         "A delivery is said to be alone only if nothing else is in flight.",
         "tests/contract/test_gate.py::test_what_is_delivered_beside_another_delivery_is_not_alone[redis-40-range_merge]",
     ),
+    "alone_beside_failures": Mutant(
+        GONE,
+        "Where failures have to be deleted by name, no whole commit is tried.",
+        "tests/contract/test_gate.py::test_what_is_delivered_from_a_slot_with_failures_is_not_alone[redis-range_merge]",
+    ),
     "commit_all_ignores_marks": Mutant(
         If("false"),
         "What a person has marked is not committed unseen.",

@@ -208,6 +208,11 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Only what a thread reports at once is committed as a whole.",
         (WHOLE + "what_a_thread_reports_in_parts_is_named",),
     ),
+    "takes_what_needs_names_for_refused": PythonMutant(
+        Value("bool(self._acks.pending)"),
+        "A worker ends after it has named what could not be committed as a whole.",
+        (WHOLE + "a_worker_that_ends_names_what_could_not_be_committed_as_a_whole",),
+    ),
     "takes_no_answer_for_an_end": PythonMutant(
         Operand(1, "False"),
         "What could not be committed as a whole is committed by name.",

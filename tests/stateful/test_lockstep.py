@@ -545,7 +545,7 @@ class Lockstep(RuleBasedStateMachine):
             rises = answer.receipt > self.last_receipt
             self.require("INV-8", rises or may_repeat, answer.receipt, self.last_receipt)
             self.last_receipt, self.has_lost_receipts = answer.receipt, False
-            self.require("INV-27", answer.is_alone == (self.zset("prepare").keys() == taken), answer, taken)
+            self.require("INV-27", not answer.is_alone or self.zset("prepare").keys() == taken, answer, taken)
             (self.alone.add if answer.is_alone else self.alone.discard)(answer.receipt)
         for delivery in answer.deliveries:
             self.note_taken(owner, answer.receipt, delivery)

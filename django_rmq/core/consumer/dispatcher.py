@@ -523,7 +523,10 @@ class Dispatcher:
             if round_trip is None:
                 return False
             self._round_trips.receive(round_trip)
-            return bool(self._acks.pending)
+            # What is pending else has to be sent once more, with names.
+            return any(
+                slot.shut_until for slot, _ in self._acks.pending
+            )  # rule: takes_what_needs_names_for_refused
         except ServerTrouble as error:
             self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
             self._mailbox.read(0.1)

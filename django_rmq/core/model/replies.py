@@ -356,7 +356,7 @@ class Prepared(NamedTuple):
     is_plain: bool = False
     """Whether none of the messages has failed, and none of the slot had a body of its own."""
     is_alone: bool = False
-    """Whether nothing else is in flight in the slot."""
+    """Whether nothing else is in flight in the slot, and it has no failures."""
     sleeping_until: int | None = None
     """If nothing else can be taken: the ms until which the caller is woken by the script that makes something available.
 

@@ -43,7 +43,7 @@
 --          [, suspect[, timeout]]}
 --         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
---         alone: 1 if nothing else is in flight, else 0
+--         alone: 1 if nothing else is in flight and the slot has no failures, else 0
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- A foreign key of the slot has another type: then the check of the types below ends the script.
@@ -167,6 +167,8 @@ if taken > 0 then
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
   -- rule: sleeps_beside_what_can_be_taken
   local alone = in_flight == 0 -- rule: alone_beside_others
+  -- Only a commit by name deletes failures, so `commit_all` would be in vain.
+  if wary then alone = false end -- rule: alone_beside_failures
   local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
   local ends = in_flight == 0 and (now_s + (shortest or timeout) + 1) * 1000
   in_flight = in_flight + taken

@@ -369,6 +369,7 @@ def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
     found = []
     for topic, parts in zip(topics, looks, strict=True):
         counts = [(slot, part.counts[slot].result()) for part in parts for slot in sorted(part.counts)]
+        # The first six are the depths. A call of the property ``held`` for each slot would take longer.
         held[topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or any(each[:6])]
         paused = sum(part.paused for part in parts)
         found.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))

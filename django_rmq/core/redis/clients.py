@@ -343,8 +343,6 @@ class _Subscription:
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)
-        self._timeout = 0.0
-        """The time-out of the socket that ``_read`` has set last."""
         try:
             self._pubsub.subscribe(*channels)
             # The server answers SUBSCRIBE once per channel. What is published before the last answer may be missed.
@@ -370,10 +368,9 @@ class _Subscription:
         if not timeout or not isinstance(sock, socket.socket):
             if not connection.can_read(timeout):
                 return None
-        elif timeout != self._timeout:
+        elif timeout != sock.gettimeout():
             # redis-py would ask first whether there is something to read, which takes half as long again.
             sock.settimeout(timeout)
-            self._timeout = timeout
         try:
             _, channel, data = connection.read_response(disconnect_on_error=False, push_request=True)
         except redis.TimeoutError:

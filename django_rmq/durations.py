@@ -56,10 +56,10 @@ class AmbiguousDuration(InvalidDuration):
     """A number that may be meant in milliseconds; ``hint`` asks which, and names both forms."""
 
     def __init__(self, number: float) -> None:
-        wanted = "a duration with a unit, because numbers are seconds"
+        message = "a duration with a unit, because numbers are seconds"
         said = f"{number / 1000:.15g}"
         hint = f'In milliseconds? Say {said} or "{said}s". For {number:.15g} seconds say "{number:.15g}s".'
-        super().__init__(wanted, wanted, number, hint)
+        super().__init__(message, message, number, hint)
 
 
 def parse_duration(
@@ -74,11 +74,11 @@ def parse_duration(
     number = _number(value)
     if is_short and number is not None and AMBIGUOUS <= number <= LONGEST.total_seconds() * 1000:
         raise AmbiguousDuration(number)
-    found = _duration(value, number)
-    if found is None or not least <= found <= most:
+    duration = _duration(value, number)
+    if duration is None or not least <= duration <= most:
         bounds = f"from {duration_text(least)} to {duration_text(most)}"
         raise InvalidDuration(f"{FORMS}, {bounds}", f"{TYPED_FORMS}, {bounds}", value)
-    return found
+    return duration
 
 
 def milliseconds(duration: timedelta) -> int:

@@ -58,18 +58,18 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
             max_running=self.max_running,
         )
         try:
-            found = Operations(Actor("health check", "health")).health(limits, self.topics)
+            health = Operations(Actor("health check", "health")).health(limits, self.topics)
         except RmqError as error:
             raise ServiceUnavailable("RMQ cannot be checked") from error
-        if found.is_well:
+        if health.is_well:
             return
-        troubles = found.troubles
+        troubles = health.troubles
         logger.warning(
             "RMQ is unhealthy: %s", "; ".join(f"{one.topic} {one.text}".strip() for one in troubles)
         )
-        told = "; ".join(_public_text(finding) for finding in troubles)
+        sentences = "; ".join(_public_text(finding) for finding in troubles)
         kind = ServiceUnavailable if any(one.name in FATAL for one in troubles) else ServiceWarning
-        raise kind(told)
+        raise kind(sentences)
 
 
 def _public_text(finding: Finding) -> str:

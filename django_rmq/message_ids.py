@@ -185,11 +185,11 @@ def find_messages(
 
     There is a script for every 12 messages of a slot. A plain id contains its message, which is not searched.
     """
-    found = FoundMessages()
+    search_result = FoundMessages()
     sealed: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
     for one in identities:
         if one.member is not None:
-            found.messages[one] = one
+            search_result.messages[one] = one
         # An id without a digest is one whose message this actor may not know of, so it is not searched.
         elif one.digest:
             sealed[one.slot].append(one)
@@ -207,10 +207,10 @@ def find_messages(
         calls = [inspect.seek(topic, search.slot, search.digests, search.areas) for search in going]
         for search, answer in zip(going, inspect.walk(broker, calls), strict=True):
             for one, member in search.take(answer).items():
-                found.messages[one] = MessageIdentity(one.slot, member)
+                search_result.messages[one] = MessageIdentity(one.slot, member)
     for search in searches:
-        found.unseen.update(search.unseen)
-    return found
+        search_result.unseen.update(search.unseen)
+    return search_result
 
 
 def find_moved(
@@ -220,10 +220,10 @@ def find_moved(
 
     While the topic is being re-slotted, a message may be on its way between two slots: an id that is not found is ``unseen``.
     """
-    found = FoundMessages()
+    search_result = FoundMessages()
     definition = broker.definitions().get(topic.name, {})
     if "reslot" not in definition:
-        return found
+        return search_result
     named = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
     # A message that is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
     staying = set(_held(broker, topic, [one for one in named if one.member is not None]))
@@ -237,19 +237,19 @@ def find_moved(
         # A request waits for every search of a sealed id, so it searches fewer slots than a command.
         most = MOST_SLOTS_OF_REQUEST if one.member is None and rounds <= ROUNDS else MOST_SLOTS
         if len(slots) > most or is_under_way:
-            found.unseen.add(one)
+            search_result.unseen.add(one)
         for slot in slots[:most]:
             candidates[replace(one, slot=slot, place=None)].append(one)
     sought = find_messages(broker, topic, [one for one in candidates if one.member is None], rounds=rounds)
     for one in sought.unseen:
-        found.unseen.update(candidates[one])
+        search_result.unseen.update(candidates[one])
     held = _held(broker, topic, [one for one in candidates if one.member is not None])
     for one, at in (*sought.messages.items(), *((one, one) for one in held)):
         for given in candidates[one]:
             # ``_later_slots`` lists the likely slots first, so the first find counts.
-            found.messages.setdefault(given, at)
-    found.unseen -= found.messages.keys()
-    return found
+            search_result.messages.setdefault(given, at)
+    search_result.unseen -= search_result.messages.keys()
+    return search_result
 
 
 def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -> Iterator[MessageIdentity]:
@@ -311,9 +311,9 @@ class Whereabouts:
     def __iter__(self) -> Iterator[MessageIdentity]:
         """Yield slot and member."""
         for find in (find_messages, find_moved):
-            found = find(self._broker, self._topic, [self._identity], rounds=self._rounds)
-            self.is_unseen |= self._identity in found.unseen
-            yield from found.messages.values()
+            result = find(self._broker, self._topic, [self._identity], rounds=self._rounds)
+            self.is_unseen |= self._identity in result.unseen
+            yield from result.messages.values()
 
 
 def find_held(broker: Broker, topic: Topic, identity: MessageIdentity) -> MessageIdentity | None:
@@ -363,15 +363,15 @@ class _Search:
 
     def take(self, sought: LocateReply) -> dict[MessageIdentity, bytes]:
         """Record what a script has found, and search for the others in all queues from now on."""
-        found: dict[MessageIdentity, bytes] = {}
+        members: dict[MessageIdentity, bytes] = {}
         for digest, member in zip(self.digests, sought.members, strict=True):
             if member is not None:
-                found |= dict.fromkeys(self._wanted.pop(digest), member)
+                members |= dict.fromkeys(self._wanted.pop(digest), member)
         asked = [area for area, left in self._left.items() if left is not None]
         self._left |= dict(zip(asked, sought.left, strict=True))
         for area in self._queues:
             self._left.setdefault(area, area)
-        return found
+        return members
 
     def _areas_of(self, one: MessageIdentity) -> list[Area]:
         """Return the areas in which a message should be."""

@@ -54,14 +54,14 @@ def message_status(
     out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     # While the topic is being re-slotted, the message has two possible slots.
     slots = list(dict.fromkeys(producer.slots(out)))
-    found = _status_in(declared, slots, out.member)
+    status = _status_in(declared, slots, out.member)
     # The topic may have been re-slotted since this process looked at its definition.
-    if found.state == "unknown":
+    if status.state == "unknown":
         connections.present(declared, at_once=True)
         present = list(dict.fromkeys(producer.slots(out)))
         if present != slots:
-            found = _status_in(declared, present, out.member)
-    return found
+            status = _status_in(declared, present, out.member)
+    return status
 
 
 amessage_status = coroutine_of(message_status)
@@ -100,10 +100,12 @@ def replay_message(
     word: ReplayResult = "not_found"
     for at in places:
         member = at.member or b""
-        (found,) = broker.run(operate.replay(connections.present(declared, at_once=True), at.slot, [member]))
-        if found in ("replayed", "merged"):
-            observability.announce_replayed(topic, {found: 1}, "program")
-            return cast("ReplayResult", found)
+        (outcome,) = broker.run(
+            operate.replay(connections.present(declared, at_once=True), at.slot, [member])
+        )
+        if outcome in ("replayed", "merged"):
+            observability.announce_replayed(topic, {outcome: 1}, "program")
+            return cast("ReplayResult", outcome)
         state = _status_in(declared, [at.slot], member).state.removesuffix("_and_waiting")
         if state in ("waiting", "running", "resting"):
             word = cast("ReplayResult", state)
@@ -118,17 +120,17 @@ def _status_in(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStat
     pipeline = connections.get_broker().pipeline()
     answers = [pipeline.add(inspect.status(topic, slot, member)) for slot in slots]
     pipeline.execute()
-    found = [read(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)]
-    return next((one for one in reversed(found) if one.state != "unknown"), found[-1])
+    statuses = [read(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)]
+    return next((one for one in reversed(statuses) if one.state != "unknown"), statuses[-1])
 
 
 def _of_id(topic: Topic, name: str) -> MessageStatus:
     """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
     identity, broker = identify_for_program(topic, name), connections.get_broker()
     for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
-        found = _status_in(topic, [at.slot], at.member or b"")
-        if found.state != "unknown":
-            return found
+        status = _status_in(topic, [at.slot], at.member or b"")
+        if status.state != "unknown":
+            return status
     return status_of_ended(broker, topic, identity, name) or MessageStatus(topic.name, name, "unknown")
 
 
@@ -151,8 +153,8 @@ def status_of_ended(
         read(topic, slot, identity.member or b"", answer.get())
         for slot, answer in zip(slots, answers, strict=True)
     )
-    found = next((one for one in ended if one.state != "unknown"), None)
-    return None if found is None else replace(found, id=name)
+    status = next((one for one in ended if one.state != "unknown"), None)
+    return None if status is None else replace(status, id=name)
 
 
 __all__ = [

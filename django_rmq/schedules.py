@@ -82,14 +82,14 @@ def declared_schedules() -> dict[str, Schedule]:
     Raises ``ConfigurationError`` if the settings and a decorator declare different ones of the same name.
     """
     config = get_config()
-    found = dict(config.schedules)
+    schedules = dict(config.schedules)
     for name, one in _schedules.items():
         known = replace(one, timezone=one.timezone or config.time_zone)
-        if found.setdefault(name, known) != known:
+        if schedules.setdefault(name, known) != known:
             raise ConfigurationError(
                 f'schedule "{name}" is declared in RMQ["SCHEDULES"] and by @schedule, with different options'
             )
-    return found
+    return schedules
 
 
 def declared() -> dict[str, Schedule]:
@@ -192,9 +192,9 @@ def declare() -> None:
     chosen = {name: each for name, each in declared.items() if each.topic in config.topics}
     for name in declared.keys() - chosen.keys():
         _complain(name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings"))
-    found = [problem for each in chosen.values() for problem in problems(config, each)]
-    if found:
-        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
+    flaws = [problem for each in chosen.values() for problem in problems(config, each)]
+    if flaws:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in flaws))
     for name in dict.fromkeys(each.topic for each in chosen.values()):
         try:
             connections.agree(config.topics[name])

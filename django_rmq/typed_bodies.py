@@ -138,9 +138,11 @@ class DeclaredBody:
         # Without the values: errors are logged, and shown to people who must not see bodies.
         for each in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]:
             fields.setdefault(place(each["loc"]), []).append(each["msg"])
-        told = "; ".join(f"{at}: {', '.join(said)}" if at else ", ".join(said) for at, said in fields.items())
+        reasons = "; ".join(
+            f"{at}: {', '.join(said)}" if at else ", ".join(said) for at, said in fields.items()
+        )
         more = error.error_count() - MOST_ERRORS
-        text = f"body {how}does not fit {self.path}: {told}{f'; and {more} more' if more > 0 else ''}"
+        text = f"body {how}does not fit {self.path}: {reasons}{f'; and {more} more' if more > 0 else ''}"
         return InvalidBody(text, fields)
 
 

@@ -53,9 +53,9 @@ def progress(found: BulkProgress) -> Json:
 
 def acted(done: ActionResult) -> Json:
     """Return the outcomes of an action on named messages."""
-    found = BulkProgress(len(done.found), len(done.found), done.outcomes, is_complete=True)
+    progress = BulkProgress(len(done.found), len(done.found), done.outcomes, is_complete=True)
     return ProgressAnswer.of(
-        found, results=[{"id": name, "outcome": word} for name, word in done.found.items()]
+        progress, results=[{"id": name, "outcome": word} for name, word in done.found.items()]
     )
 
 
@@ -291,8 +291,8 @@ class DeletionsView(RmqView):
     @documented("deletions", answers={200: DeletionsAnswer})
     def get(self, request: Request) -> Response:
         """List the actions that can be undone, the newest first."""
-        found = self.operations.undoable(self.known())
-        return Response({"results": [DeletionAnswer.of(one) for one in found]})
+        deletions = self.operations.undoable(self.known())
+        return Response({"results": [DeletionAnswer.of(one) for one in deletions]})
 
 
 class UndoView(RmqView):
@@ -393,8 +393,8 @@ class BackgroundView(RmqView):
         """List the actions in the background, the oldest first."""
         operations = self.operations
         now_ms = operations.broker.now_ms()
-        found = operations.background_actions(self.known())
-        return Response({"results": [background_action(one, now_ms) for one in found]})
+        actions = operations.background_actions(self.known())
+        return Response({"results": [background_action(one, now_ms) for one in actions]})
 
 
 class StartActionView(RmqView):
@@ -413,7 +413,7 @@ class StartActionView(RmqView):
         """Let workers replay, delete or purge all messages that match, with the permission of that action."""
         declared, operations = self.topic(topic), self.operations
         asked = self.read(requests.BackgroundFields, request.data)
-        found = operations.start_action(
+        started = operations.start_action(
             declared.name,
             asked["action"],
             asked["state"],
@@ -421,7 +421,7 @@ class StartActionView(RmqView):
             rate=asked.get("rate"),
             keep=asked["keep"],
         )
-        return Response(background_action(found, operations.broker.now_ms()), status=202)
+        return Response(background_action(started, operations.broker.now_ms()), status=202)
 
 
 class StopActionView(RmqView):
@@ -433,5 +433,5 @@ class StopActionView(RmqView):
     def post(self, request: Request, action: str) -> Response:
         """Stop an action in the background, with its own permission; what it has done stays done."""
         operations = self.operations
-        found = operations.stop_action(action, self.known())
-        return Response(background_action(found, operations.broker.now_ms()), status=202)
+        stopped = operations.stop_action(action, self.known())
+        return Response(background_action(stopped, operations.broker.now_ms()), status=202)

@@ -63,11 +63,11 @@ def taken(
     deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None
 ) -> Json:
     """Return what was handed out."""
-    found = []
+    items = []
     for one in messages:
         body, encoding = readable_body(one.topic, one.raw)
         collected = one.envelope.bodies or (one.raw,)
-        found.append(
+        items.append(
             {
                 "id": deliveries.id(one),
                 "slot": one.slot,
@@ -84,7 +84,7 @@ def taken(
                 else [body],
             }
         )
-    return {"messages": found, "timeout": declared.timeout, "next_slot": next_slot, "wait_refused": False}
+    return {"messages": items, "timeout": declared.timeout, "next_slot": next_slot, "wait_refused": False}
 
 
 class SettledAnswer(ResponseSerializer):

@@ -120,8 +120,8 @@ def answer(error: Exception, context: object) -> Response | None:
         return _of_framework(BodyTooLarge(str(error)))
     if not isinstance(error, RmqError):
         return None
-    found = next((told for kind, told in ANSWERS.items() if isinstance(error, kind)), None)
-    if found is None:
+    problem = next((answer for kind, answer in ANSWERS.items() if isinstance(error, kind)), None)
+    if problem is None:
         return None
     detail = str(error)
     if isinstance(error, ConfigurationError):
@@ -136,11 +136,11 @@ def answer(error: Exception, context: object) -> Response | None:
             detail = (
                 "Redis refuses writes, because it is full or for another reason. Repeat the request later."
             )
-    data: dict[str, object] = {"code": found.code, "detail": detail}
+    data: dict[str, object] = {"code": problem.code, "detail": detail}
     if isinstance(error, InvalidBody):
         data["errors"] = error.fields
-    response = Response(data, status=found.status)
-    seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else found.retry_seconds
+    response = Response(data, status=problem.status)
+    seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else problem.retry_seconds
     if seconds is not None:
         response["Retry-After"] = str(seconds)
     _roll_back()

@@ -113,9 +113,9 @@ class _Ready:
             if known is None and self._found is not None and self._config is config:
                 return self._found  # of the request for which this one has waited
             # Without topics, because clients without a login must not make the server count all slots.
-            found = probe.health(HealthThresholds(needs_workers=False), ())
-            self._config, self._found, self._until = config, found, time.monotonic() + READY_SECONDS
-            return found
+            health = probe.health(HealthThresholds(needs_workers=False), ())
+            self._config, self._found, self._until = config, health, time.monotonic() + READY_SECONDS
+            return health
         finally:
             self._checking.release()
 
@@ -151,12 +151,12 @@ class ReadyView(PublicView):
                 max_schedule_lateness=asked.get("max_schedule_lateness"),
                 max_running=asked.get("max_running"),
             )
-            found = ready(operations.health(limits, known), set(known))
+            readiness = ready(operations.health(limits, known), set(known))
         elif request.query_params:
             self.permission_denied(request, "Only users with the permission view_topic may set limits.")
         else:
-            found = ready(_ready.look(), None)
-        response = Response(found, status=200 if found["ok"] else 503)
-        if not found["ok"]:
+            readiness = ready(_ready.look(), None)
+        response = Response(readiness, status=200 if readiness["ok"] else 503)
+        if not readiness["ok"]:
             response["Retry-After"] = "2"
         return response

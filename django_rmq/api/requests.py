@@ -139,10 +139,10 @@ class Seconds(serializers.FloatField):
 
     def to_internal_value(self, data: Any) -> float:
         """Return the number."""
-        found = super().to_internal_value(data)
-        if not is_number(found):
+        seconds = super().to_internal_value(data)
+        if not is_number(seconds):
             self.fail("invalid")
-        return found
+        return seconds
 
 
 @shaped(
@@ -166,10 +166,10 @@ class Instant(serializers.Field[datetime, object, str, object]):
             if isinstance(data, int) and not isinstance(data, bool):
                 return _EPOCH + timedelta(milliseconds=data)
             if isinstance(data, str) and len(data) <= 40:
-                found = parse_datetime(data)
-                if found is not None and found.tzinfo is not None:
-                    found.timestamp()
-                    return found
+                instant = parse_datetime(data)
+                if instant is not None and instant.tzinfo is not None:
+                    instant.timestamp()
+                    return instant
         raise serializers.ValidationError(self.error_messages["invalid"], "invalid")
 
 

@@ -68,9 +68,10 @@ class SchedulesView(RmqView):
     @documented("schedules", answers={200: SchedulesAnswer})
     def get(self, request: Request) -> Response:
         """List the schedules that workers have declared, with their next and last runs."""
-        found = self.operations.schedules(self.known())
+        schedules = self.operations.schedules(self.known())
         rows = [
-            ScheduleAnswer.of(one, edited=sorted(one.override), outcome=one.outcome or None) for one in found
+            ScheduleAnswer.of(one, edited=sorted(one.override), outcome=one.outcome or None)
+            for one in schedules
         ]
         return Response({"results": rows})
 

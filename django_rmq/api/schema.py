@@ -34,7 +34,7 @@ _LATER = ("$schema", "contentEncoding", "contentMediaType", "patternProperties",
 
 def components(topics: Mapping[str, Topic], *, is_3_0: bool) -> dict[str, _Schema]:
     """Return name → schema: for each topic with a type `Body_` and its name, and what that refers to."""
-    found: dict[str, _Schema] = {}
+    schemas: dict[str, _Schema] = {}
     for name, topic in topics.items():
         schema = body_schema(topic)
         if schema is None:
@@ -43,8 +43,8 @@ def components(topics: Mapping[str, Topic], *, is_3_0: bool) -> dict[str, _Schem
         parts = {f"{key}_{part}": each for part, each in schema.pop("$defs", {}).items()}
         for part, each in {key: schema, **parts}.items():
             before = _walked(each, _before_3_1) if is_3_0 else each
-            found[part] = _walked(before, lambda one, key=key: _moved(one, key))  # type: ignore[misc]
-    return found
+            schemas[part] = _walked(before, lambda one, key=key: _moved(one, key))  # type: ignore[misc]
+    return schemas
 
 
 def one_of_them(names: list[str]) -> _Schema:
@@ -60,13 +60,13 @@ def _walked(schema: object, change: Callable[[_Schema], _Schema]) -> Any:
         return [_walked(each, change) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found: _Schema = {}
+    parts: _Schema = {}
     for name, value in schema.items():
         if name == "properties":
-            found[name] = {field: _walked(each, change) for field, each in value.items()}
+            parts[name] = {field: _walked(each, change) for field, each in value.items()}
         else:
-            found[name] = value if name in _DATA else _walked(value, change)
-    return change(found)
+            parts[name] = value if name in _DATA else _walked(value, change)
+    return change(parts)
 
 
 def _moved(schema: _Schema, key: str) -> _Schema:
@@ -80,20 +80,20 @@ def _moved(schema: _Schema, key: str) -> _Schema:
 
 
 def _before_3_1(schema: _Schema) -> _Schema:
-    found = {name: value for name, value in schema.items() if name not in _LATER}
-    if "const" in found:
-        found["enum"] = [found.pop("const")]
+    older = {name: value for name, value in schema.items() if name not in _LATER}
+    if "const" in older:
+        older["enum"] = [older.pop("const")]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if exclusive in found:
-            found[bound], found[exclusive] = found[exclusive], True
-    if "prefixItems" in found:
-        found["items"] = {"anyOf": found.pop("prefixItems")}
-    if "examples" in found:
-        found["example"] = found.pop("examples")[0]
-    if found.get("type") == "null":
-        del found["type"]
-        found["nullable"] = True
-    return _nullable(found) if "anyOf" in found else found
+        if exclusive in older:
+            older[bound], older[exclusive] = older[exclusive], True
+    if "prefixItems" in older:
+        older["items"] = {"anyOf": older.pop("prefixItems")}
+    if "examples" in older:
+        older["example"] = older.pop("examples")[0]
+    if older.get("type") == "null":
+        del older["type"]
+        older["nullable"] = True
+    return _nullable(older) if "anyOf" in older else older
 
 
 def _nullable(found: _Schema) -> _Schema:
@@ -154,25 +154,25 @@ def view_schema() -> ViewInspector:
         """A schema in which requests refuse unknown fields."""
 
         def _map_basic_serializer(self, serializer: object, direction: str) -> object:
-            found = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
+            described = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
             if direction == "request":
-                found["additionalProperties"] = False
-            return found
+                described["additionalProperties"] = False
+            return described
 
         def _map_serializer_field(
             self, field: Any, direction: str, bypass_extensions: bool = False
         ) -> object:
-            found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
+            described = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
             if direction == "request":
-                found.update(_unsaid(field, found))
+                described.update(_unsaid(field, described))
                 # A body in an address is a text.
                 if field.field_name == "body" and not isinstance(field, serializers.CharField):
-                    found.update(_typed(self.registry))
-            return found
+                    described.update(_typed(self.registry))
+            return described
 
         def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> object:
-            found, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
-            return found, required or isinstance(serializer, PolymorphicProxySerializer)
+            described, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
+            return described, required or isinstance(serializer, PolymorphicProxySerializer)
 
         def get_tags(self) -> list[str]:
             """Return the single tag of all routes."""
@@ -187,11 +187,11 @@ def _typed(registry: ComponentRegistry) -> _Schema:
     from drf_spectacular.settings import spectacular_settings
 
     topics = get_config().topics
-    found = components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
-    for name, schema in found.items():
+    schemas = components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
+    for name, schema in schemas.items():
         component: Any = ResolvedComponent
         registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
-    names = [f"Body_{name}" for name in topics if f"Body_{name}" in found]
+    names = [f"Body_{name}" for name in topics if f"Body_{name}" in schemas]
     return one_of_them(names) if names else {}
 
 
@@ -268,8 +268,8 @@ def _responses(answers: Mapping[int, _Serializer], errors: set[int]) -> dict[int
 
     problems = dict.fromkeys(sorted(errors - answers.keys()), Problem)
     return {
-        status: OpenApiResponse(found, description=(SUCCESSES if status in answers else MEANINGS)[status])
-        for status, found in {**answers, **problems}.items()
+        status: OpenApiResponse(answer, description=(SUCCESSES if status in answers else MEANINGS)[status])
+        for status, answer in {**answers, **problems}.items()
     }
 
 
@@ -279,8 +279,8 @@ def _parameters(
     from drf_spectacular.utils import OpenApiParameter
 
     in_headers = [
-        OpenApiParameter(title, shape, OpenApiParameter.HEADER, description=told)
-        for title, (told, shape) in headers.items()
+        OpenApiParameter(title, shape, OpenApiParameter.HEADER, description=description)
+        for title, (description, shape) in headers.items()
     ]
     in_path = [
         OpenApiParameter(title, shape, OpenApiParameter.PATH, required=True) for title, shape in path.items()

@@ -346,8 +346,8 @@ class TopicsView(RmqView):
     @documented("topics", answers={200: TopicsAnswer})
     def get(self, request: Request) -> Response:
         """List all topics with their figures, which are up to three seconds old: all who look share them."""
-        found = self.operations.shared_survey(self.known()).topics
-        return Response({"results": [TopicAnswer.of(one) for one in found]})
+        topics = self.operations.shared_survey(self.known()).topics
+        return Response({"results": [TopicAnswer.of(one) for one in topics]})
 
 
 class TopicView(RmqView):
@@ -430,10 +430,10 @@ class SlotsView(RmqView):
         """List slots of a topic: what each holds, and who owns it."""
         asked = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(asked["topic"])
-        found = self.operations.slots(topic.name, asked["first"], asked["limit"])
-        end = asked["first"] + len(found.rows)
-        is_last = not found.rows or end >= topic.slots
-        return Response(SlotsAnswer.of(found, next_slot=None if is_last else end))
+        slots = self.operations.slots(topic.name, asked["first"], asked["limit"])
+        end = asked["first"] + len(slots.rows)
+        is_last = not slots.rows or end >= topic.slots
+        return Response(SlotsAnswer.of(slots, next_slot=None if is_last else end))
 
 
 class WorkersView(RmqView):
@@ -445,12 +445,12 @@ class WorkersView(RmqView):
     def get(self, request: Request) -> Response:
         """List live workers with their slots and last reports, those that vanished, and topics without a worker."""
         known = set(self.known())
-        found = self.operations.worker_overview()
+        overview = self.operations.worker_overview()
         return Response(
             {
-                "results": [worker(one, known) for one in found.workers],
-                "vanished": [VanishedWorkerAnswer.of(one) for one in found.vanished],
-                "unserved": [name for name in found.unserved if name in known],
+                "results": [worker(one, known) for one in overview.workers],
+                "vanished": [VanishedWorkerAnswer.of(one) for one in overview.vanished],
+                "unserved": [name for name in overview.unserved if name in known],
             }
         )
 
@@ -463,8 +463,8 @@ class _AskWorkerView(RmqView):
 
     def ask(self, worker: str) -> Response:
         """Ask the worker, and answer with its id."""
-        found = self.operations.ask_worker(worker, self.asked, self.known())
-        return Response({"worker": found, "asked": self.asked}, status=202)
+        worker_id = self.operations.ask_worker(worker, self.asked, self.known())
+        return Response({"worker": worker_id, "asked": self.asked}, status=202)
 
 
 class QuietWorkerView(_AskWorkerView):
@@ -511,8 +511,8 @@ class StackView(MessageRoute):
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Show where the listener of a running message is, once the workers that run it were asked and have answered."""
         declared = self.topic(topic)
-        found = self.operations.message_stacks(declared.name, self.id_of(declared, id))
-        return Response({"now_ms": found.now_ms, "results": [worker_stack(one) for one in found.workers]})
+        stacks = self.operations.message_stacks(declared.name, self.id_of(declared, id))
+        return Response({"now_ms": stacks.now_ms, "results": [worker_stack(one) for one in stacks.workers]})
 
     @documented(
         "ask_for_stack",
@@ -536,11 +536,11 @@ class RunningView(RmqView):
     @documented("running", answers={200: RunningAnswer})
     def get(self, request: Request) -> Response:
         """List the messages whose listeners run, the one that has run longest first, with worker, thread and usual times."""
-        found = self.operations.running_messages(self.known())
+        running = self.operations.running_messages(self.known())
         return Response(
             {
-                "now_ms": found.now_ms,
-                "results": [running_message(one, found) for one in found.messages],
-                "unlisted": found.unlisted,
+                "now_ms": running.now_ms,
+                "results": [running_message(one, running) for one in running.messages],
+                "unlisted": running.unlisted,
             }
         )

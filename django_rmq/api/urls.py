@@ -67,7 +67,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
 
 def _patterns(**options: None) -> list[URLPattern]:
     """Return the patterns of all routes. ``options``: attributes of the views."""
-    found = [path(route, view.as_view(**options), name=name) for name, (route, view) in ROUTES.items()]
+    patterns = [path(route, view.as_view(**options), name=name) for name, (route, view) in ROUTES.items()]
     # A probe or a scraper would take the redirect to the slash for a success.
     bare: list[tuple[str, Callable[..., HttpResponseBase]]] = [
         ("health/live", probes.LiveView.as_view(schema=None)),
@@ -77,9 +77,9 @@ def _patterns(**options: None) -> list[URLPattern]:
         from django_rmq.api.metrics_view import metrics
 
         # Text for Prometheus, with its own token; not part of the API's schema.
-        found.append(path("metrics/", metrics, name="metrics"))
+        patterns.append(path("metrics/", metrics, name="metrics"))
         bare.append(("metrics", metrics))
-    return found + [path(route, view) for route, view in bare]
+    return patterns + [path(route, view) for route, view in bare]
 
 
 urlpatterns: list[URLPattern | URLResolver] = [

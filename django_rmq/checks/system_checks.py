@@ -83,13 +83,13 @@ def _paths(config: Config) -> list[CheckMessage]:
         paths['RMQ["ADMIN"]["FORMATTER"]'] = formatter
     elif formatter is not None:
         paths.update({f'RMQ["ADMIN"]["FORMATTER"]["{topic}"]': path for topic, path in formatter.items()})
-    found: list[CheckMessage] = []
+    problems: list[CheckMessage] = []
     for place, path in paths.items():
         try:
             target = import_string(path)
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            found.append(
+            problems.append(
                 AppError(
                     sentence(f"{place} is {path!r}, which cannot be imported: {reason}"), id="django_rmq.E008"
                 )
@@ -97,8 +97,8 @@ def _paths(config: Config) -> list[CheckMessage]:
         else:
             if not callable(target):
                 message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
-                found.append(AppError(message, id="django_rmq.E008"))
-    return found
+                problems.append(AppError(message, id="django_rmq.E008"))
+    return problems
 
 
 def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
@@ -247,16 +247,16 @@ def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: object
     config = read_project()
     if config is None:
         return []
-    found: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
-    if not found:
-        found = [
+    problems: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
+    if not problems:
+        problems = [
             AppError(
                 f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
                 id="django_rmq.E089",
             )
             for module, error in task_modules.import_each(task_modules.declared_modules(config))
         ]
-    return found
+    return problems
 
 
 def _of(backend: TaskBackend) -> Iterator[CheckMessage]:
@@ -286,10 +286,10 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: ob
     config = read_project()
     if config is None:
         return []
-    found: list[CheckMessage] = []
+    problems: list[CheckMessage] = []
     failed = listener_registry.discover()
     if not config.topics:
-        found.append(
+        problems.append(
             AppWarning(
                 'RMQ["TOPICS"] is empty: no message can be sent.',
                 hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
@@ -299,28 +299,28 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: ob
     for one in failed:
         if isinstance(one.error, ConfigurationError):
             kind = "E021" if isinstance(one.error, listener_registry.DuplicateListener) else "E022"
-            found.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
+            problems.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
         else:
             message = f"The listeners in {one.module} cannot be imported: {one.reason}"
-            found.append(AppError(sentence(message), id="django_rmq.E020"))
+            problems.append(AppError(sentence(message), id="django_rmq.E020"))
     for topic, listener in listener_registry.listeners().items():
         declared = config.topics.get(topic)
         if declared is None:
             meant = did_you_mean(topic, config.topics)
             message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
-            found.append(AppError(message, id="django_rmq.E023"))
+            problems.append(AppError(message, id="django_rmq.E023"))
         elif not declared.listener:
             message = (
                 f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
             )
-            found.append(AppError(message, id="django_rmq.E024"))
+            problems.append(AppError(message, id="django_rmq.E024"))
         if listener.using is not None:
-            found += map(_of_once, once_requirements.problems(config, listener))
-            found += map(_of_once, once_requirements.warnings(config, listener))
+            problems += map(_of_once, once_requirements.problems(config, listener))
+            problems += map(_of_once, once_requirements.warnings(config, listener))
     # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
-        found += _missing(config)
-    return found
+        problems += _missing(config)
+    return problems
 
 
 def _missing(config: Config) -> Iterator[CheckMessage]:
@@ -355,9 +355,9 @@ def check_tables(
     config = read_project()
     if config is None or not databases:
         return []
-    wanted = {*listener_registry.once_databases().values()} & {*databases}
+    aliases = {*listener_registry.once_databases().values()} & {*databases}
     # A database that does not answer is reported when something needs it.
-    given, _ = ask_each(sorted(wanted), once_requirements.missing_table)
+    given, _ = ask_each(sorted(aliases), once_requirements.missing_table)
     return [_of_once(problem) for answer in given.values() for problem in answer]
 
 

@@ -102,13 +102,13 @@ class Problems(list[SettingsProblem]):
 
     def values(self, place: str, given: object, keys: Keys) -> Values:
         """Return the parsed values by field; report those that cannot be used."""
-        found = {}
+        values = {}
         for key, value in self.section(place, given, keys).items():
             name, parse = keys[key]
             try:
-                found[name] = parse(value)
+                values[name] = parse(value)
             except InvalidSetting as wanted:
                 seen = f"{kind(value)} that cannot be used" if key in _SECRET else printable(value)
                 message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
                 self.report(wanted.problem_id, message, wanted.hint)
-        return found
+        return values

@@ -148,10 +148,10 @@ def _not_of_django(problems: Problems, place: str, alias: str) -> None:
 
 def _options(problems: Problems, place: str, given: Mapping[str, object], key: str) -> Mapping[str, Any]:
     """Return a dict of options, or report a value that is not one."""
-    found = given.get(key) or {}
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return found
-    problems.report("E003", f'{place}["{key}"] is {kind(found)}: it must be a dict of options by name.')
+    options = given.get(key) or {}
+    if isinstance(options, Mapping) and all(isinstance(name, str) for name in options):
+        return options
+    problems.report("E003", f'{place}["{key}"] is {kind(options)}: it must be a dict of options by name.')
     return {}
 
 
@@ -166,21 +166,21 @@ def _sentinels(problems: Problems, place: str, given: Any) -> tuple[tuple[str, i
 
 def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
     """Return the parts of a Redis URL, or report a problem with it."""
-    wanted = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
+    forms = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
     place = f"{place} is {redis_url.printable_url(url)}"
     try:
         parts = redis_url.parse(url)
     except redis_url.UnreadableAddress:
         parts = None
     if parts is None or parts.fragment:
-        problems.report("E012", f"{place}, which cannot be read: {wanted}.", _QUOTING)
+        problems.report("E012", f"{place}, which cannot be read: {forms}.", _QUOTING)
     elif parts.scheme not in redis_url.SCHEMES:
-        problems.report("E012", f"{place}, with the unknown scheme {parts.scheme!r}: {wanted}.")
+        problems.report("E012", f"{place}, with the unknown scheme {parts.scheme!r}: {forms}.")
     elif not (parts.path if parts.scheme == "unix" else parts.hostname):
         missing = "path" if parts.scheme == "unix" else "host"
-        problems.report("E012", f"{place}, without a {missing}: {wanted}.")
+        problems.report("E012", f"{place}, without a {missing}: {forms}.")
     elif parts.port == 0 or not (redis_url.database(parts) or "0").isdigit():
-        problems.report("E012", f"{place}: port and database must be numbers; {wanted}.", _QUOTING)
+        problems.report("E012", f"{place}: port and database must be numbers; {forms}.", _QUOTING)
     else:
         return parts
     return None
@@ -240,13 +240,13 @@ def _redis_caches() -> Iterator[tuple[str, list[str]]]:
     for alias, cache in getattr(settings, "CACHES", {}).items():
         location = cache.get("LOCATION", "")
         urls = location if isinstance(location, (list, tuple)) else re.split("[,;]", str(location))
-        found = []
+        servers = []
         for url in urls:
             try:
                 if urlsplit(str(url).strip()).scheme in redis_url.SCHEMES:
-                    found.append(_same_database(str(url).strip(), cache))
+                    servers.append(_same_database(str(url).strip(), cache))
             except ValueError:
                 # A location that is not a URL cannot be the address of a Redis.
                 continue
-        if found:
-            yield alias, found
+        if servers:
+            yield alias, servers

@@ -65,7 +65,7 @@ def read_schedules(problems: Problems, root: Mapping[str, object], timezone: str
     if not isinstance(declared, Mapping):
         problems.report("E001", f'RMQ["SCHEDULES"] is {printable(declared)}: it must be a dict.')
         return {}
-    found = {}
+    schedules = {}
     for name, options in declared.items():
         if not is_name(name):
             message = f'RMQ["SCHEDULES"] has the name {printable(name)}: it must be {NAME_WANTED}.'
@@ -74,8 +74,8 @@ def read_schedules(problems: Problems, root: Mapping[str, object], timezone: str
         before = len(problems)
         values = problems.values(f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
         if len(problems) == before:
-            found[name] = Schedule(name, **{"topic": name, "timezone": timezone, **values})
-    return MappingProxyType(found)
+            schedules[name] = Schedule(name, **{"topic": name, "timezone": timezone, **values})
+    return MappingProxyType(schedules)
 
 
 def with_schedule_topics(

@@ -115,13 +115,13 @@ def read_tasks(problems: Problems, root: Mapping[str, object], declared: object)
         return {}
     # The problems of the defaults are reported with the topics.
     defaults = read_defaults(Problems(), root)
-    found = {}
+    backends = {}
     for alias, given in declared.items():
         if isinstance(given, Mapping) and given.get("BACKEND") in PATHS:
             backend = _Reader(problems, str(alias), given, defaults).read()
             if backend is not None:
-                found[str(alias)] = backend
-    return MappingProxyType(found)
+                backends[str(alias)] = backend
+    return MappingProxyType(backends)
 
 
 class _Reader:
@@ -208,14 +208,14 @@ def with_task_topics(
     problems: Problems, declared: Mapping[str, Topic], backends: Iterable[TaskBackend]
 ) -> Mapping[str, Topic]:
     """Return all topics: the ``declared`` ones, and those of ``backends``. Report names that are used twice."""
-    found = dict(declared)
+    topics = dict(declared)
     for backend in backends:
         for topic in backend.topics:
-            if topic.name in found:
+            if topic.name in topics:
                 problems.report(
                     "E086",
                     f'TASKS["{backend.alias}"] needs the topic "{topic.name}", which is declared elsewhere, too.',
                     f'Set TASKS["{backend.alias}"]["OPTIONS"]["PREFIX"] to another beginning of its topics\' names.',
                 )
-            found[topic.name] = topic
-    return MappingProxyType(found)
+            topics[topic.name] = topic
+    return MappingProxyType(topics)

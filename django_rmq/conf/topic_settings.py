@@ -287,7 +287,7 @@ def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, 
     if not isinstance(declared, Mapping):
         problems.report("E001", f'RMQ["TOPICS"] is {printable(declared)}: it must be a dict.')
         return {}
-    found = {}
+    topics = {}
     for name, options in declared.items():
         try:
             check_topic_name(name)
@@ -296,8 +296,8 @@ def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, 
             continue
         topic = read_topic(problems, f'RMQ["TOPICS"]["{name}"]', name, options, defaults)
         if topic is not None:
-            found[name] = topic
-    return MappingProxyType(found)
+            topics[name] = topic
+    return MappingProxyType(topics)
 
 
 def read_defaults(problems: Problems, root: Mapping[str, object]) -> dict[str, object]:

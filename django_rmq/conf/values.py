@@ -62,13 +62,11 @@ def boolean(value: object) -> bool:
 
 def whole(low: int, high: int | None = None) -> Callable[[object], int]:
     """Return a parser of a whole number."""
-    wanted = (
-        f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
-    )
+    rule = f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
 
     def parse(value: object) -> int:
         if not is_whole(value) or not low <= value <= (LARGEST if high is None else high):
-            raise InvalidSetting(wanted)
+            raise InvalidSetting(rule)
         return value
 
     return parse
@@ -105,13 +103,13 @@ def whole_seconds(most: timedelta) -> Callable[[object], int]:
 
     def parse_whole(value: object) -> int:
         try:
-            found = parse(value)
+            duration = parse(value)
         except InvalidSetting:
             # The error below says that the seconds must be whole, which the error of ``parse`` does not say.
-            found = timedelta()
-        if not found or found % timedelta(seconds=1):
+            duration = timedelta()
+        if not duration or duration % timedelta(seconds=1):
             raise InvalidSetting(f"{WHOLE_FORMS}, from 1s to {duration_text(most)}")
-        return int(found.total_seconds())
+        return int(duration.total_seconds())
 
     return parse_whole
 
@@ -143,12 +141,12 @@ def optional(parse: Callable[[object], object]) -> Callable[[object], object]:
 def one_of(*choices: str) -> Callable[[object], str]:
     """Return a parser of one of ``choices``."""
     shown = [repr(choice) for choice in choices]
-    wanted = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+    sentence = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
             return str(value)
-        raise InvalidSetting(wanted)
+        raise InvalidSetting(sentence)
 
     return parse
 
@@ -162,10 +160,10 @@ def text(value: object) -> str:
 
 def module_names(value: object) -> tuple[str, ...]:
     """Return the names of modules."""
-    found = tuple(value) if isinstance(value, (list, tuple)) else (None,)
-    if not all(isinstance(one, str) and all(map(str.isidentifier, one.split("."))) for one in found):
+    names = tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(one, str) and all(map(str.isidentifier, one.split("."))) for one in names):
         raise InvalidSetting("a list of names of modules such as 'shop.orders'")
-    return found
+    return names
 
 
 def matching(pattern: str, wanted: str) -> Callable[[object], str]:
@@ -203,10 +201,10 @@ byte_rate = matching(
 
 def opentelemetry(value: object) -> bool:
     """Return True if spans and metrics can be made."""
-    wanted = boolean(value)
-    if wanted and not _has_opentelemetry():
+    is_on = boolean(value)
+    if is_on and not _has_opentelemetry():
         raise InvalidSetting("False where opentelemetry-api (the extra otel) is not installed")
-    return wanted
+    return is_on
 
 
 def _has_opentelemetry() -> bool:
@@ -240,15 +238,15 @@ def columns(value: object) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]:
 
 
 def _column_paths(value: object) -> tuple[str, ...]:
-    found = tuple(value) if isinstance(value, (list, tuple)) else (None,)
-    for one in found:
+    paths = tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    for one in paths:
         if not isinstance(one, str) or len(one) > LONGEST_PATH or not all(one.split(".")):
             raise InvalidSetting(
                 "a list of paths in bodies such as 'customer.city', or a dict from topic to such a list"
             )
-    if len(found) > MOST_COLUMNS or len(set(found)) < len(found):
+    if len(paths) > MOST_COLUMNS or len(set(paths)) < len(paths):
         raise InvalidSetting(f"at most {MOST_COLUMNS} different paths for a topic")
-    return found
+    return paths
 
 
 def prefix(value: object) -> str:

@@ -385,7 +385,11 @@ def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False
             )
             built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
             built.slot_counts.update(
-                {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+                {
+                    name: slot_counts(definition)
+                    for name, definition in definitions.items()
+                    if "reslot" in definition
+                }
             )
         built.next_look = now + LOOK_SECONDS
     slots, followed = max(built.slot_counts.get(topic.name, (topic.slots,))), built.followed.get(topic.name)

@@ -44,11 +44,11 @@ def coordinator_maker() -> MakeCoordinator:
     if chosen == "zookeeper":
         return _through_zookeeper
     try:
-        found = import_string(chosen)
+        coordinator_class = import_string(chosen)
     except ImportError as error:
         raise ConfigurationError(f'RMQ["COORDINATOR"] is {chosen!r}: {error}') from error
     return lambda worker, own, disown, token: cast(
-        "Coordinator", found(get_broker("coordinator"), worker, own, disown)
+        "Coordinator", coordinator_class(get_broker("coordinator"), worker, own, disown)
     )
 
 
@@ -122,8 +122,8 @@ def survey_zookeeper() -> ZooKeeperSurvey | None:
 
     built = current()
     if built.survey is None or time.monotonic() >= built.survey[0]:
-        found = zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
-        built.survey = time.monotonic() + SURVEY_SECONDS, found
+        members = zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
+        built.survey = time.monotonic() + SURVEY_SECONDS, members
     return built.survey[1]
 
 

@@ -414,8 +414,8 @@ class _Mover:
 
     def _is_done(self, surveys: dict[int, ReshardSurvey], family: int) -> bool:
         """Return whether a family was moved; its sources are opened last."""
-        found = [surveys[slot] for slot in self._reslotting.sources(family)]
-        return all(one.reslot == self._reslotting.number and not one.is_shut for one in found)
+        sources = [surveys[slot] for slot in self._reslotting.sources(family)]
+        return all(one.reslot == self._reslotting.number and not one.is_shut for one in sources)
 
     def _shut(self, slots: Sequence[int]) -> None:
         plan = self._reslotting

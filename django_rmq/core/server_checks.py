@@ -68,23 +68,23 @@ def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> l
 
     Changes nothing. Raises ``ServerTrouble`` if it does not answer.
     """
-    found: list[Flaw] = []
+    flaws: list[Flaw] = []
     try:
         for server in broker.servers():
-            found += _eviction(server)
-            found += _persistence(server, strict)
-            found += _version(server)
-            found += _writes(server)
+            flaws += _eviction(server)
+            flaws += _persistence(server, strict)
+            flaws += _version(server)
+            flaws += _writes(server)
     except ServerRefused as error:
         if strict:
-            found.append(
+            flaws.append(
                 Flaw(
                     "persistence",
                     f"It is unknown whether Redis may lose messages: {error}.",
                     "Allow the Redis user the command INFO.",
                 )
             )
-    return [*found, *_rights(broker, topics)]
+    return [*flaws, *_rights(broker, topics)]
 
 
 def _eviction(server: ServerInfo) -> list[Flaw]:

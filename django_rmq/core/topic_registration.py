@@ -63,7 +63,7 @@ def register_topics(
     error stay registered.
     """
     known = broker.definitions()
-    found, agreed = {}, {}
+    refused, agreed = {}, {}
     for topic in topics:
         # Another process may register the topic first: `define` then returns the definition of that process.
         registered = agreed[topic.name] = known.of(topic.name) or broker.define(topic)
@@ -89,10 +89,10 @@ def register_topics(
             )
             different = [each for each in different if each not in followed]
         if different:
-            found[topic.name] = different
-    if found:
+            refused[topic.name] = different
+    if refused:
         raise TopicMismatch(
-            "; ".join(_sentence(name, different) for name, different in found.items())
+            "; ".join(_sentence(name, different) for name, different in refused.items())
             + ". Correct the settings, or see `manage.py rmqtopics`"
         )
     return agreed
@@ -131,7 +131,7 @@ def obstacles(
 
     ``serving`` names the running workers that serve the topic.
     """
-    found = []
+    reasons = []
     changed = {difference.setting: difference for difference in different}
     registered = broker.definitions().of(topic.name) or {}
     if registered and len(slot_counts(registered)) > 1:
@@ -145,14 +145,14 @@ def obstacles(
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
     if needs_empty and (held := messages_held(broker, topic)):
-        found.append(f"{', '.join(needs_empty)}: the topic must be empty, but it holds {held} messages")
+        reasons.append(f"{', '.join(needs_empty)}: the topic must be empty, but it holds {held} messages")
     unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
     # A worker extends its messages about three times within the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
         unfollowed.append("TIMEOUT (lowered)")
     if unfollowed and serving:  # rule: changed_under_workers
         more = f" and {len(serving) - 3} more" if len(serving) > 3 else ""
-        found.append(
+        reasons.append(
             f"{', '.join(unfollowed)}: running workers would keep the old value "
             f"({', '.join(serving[:3])}{more}): "
             "stop them first, or use --force"
@@ -161,11 +161,11 @@ def obstacles(
         calls = (operate.configure(topic, slot, apply=False) for slot in range(topic.slots))
         refused = sum(word != "ok" for word in walk(broker, calls))
         if refused:
-            found.append(
+            reasons.append(
                 f"MAX_RETRIES: {refused} slots hold messages with priorities that the larger number "
                 "reserves for retries"
             )
-    return found
+    return reasons
 
 
 def messages_held(broker: Broker, topic: Topic) -> int:

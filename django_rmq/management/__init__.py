@@ -260,9 +260,9 @@ def ended_by_signals(end: Callable[[int, FrameType | None], object]) -> Abstract
 def _has_no_reader(stream: TextIO) -> bool:
     """Return whether a stream is a pipe or socket whose other end is closed."""
     try:
-        looked = select.poll()
-        looked.register(stream.fileno(), 0)
-        return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (OSError, ValueError):
         return False  # It is no file, or it is closed.
 
@@ -282,8 +282,8 @@ def allow_options_between_arguments(parser: ArgumentParser) -> None:
 
 def outcomes_text(outcomes: dict[str, int]) -> str:
     """Return outcomes in readable form."""
-    told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
-    return told or "nothing to do"
+    counts = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
+    return counts or "nothing to do"
 
 
 def one_line(text: str) -> str:
@@ -328,12 +328,12 @@ def update_interval(text: str) -> float:
 def instant_of(flag: str, text: str) -> datetime:
     """Read a date and time that a person has typed: in TIME_ZONE, unless it has an offset. Raises ``CommandError``."""
     try:
-        found = parse_datetime(text)
+        instant = parse_datetime(text)
     except ValueError:
-        found = None
-    if found is None:
+        instant = None
+    if instant is None:
         raise CommandError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00", returncode=2)
-    return make_aware(found) if is_naive(found) else found
+    return make_aware(instant) if is_naive(instant) else instant
 
 
 def at_least(low: float, kind: type[int | float] = int) -> Callable[[str], float]:

@@ -139,8 +139,8 @@ def name_of(topic: Topic, options: Options) -> dict[str, Any]:
 
 def as_json(one: MessageStatus) -> dict[str, object]:
     """Return a status for JSON; times as text."""
-    found = {name: _plain(value) for name, value in asdict(one).items()}
-    return {**found, "took": one.took}
+    values = {name: _plain(value) for name, value in asdict(one).items()}
+    return {**values, "took": one.took}
 
 
 def lines_of_status(one: MessageStatus) -> list[str]:

@@ -147,9 +147,9 @@ def note_operation(attributes: Attributes, seconds: float, error: str | None) ->
 
 def note_processing(attributes: Attributes, messages: int, seconds: float, error: str | None) -> None:
     """Record a call of a listener."""
-    found = instruments()
-    found.consumed.add(messages, with_error(_counted(attributes), error))
-    found.process.record(seconds, with_error(attributes, error))
+    meters = instruments()
+    meters.consumed.add(messages, with_error(_counted(attributes), error))
+    meters.process.record(seconds, with_error(attributes, error))
 
 
 logger = logging.getLogger("django_rmq.tracing")
@@ -213,8 +213,8 @@ def creator(headers: Mapping[str, str]) -> SpanContext | None:
     """Return the context that a sender wrote into headers, or None if no tracer wrote one."""
     from opentelemetry import context, propagate, trace
 
-    found = trace.get_current_span(propagate.extract(headers, context.Context())).get_span_context()
-    return found if found.is_valid else None
+    span_context = trace.get_current_span(propagate.extract(headers, context.Context())).get_span_context()
+    return span_context if span_context.is_valid else None
 
 
 def links_to(messages: Sequence[Message]) -> list[Link]:
@@ -285,8 +285,8 @@ def current_context() -> SpanContext | None:
     """Return the context of the running span, or None if there is none."""
     from opentelemetry import trace
 
-    found = trace.get_current_span().get_span_context()
-    return found if found.is_valid else None
+    span_context = trace.get_current_span().get_span_context()
+    return span_context if span_context.is_valid else None
 
 
 @contextmanager

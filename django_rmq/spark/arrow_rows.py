@@ -81,12 +81,12 @@ class Shape(NamedTuple):
 def shape_of(text: str) -> Shape | None:
     """Return the shape of a JSON text. None: it is not an object of texts, numbers, flags and such objects."""
     try:
-        found = decode_json(text)
-        if not isinstance(found, dict):
+        body = decode_json(text)
+        if not isinstance(body, dict):
             return None
         kinds: list[str] = []
-        pattern, form = _described(found, kinds)
-        canonical = _canonical_pattern(found)
+        pattern, form = _described(body, kinds)
+        canonical = _canonical_pattern(body)
     except (ValueError, TypeError, RecursionError, InvalidMessage):
         return None
     numbers = [index for index, kind in enumerate(kinds) if kind is _NUMBER]
@@ -284,9 +284,9 @@ def groups(
     placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32())).cast(pa.int64())
     ranges, codes = [range_ms], placed
     if rows.ranges is not None:
-        found = rows.ranges.dictionary_encode()
-        ranges = found.dictionary.to_pylist()
-        codes = pc.add(pc.multiply(placed, len(ranges)), found.indices.cast(pa.int64()))
+        encoded = rows.ranges.dictionary_encode()
+        ranges = encoded.dictionary.to_pylist()
+        codes = pc.add(pc.multiply(placed, len(ranges)), encoded.indices.cast(pa.int64()))
     # Stable: if a member is sent several times, the last one counts.
     order = pc.array_sort_indices(codes)
     scores = due if rows.scores is None else rows.scores.take(order)
@@ -397,13 +397,13 @@ class Inserting:
         pipeline, asked = self._broker.pipeline(), time.monotonic()
         for call in transaction_time():
             pipeline.add(call)
-        found = pipeline.execute()[-1]
-        if isinstance(found, ServerUnavailable):
-            raise found
-        if isinstance(found, RmqError):
+        reply = pipeline.execute()[-1]
+        if isinstance(reply, ServerUnavailable):
+            raise reply
+        if isinstance(reply, RmqError):
             self.decline()
         else:
-            self._reading = found, asked
+            self._reading = reply, asked
 
 
 class ArrowBulk:
@@ -431,8 +431,8 @@ class ArrowBulk:
             due = now_ms + (topic.time_range_ms or 0)
             bounds = due, due
         elif now_ms is not None:
-            found = pc.min_max(rows.scores).as_py()
-            bounds = found["min"], found["max"]
+            extremes = pc.min_max(rows.scores).as_py()
+            bounds = extremes["min"], extremes["max"]
         call = PackedCall(list(groups(rows, topic.slots, topic.time_range_ms, due)), rows, bounds)
         pipeline = self._pipeline(call)
         self.finish()
@@ -457,11 +457,11 @@ class ArrowBulk:
             answers = None
         if answers is None:
             answers = self.patience(lambda: self._answers(call, self._pipeline(call).execute()))
-        for group, found in zip(call.groups, answers, strict=True):
-            if isinstance(found, SlotMoved):
+        for group, answer in zip(call.groups, answers, strict=True):
+            if isinstance(answer, SlotMoved):
                 self.patience(partial(self._follow, group, call))
             else:
-                self.counts.update(found)
+                self.counts.update(answer)
 
     def _pipeline(self, call: PackedCall) -> BrokerPipeline:
         pipeline = self._producer.broker.pipeline()

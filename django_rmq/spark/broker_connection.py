@@ -52,7 +52,7 @@ class RetryPolicy:
         next_line, pause = began, PAUSES[0]
         while True:
             try:
-                found = work()
+                result = work()
             except ServerUnavailable as error:
                 waited = time.monotonic() - began
                 if waited >= self.seconds:
@@ -73,7 +73,7 @@ class RetryPolicy:
                     logger.warning(
                         "%s: Redis is available again after %.1f s", self.what, time.monotonic() - began
                     )
-                return found
+                return result
 
 
 URL_VARIABLE = "RMQ_URL"
@@ -146,9 +146,9 @@ def _broker(server: ServerAddress) -> Broker:
     urls = redis_url.several(server.url) if server.is_cluster else [server.url]
     try:
         if server.is_cluster:
-            seeds, told = parse_seeds(urls)
+            seeds, options = parse_seeds(urls)
             return ClusterBroker(
-                Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE),
+                Cluster(seeds, {**options, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE),
                 server.prefix,
             )
         return RedisBroker(server.client(given), server.prefix)
@@ -162,17 +162,17 @@ def _credentials(path: str) -> object:
     """Return the credential provider that a function or class without arguments makes."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(import_module(module), name)()
+        provider = getattr(import_module(module), name)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"option credentialProvider: {path} cannot be called without arguments to make a provider "
             f"({type(error).__name__}: {error}). Its module must be importable on driver and executors"
         ) from None
-    if not hasattr(found, "get_credentials"):
+    if not hasattr(provider, "get_credentials"):
         raise ConfigurationError(
-            f"option credentialProvider: {path} makes a {type(found).__name__}, not a credential provider of redis-py"
+            f"option credentialProvider: {path} makes a {type(provider).__name__}, not a credential provider of redis-py"
         )
-    return found
+    return provider
 
 
 def reached(options: SourceOptions) -> tuple[Broker, Topic]:

@@ -252,18 +252,18 @@ class DueSlots:
     def __call__(self) -> dict[int, int]:
         """Return slot -> ms."""
         slots, now = range(self._topic.slots), self._broker.now_ms()
-        found: dict[int, int] = {}
+        due: dict[int, int] = {}
         for first in slots[::HEADS]:
             part = slots[first : first + HEADS]
             if first in self._empty and not self._broker.run(inspect.any_in_use(self._topic, part)):
                 continue
             heads = self._broker.run(inspect.heads(self._topic, part))
-            found.update(
+            due.update(
                 (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
             )
             is_empty = not any(at is not None for at in heads)
             (self._empty.add if is_empty else self._empty.discard)(first)
-        return found
+        return due
 
 
 T = TypeVar("T")
@@ -287,14 +287,14 @@ def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
     asked: dict[int, int] = {}
     room = CLAIM_STEP
     for slot, quota in left.items():
-        wanted = min(quota, budget)
-        if quota - wanted > CLAIM_STEP:
-            wanted = min(wanted, CLAIM_STEP)
-        if not wanted or (asked and wanted > room) or len(asked) == HEADS:
+        quantity = min(quota, budget)
+        if quota - quantity > CLAIM_STEP:
+            quantity = min(quantity, CLAIM_STEP)
+        if not quantity or (asked and quantity > room) or len(asked) == HEADS:
             break
-        asked[slot] = wanted
-        budget -= wanted
-        room -= wanted
+        asked[slot] = quantity
+        budget -= quantity
+        room -= quantity
     return asked
 
 
@@ -431,11 +431,11 @@ class Claims:
     def due(self) -> int:
         """Return how many messages can be claimed, once all is back whose rest, time-out or lease is over."""
         counts = self.counts(range(self._topic.slots))
-        held = [slot for slot, found in enumerate(counts) if found.retry or found.prepare or found.claimed]
+        held = [slot for slot, count in enumerate(counts) if count.retry or count.prepare or count.claimed]
         if self.bring_back(held):
-            for slot, found in zip(held, self.counts(held), strict=True):
-                counts[slot] = found
-        return sum(found.due for found in counts)
+            for slot, count in zip(held, self.counts(held), strict=True):
+                counts[slot] = count
+        return sum(count.due for count in counts)
 
     def bring_back(self, slots: Iterable[int]) -> int:
         """End deliveries and claims whose time is over, and return what has rested to Store; return how many messages.
@@ -481,13 +481,13 @@ class Claims:
                     left[slot] = rest
             # A slot that gave a step comes after the others: from now on each of its messages is examined. One
             # that gave less is examined already, and is continued first.
-            kept = {
+            claimed = {
                 slot: left[slot]
                 for slot, answer in zip(asked, answers, strict=True)
                 if slot in left and answer.taken < asked[slot]
             }
-            stepped |= asked.keys() - kept.keys()
-            left = kept | left
+            stepped |= asked.keys() - claimed.keys()
+            left = claimed | left
             if any(answer.status == "moved" for answer in answers):
                 self._give_back(consumer, number)
                 raise self.moved()
@@ -505,7 +505,7 @@ class Claims:
     def _counts_of(self, slots: list[int]) -> dict[int, Counts]:
         """Return the counts of slots, after what a dead consumer held there is back: until then it shuts them."""
         counts = dict(zip(slots, self.counts(slots), strict=True))
-        held = [slot for slot, found in counts.items() if found.claimed]
+        held = [slot for slot, count in counts.items() if count.claimed]
         if self.bring_back(held):
             counts.update(zip(held, self.counts(held), strict=True))
         return counts
@@ -518,7 +518,7 @@ class Claims:
         its part, so that the most urgent messages of all slots are taken.
         """
         slots = list(due)
-        sizes = {slot: max(1, found.due) for slot, found in counts.items()}
+        sizes = {slot: max(1, count.due) for slot, count in counts.items()}
         total = sum(sizes.values())
         if total <= budget:
             # This includes messages that came after the count, but takes no other slot's share for them.
@@ -528,7 +528,7 @@ class Claims:
             # In any order, because each part is rounded up, and nothing may be left for the last ones.
             random.shuffle(slots)
             return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
-        shut = {slot for slot, found in counts.items() if self._is_shut(found)}
+        shut = {slot for slot, count in counts.items() if self._is_shut(count)}
         # Messages that timed out keep these slots shut, and otherwise they might not be asked for a long
         # time.
         self.each(ack.expire(self._topic, slot) for slot in shut)

@@ -251,7 +251,7 @@ def check_taken(topic: Topic, columns: Sequence[str]) -> None:
 def _check_type(name: str, kind: DataType, what: str) -> None:
     if name not in _TYPES:
         return
-    names, wanted = _TYPES[name]
+    names, types_text = _TYPES[name]
     fits = kind.typeName() in names
     if isinstance(kind, DecimalType):
         fits = fits and (name in DURATIONS or not kind.scale)
@@ -259,7 +259,7 @@ def _check_type(name: str, kind: DataType, what: str) -> None:
         fits = kind.simpleString() == "map<string,string>"
     if not fits:
         raise ConfigurationError(
-            f"{what}: the column {name} has the type {kind.simpleString()}, it must be {wanted}"
+            f"{what}: the column {name} has the type {kind.simpleString()}, it must be {types_text}"
         )
 
 

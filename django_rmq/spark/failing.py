@@ -176,9 +176,9 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
         if slot is None:
             continue
         if envelope is not None:
-            kept = decode_envelope(envelope)
-            if 0 < kept.expires_ms <= now_ms:
-                envelope = encode_envelope(kept._replace(expires_ms=0))
+            decoded = decode_envelope(envelope)
+            if 0 < decoded.expires_ms <= now_ms:
+                envelope = encode_envelope(decoded._replace(expires_ms=0))
         built.append(Outgoing(topic, slot, member, score_at_once(topic, row["scored"], now_ms), envelope))
         places.append(at)
     for at, result in zip(places, Producer(broker).send(built), strict=True):

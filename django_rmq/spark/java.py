@@ -37,10 +37,12 @@ OLDEST = 17
 def version_of(java: Path) -> int:
     """Return the major version of a Java; 0 if unknown."""
     try:
-        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=True)
+        printed = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
     return int(found[1]) if found else 0
 
 

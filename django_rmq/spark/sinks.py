@@ -141,15 +141,15 @@ class Batches:
         if self.bad is None:
             self.sink.write(frame, self._query, number, may_repeat=may_repeat)
         else:
-            kept = frame.persist()
+            cached = frame.persist()
             try:
-                fine = kept.where(kept[MALFORMED].isNull()).drop(MALFORMED)
+                fine = cached.where(cached[MALFORMED].isNull()).drop(MALFORMED)
                 self.sink.write(fine, self._query, number, may_repeat=may_repeat)
-                bad = kept.where(kept[MALFORMED].isNotNull())
+                bad = cached.where(cached[MALFORMED].isNotNull())
                 bad = bad.select(bad[MALFORMED].alias("value"), "topic", "slot")
                 self.bad.write(bad, self._query, number, may_repeat=may_repeat)
             finally:
-                kept.unpersist()
+                cached.unpersist()
         self._fresh = number + 1
 
 

@@ -174,10 +174,10 @@ class ClaimReader(NamedTuple):
         pages = [(first, min(firsts.step, firsts.stop - first)) for first in firsts]
         parts: list[tuple[Rows, Sequence[bytes | None]]]
         if plain:
-            rows = [inspect.rows(topic, slot, "claim", first, first + wanted - 1) for first, wanted in pages]
+            rows = [inspect.rows(topic, slot, "claim", first, first + count - 1) for first, count in pages]
             parts = [(found, ()) for found in walk(self.broker, rows)]
         else:
-            reads = [claims.read_claim(*claim, first, wanted) for first, wanted in pages]
+            reads = [claims.read_claim(*claim, first, count) for first, count in pages]
             parts = [(read.rows, read.envelopes) for read in walk(self.broker, reads)]
         # Checked after everything was read: if it is still sealed, nothing had been taken out before.
         return parts, self.broker.run(claims.read_claim(*claim)).state

@@ -376,13 +376,13 @@ class Target:
 
 def _options_of(topic: Topic, raw: bytes) -> dict[str, object]:
     """Return the options with which a message was sent that is stored as ``raw``, as far as ``topic`` takes them."""
-    kept = decode_envelope(raw)
+    envelope = decode_envelope(raw)
     options = {
-        "expires": kept.expires_ms or None,
-        "headers": kept.headers,
-        "slot_basis": kept.slot_basis if topic.slot_basis is None else None,
-        "max_retries": kept.max_retries,
-        "timeout": kept.timeout,
+        "expires": envelope.expires_ms or None,
+        "headers": envelope.headers,
+        "slot_basis": envelope.slot_basis if topic.slot_basis is None else None,
+        "max_retries": envelope.max_retries,
+        "timeout": envelope.timeout,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -163,9 +163,9 @@ def add(
     try:
         inspect.signature(function).bind(object())
     except TypeError as error:
-        wanted = "one message" if batch_size is None else "a list of messages"
+        argument = "one message" if batch_size is None else "a list of messages"
         raise ConfigurationError(
-            f'listener {name} of topic "{topic}" ({location}) cannot be called with {wanted}: {error}'
+            f'listener {name} of topic "{topic}" ({location}) cannot be called with {argument}: {error}'
         ) from None
     except ValueError:
         pass  # some functions written in C do not expose their arguments
@@ -271,12 +271,12 @@ def known_settings() -> Config:
 
 def _add_tasks() -> None:
     """Register the listeners of the topics that the setting TASKS needs now, and of no others."""
-    wanted = tasks.listeners(get_config())
-    for topic in _of_tasks - wanted.keys():
+    functions = tasks.listeners(get_config())
+    for topic in _of_tasks - functions.keys():
         _listeners.pop(topic, None)
     _of_tasks.clear()
-    _of_tasks.update(wanted)
-    for topic, function in wanted.items():
+    _of_tasks.update(functions)
+    for topic, function in functions.items():
         add(topic, function)
 
 

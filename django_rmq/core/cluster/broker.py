@@ -38,16 +38,16 @@ class Cluster(Topology):
         """
         routed_commands = [RoutedCommand(None, command, node) for node in self.primaries()]
         NodeTrip(self, routed_commands, patience=0).send().receive()
-        found = {
+        replies = {
             routed.node: routed.reply for routed in routed_commands if not isinstance(routed.reply, Exception)
         }
-        if not found:
+        if not replies:
             raise (
                 routed_commands[0].reply
                 if routed_commands
                 else redis.ConnectionError("no node of the cluster serves anything")
             )
-        return {node: reply for node, reply in found.items() if node is not None}
+        return {node: reply for node, reply in replies.items() if node is not None}
 
 
 class ClusterBroker(RedisBroker):
@@ -158,14 +158,14 @@ class ClusterPipeline(RedisPipeline):
 
     def _joined(self, call: Call[object], routed_commands: list[RoutedCommand]) -> Reply:
         """Return the answer of a call, combined from those of its parts; if all parts failed, the first error."""
-        found = [self._answer(call, routed) for routed in routed_commands]
+        answers = [self._answer(call, routed) for routed in routed_commands]
         if call.join is None:
-            return found[0]
-        troubles = [answer for answer in found if isinstance(answer, RmqError)]
-        if found and len(troubles) == len(found):
+            return answers[0]
+        troubles = [answer for answer in answers if isinstance(answer, RmqError)]
+        if answers and len(troubles) == len(answers):
             return troubles[0]
         try:
-            return call.join(found)
+            return call.join(answers)
         except RmqError as error:
             return error
 
@@ -180,10 +180,10 @@ class ClusterPipeline(RedisPipeline):
 
 def _trouble(routed: RoutedCommand) -> RmqError:
     error = routed.reply
-    found = translate(error)
+    trouble = translate(error)
     # The cluster stays available for the slots of the other nodes, unless it reports CLUSTERDOWN.
-    if type(found) is ServerUnavailable and not isinstance(error, ClusterDownError):
-        of_node = NodeUnavailable(f"a node of the cluster: {found}")
-        of_node.refuses_writes = found.refuses_writes
+    if type(trouble) is ServerUnavailable and not isinstance(error, ClusterDownError):
+        of_node = NodeUnavailable(f"a node of the cluster: {trouble}")
+        of_node.refuses_writes = trouble.refuses_writes
         return of_node
-    return found
+    return trouble

@@ -164,9 +164,9 @@ class Topology:
 
     def node(self, host: str, port: int) -> Node:
         """Return the node at an address."""
-        found = self._nodes.get((host, port))
+        node = self._nodes.get((host, port))
         # Two threads may make the node at the same time; both then use the first one.
-        return found or self._nodes.setdefault((host, port), Node(host, port, self.options))
+        return node or self._nodes.setdefault((host, port), Node(host, port, self.options))
 
     def serving(self, hash_slot: int) -> Node:
         """Return the primary of a hash slot; raise ``RedisError`` if there is none."""

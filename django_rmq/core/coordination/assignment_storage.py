@@ -39,15 +39,15 @@ def read_record(worker: str, record: bytes) -> Worker:
     """Return the worker of this record. Raises ``ValueError`` for anything else."""
     said, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
     try:
-        found = json.loads(said + b"}")
+        fields = json.loads(said + b"}")
         return Worker(
             worker,
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["started"]),
-            max(1, int(found["threads"])),
+            str(fields["host"]),
+            int(fields["pid"]),
+            float(fields["started"]),
+            max(1, int(fields["threads"])),
             _read_topics(topics),
-            frozenset(map(str, found.get("full", ()))),
+            frozenset(map(str, fields.get("full", ()))),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error
@@ -86,11 +86,11 @@ def served_topics(
         for topic in worker.topics:
             said.setdefault(topic.name, topic)
     for name, topic in said.items():
-        found = registered.get(name, {})
+        definition = registered.get(name, {})
         # While a topic is being re-slotted, messages are in old and in new slots, so all of them are assigned.
-        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
+        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **definition})
         if all(isinstance(slots, int) and slots > 0 for slots in counts):
-            said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
+            said[name] = TopicSlots(name, max(counts), bool(definition.get("serial", topic.serial)))
     return list(said.values())
 
 
@@ -150,11 +150,11 @@ class AssignmentPlan:
     def decode(cls, raw: bytes) -> AssignmentPlan:
         """Read the output of ``encode``. Raises ``ValueError`` for anything else."""
         try:
-            found = json.loads(raw)
-            workers = [str(worker) for worker in found["workers"]]
-            times = [int(time) for time in found["times"]]
+            plan = json.loads(raw)
+            workers = [str(worker) for worker in plan["workers"]]
+            times = [int(time) for time in plan["times"]]
             topics = {
-                str(name): tuple(_spans(numbers, workers, times)) for name, numbers in found["topics"].items()
+                str(name): tuple(_spans(numbers, workers, times)) for name, numbers in plan["topics"].items()
             }
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a valid assignment: {error!r}") from error

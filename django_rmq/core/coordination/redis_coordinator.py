@@ -265,14 +265,14 @@ def members(broker: Broker) -> list[Member]:
 
 def members_of_roster(roster: Roster) -> list[Member]:
     """Return the workers of a roster whose sessions are active, by id."""
-    found = []
+    members = []
     for worker, ends_ms, record in roster.sessions:
         try:
-            found.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
+            members.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
         except ValueError:
             # A foreign program wrote the record; the other workers are still listed.
             continue
-    return sorted((one for one in found if one.session_left > 0), key=lambda one: one.worker.id)
+    return sorted((one for one in members if one.session_left > 0), key=lambda one: one.worker.id)
 
 
 def describe(broker: Broker) -> list[Holding]:

@@ -97,8 +97,8 @@ class SlotOwnership:
     def _run(self) -> None:
         while True:
             with self.changed:
-                wanted = self._assigned_slots()
-                lost, gained = less(self._owned, wanted), less(wanted, self._owned)
+                assigned = self._assigned_slots()
+                lost, gained = less(self._owned, assigned), less(assigned, self._owned)
                 if not lost and not gained:
                     if self._ending:
                         return

@@ -132,14 +132,14 @@ def _said(what: str, fragment: str) -> str:
 
 
 def _without_comments(lines: list[str]) -> list[str]:
-    kept = [_TRAILING_COMMENT.sub("", line) for line in lines if not line.lstrip().startswith("--")]
-    return [line for line in kept if line]
+    code = [_TRAILING_COMMENT.sub("", line) for line in lines if not line.lstrip().startswith("--")]
+    return [line for line in code if line]
 
 
 def _bound(lines: list[str]) -> set[str]:
     """Return the names of the outermost locals."""
-    found = [_LOCAL.match(line) for line in lines if line.startswith("local ")]
-    return {name.strip() for each in found if each for name in (each[1] or each[2]).split(",")}
+    matches = [_LOCAL.match(line) for line in lines if line.startswith("local ")]
+    return {name.strip() for each in matches if each for name in (each[1] or each[2]).split(",")}
 
 
 def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
@@ -198,8 +198,8 @@ def load(name: str) -> Script:
 @cache
 def all_names() -> tuple[str, ...]:
     """Return the names of all scripts."""
-    found = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
-    folders = [folder for folder in found if folder not in ("slot", "__pycache__")]
+    entries = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
+    folders = [folder for folder in entries if folder not in ("slot", "__pycache__")]
     second = tuple(name + SECOND for name in names() if _of_second_form(name))
     return tuple(name for folder in ("", *folders) for name in names(folder)) + second
 
@@ -217,6 +217,6 @@ def name_of(sha: bytes) -> str | None:
 @cache
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
-    found = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
-    chosen = sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))
+    entries = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
+    chosen = sorted(name[:-4] for name in entries if name.endswith(".lua") and not name.startswith("_"))
     return tuple(f"{folder}/{name}" if folder else name for name in chosen)

@@ -84,13 +84,13 @@ def _evaluated(value: Any) -> object:
     """Return the value of a lazy object of Django: a lazy translation, or for example ``request.user``."""
     make, arguments = value.__reduce__()[:2]
     if hasattr(type(value), "_setup"):
-        found = make(*arguments)
+        result = make(*arguments)
     else:
         function, positional, named = arguments[:3]
-        found = function(*positional, **named)
-    if isinstance(found, (dict, list, tuple)):
-        _check_keys(found)
-    return found
+        result = function(*positional, **named)
+    if isinstance(result, (dict, list, tuple)):
+        _check_keys(result)
+    return result
 
 
 def _json_encoder(default: Callable[[object], object]) -> Callable[[object], str]:
@@ -277,12 +277,12 @@ def exact_number(token: str) -> float | ExactNumber:
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object of these keys and values. Raises ``ValueError`` if a key occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         (key, _), *_ = counts.most_common(1)
         raise ValueError(f"an object has the key {abbreviated(key)} twice")
-    return found
+    return fields
 
 
 def stored_number(token: str) -> float | StoredDecimal:

@@ -150,14 +150,14 @@ def collected(bodies: Sequence[bytes]) -> bytes:
 
 def _uncollected(raw: bytes) -> tuple[bytes, ...]:
     """Return the bodies of `collected`. Raises ``ValueError`` for anything else."""
-    found, at = [], 10
+    parts, at = [], 10
     while at < len(raw):
         colon = raw.index(b":", at, at + 11)
         at = colon + 1 + int(raw[at:colon])
-        found.append(raw[colon + 1 : at])
-    if not found or at != len(raw) or int(raw[:9]) != len(found):
+        parts.append(raw[colon + 1 : at])
+    if not parts or at != len(raw) or int(raw[:9]) != len(parts):
         raise ValueError("the bodies do not have the length that they say")
-    return tuple(found)
+    return tuple(parts)
 
 
 def decode_envelope(raw: bytes) -> Envelope:
@@ -224,8 +224,8 @@ def derived_origin(instant: int, text: str) -> str:
 
 
 def _uuid7(ms: int, tail: bytes) -> str:
-    found = ms << 80 | int.from_bytes(tail)
-    return f"{found & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62:032x}"
+    number = ms << 80 | int.from_bytes(tail)
+    return f"{number & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62:032x}"
 
 
 def uuid_of(raw: bytes) -> UUID:

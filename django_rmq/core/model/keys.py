@@ -304,9 +304,9 @@ def definition(key: bytes, name: str, text: bytes) -> Definition:
 def parse(text: bytes) -> Definition:
     """Return a definition. Raises ``ValueError`` if the parts by which slots are found are not valid."""
     try:
-        found = json.loads(text)
-        noted = found.get("reslot", {})
-        counts = [found["slots"], *noted.get("former", ())]
+        definition = json.loads(text)
+        noted = definition.get("reslot", {})
+        counts = [definition["slots"], *noted.get("former", ())]
         if noted.get("to") is not None:
             counts.append(noted["to"])
             if not isinstance(noted["number"], int):
@@ -316,20 +316,20 @@ def parse(text: bytes) -> Definition:
             check_slots(count)
     except (AttributeError, ConfigurationError, KeyError, RecursionError, TypeError, ValueError):
         raise ValueError("not a definition of a topic") from None
-    return cast("Definition", found)
+    return cast("Definition", definition)
 
 
 def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[str, int]:
     """Return fields of the hash ``key`` as whole numbers; a missing field is 0. Raises ``WrongType``."""
-    found = {}
+    counts = {}
     for raw_name, value in fields:
         name = raw_name.decode(errors="backslashreplace")
         try:
-            found[name] = int(value or 0)
-            if not -LARGEST <= found[name] <= LARGEST:
+            counts[name] = int(value or 0)
+            if not -LARGEST <= counts[name] <= LARGEST:
                 raise ValueError
         except ValueError:
             raise WrongType(
                 f"field {name!r} of the hash {key.decode()!r} in Redis is not a whole number"
             ) from None
-    return found
+    return counts

@@ -215,14 +215,14 @@ class Message(DeliveryHandle, Generic[Body]):
         collected = self.envelope.bodies
         if collected is None:
             return typed.read(self.raw)
-        found = []
+        bodies = []
         for index, raw in enumerate(collected):
             try:
-                found.append(typed.read(raw))
+                bodies.append(typed.read(raw))
             except InvalidBody as error:
                 raise error.reworded(f"body {index + 1} of {len(collected)}: {error}") from None
-        self._bodies = found
-        return found[-1]
+        self._bodies = bodies
+        return bodies[-1]
 
     @property
     def key(self) -> str | None:

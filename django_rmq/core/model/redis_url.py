@@ -120,9 +120,9 @@ def without_login(url: str) -> Address:
         value = getattr(parts, name)
         if value:
             options[name] = unquote(value)
-    kept = urlencode({name: value for name, value in query.items() if name in _TYPED})
+    options_text = urlencode({name: value for name, value in query.items() if name in _TYPED})
     host = parts.netloc.rpartition("@")[2]
-    return Address(urlunsplit((parts.scheme, host, parts.path, kept, "")), options)
+    return Address(urlunsplit((parts.scheme, host, parts.path, options_text, "")), options)
 
 
 def unusable(where: str, names: Iterable[str], error: Exception) -> str:

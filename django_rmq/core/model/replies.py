@@ -98,8 +98,8 @@ def error_class(error: str) -> str:
 
     A single word without a colon is a person's remark, not a class.
     """
-    found = _ERROR_CLASS.match(error)
-    return found[1] if found else ""
+    match = _ERROR_CLASS.match(error)
+    return match[1] if match else ""
 
 
 def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:

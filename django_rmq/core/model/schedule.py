@@ -61,10 +61,10 @@ class Schedule:
     def parse(cls, text: str) -> Self:
         """Return the schedule of a stored text. Raises ``ValueError``."""
         try:
-            found: Self = cls(**json.loads(text))
+            schedule: Self = cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(f"not a schedule: {error}") from None
-        return found
+        return schedule
 
     def changed(self, override: Mapping[str, Any]) -> Schedule:
         """Return the schedule with the changes of people; ``cron`` and ``every`` replace each other."""
@@ -143,13 +143,13 @@ class ScheduleRecord:
 
 def records(fields: Mapping[bytes, bytes]) -> list[ScheduleRecord]:
     """Return the record of each schedule from the fields of the hash. Raises ``ValueError`` for values that RMQ did not write."""
-    found: dict[str, dict[str, str]] = {}
+    parts_of: dict[str, dict[str, str]] = {}
     for field, value in fields.items():
         name, colon, part = field.decode().partition(":")
         if colon:
-            found.setdefault(name, {})[part] = value.decode()
+            parts_of.setdefault(name, {})[part] = value.decode()
     # An older version of RMQ that removes a schedule leaves the fields that it does not know.
-    return [_record(name, parts) for name, parts in sorted(found.items()) if "spec" in parts]
+    return [_record(name, parts) for name, parts in sorted(parts_of.items()) if "spec" in parts]
 
 
 def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
@@ -181,8 +181,8 @@ def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
 
 def walls_text(walls: Iterable[Wall]) -> str:
     """Return the text of walls that is stored in Redis; empty if there are none."""
-    found = [list(wall) for wall in walls]
-    return json.dumps(found, separators=(",", ":")) if found else ""
+    times = [list(wall) for wall in walls]
+    return json.dumps(times, separators=(",", ":")) if times else ""
 
 
 def tick_member(name: str, instant: int) -> bytes:

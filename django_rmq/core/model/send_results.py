@@ -123,15 +123,15 @@ class SendResults(Sequence[SendResult]):
 
     def counts(self) -> Counter[str]:
         """Return the number of messages of each status."""
-        found = Counter[str](result.status for result in self._made)
+        counts = Counter[str](result.status for result in self._made)
         for _, _, sent in self._trips:
             for answers in sent.values():
-                found.update(status for status, _ in answers)
-        return found
+                counts.update(status for status, _ in answers)
+        return counts
 
     def _make(self) -> list[SendResult]:
         for slots, members, sent in self._trips:
-            answers = {slot: iter(found) for slot, found in sent.items()}
+            answers = {slot: iter(replies) for slot, replies in sent.items()}
             for slot, member in zip(slots, members, strict=True):
                 status, score = next(answers[slot])
                 self._made.append(SendResult(self._topic, slot, member, cast("SendStatus", status), score))

@@ -87,32 +87,34 @@ class ServerInfo(NamedTuple):
             if self.info.get("slave_read_only") == "0":
                 return ["it is a replica, whose writes are lost at the next synchronization"]
             return ["it is a read-only replica"]
-        found = []
+        refusals = []
         if self.memory_share > 1 and not self.deletes_messages:
-            found.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
+            refusals.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
         # With stop-writes-on-bgsave-error, Redis refuses writes from a failed snapshot until the next one succeeds.
         if self._snapshot_failed and self._stops_after_snapshots:
-            found.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")
+            refusals.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")
         if self.info.get("aof_enabled") == "1" and self.info.get("aof_last_write_status") == "err":
-            found.append("it cannot write its append-only file")
+            refusals.append("it cannot write its append-only file")
         good = self._number("min_slaves_good_slaves")
-        wanted = self._required_replicas
-        if good is not None and good < wanted:
-            found.append(f"{good} of the {wanted} replicas that min-replicas-to-write requires are connected")
-        return found
+        required = self._required_replicas
+        if good is not None and good < required:
+            refusals.append(
+                f"{good} of the {required} replicas that min-replicas-to-write requires are connected"
+            )
+        return refusals
 
     @property
     def warnings(self) -> list[str]:
         """The problems of a server that takes writes."""
         if self.refusals:
             return []
-        found = []
+        warnings = []
         if self.memory_share >= ALMOST_FULL:
             follows = "it deletes messages" if self.deletes_messages else "it refuses sends"
-            found.append(f"its memory is almost full: {self.memory_text}. Above the limit {follows}")
+            warnings.append(f"its memory is almost full: {self.memory_text}. Above the limit {follows}")
         if self._snapshot_failed:
-            found.append("its last snapshot failed")
-        return found
+            warnings.append("its last snapshot failed")
+        return warnings
 
     @property
     def _snapshot_failed(self) -> bool:
@@ -127,8 +129,8 @@ class ServerInfo(NamedTuple):
     @property
     def _required_replicas(self) -> int:
         """How many replicas must be connected. INFO counts them only if at least one must be."""
-        wanted = self.config.get("min-replicas-to-write", "")
-        return int(wanted) if wanted.isdecimal() else 1
+        setting = self.config.get("min-replicas-to-write", "")
+        return int(setting) if setting.isdecimal() else 1
 
     def _number(self, name: str) -> int | None:
         value = self.info.get(name, "")

@@ -106,8 +106,8 @@ class ActionProgress:
 
 def decode_actions(fields: Iterable[tuple[bytes, bytes]]) -> list[ActionProgress]:
     """Return all actions of the hash, the oldest first. What another program wrote is left out."""
-    found = [one for name, row in _rows(fields) if (one := _decode_action(name, row)) is not None]
-    return sorted(found, key=lambda one: (one.action.started_ms, one.action.id))
+    actions = [one for name, row in _rows(fields) if (one := _decode_action(name, row)) is not None]
+    return sorted(actions, key=lambda one: (one.action.started_ms, one.action.id))
 
 
 def _rows(fields: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, dict[str, bytes]]]:
@@ -209,13 +209,13 @@ FIELDS = ("", "kept", "bytes", "undone")
 
 def decode_deletions(fields: Iterable[tuple[bytes, bytes]]) -> list[Deletion]:
     """Return all deletions of the hash, the oldest first. What another program wrote is left out."""
-    found = [one for name, row in _rows(fields) if (one := _decode_deletion(name, row)) is not None]
-    return sorted(found, key=lambda one: (one.began_ms, one.id))
+    deletions = [one for name, row in _rows(fields) if (one := _decode_deletion(name, row)) is not None]
+    return sorted(deletions, key=lambda one: (one.began_ms, one.id))
 
 
 def _decode_deletion(name: str, row: Mapping[str, bytes]) -> Deletion | None:
     try:
-        found = Deletion(
+        deletion = Deletion(
             **json.loads(row[""]),
             kept=int(row.get("kept", 0)),
             kept_bytes=int(row.get("bytes", 0)),
@@ -224,11 +224,11 @@ def _decode_deletion(name: str, row: Mapping[str, bytes]) -> Deletion | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     is_sound = (
-        found.id == name
-        and found.kind in get_args(DeletionKind)
+        deletion.id == name
+        and deletion.kind in get_args(DeletionKind)
         and _are_sound(
-            (found.topic, found.described, found.by, found.via),
-            (found.slots, found.began_ms, found.kept, found.kept_bytes),
+            (deletion.topic, deletion.described, deletion.by, deletion.via),
+            (deletion.slots, deletion.began_ms, deletion.kept, deletion.kept_bytes),
         )
     )
-    return found if is_sound else None
+    return deletion if is_sound else None

@@ -88,12 +88,12 @@ class WorkerReport:
 
     def encode(self) -> str:
         """Return the text that Redis keeps."""
-        found = asdict(self)
+        values = asdict(self)
         # Earlier versions read calls of five values, and do not know of progress.
-        found["calls"] = [call[:_CALL_VALUES] for call in self.calls]
+        values["calls"] = [call[:_CALL_VALUES] for call in self.calls]
         if any(call.progress is not None for call in self.calls):
-            found["progress"] = [call[_CALL_VALUES:] for call in self.calls]
-        return json.dumps(found, separators=(",", ":"))
+            values["progress"] = [call[_CALL_VALUES:] for call in self.calls]
+        return json.dumps(values, separators=(",", ":"))
 
 
 def decode(text: bytes) -> WorkerReport | None:

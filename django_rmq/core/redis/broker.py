@@ -99,11 +99,11 @@ class RedisBroker:
         """
         key = topics_key(self.prefix)
         try:
-            found = self.client.execute_command("HGETALL", key)
+            reply = self.client.execute_command("HGETALL", key)
         except RedisError as error:
             raise named(key, translate(error)) from error
         # redis-py makes a dict of this reply; the client of a cluster returns it as a flat list.
-        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
         return Definitions(key, pairs)
 
     def define(self, topic: Topic, *, replace: bool = False) -> Definition:
@@ -130,13 +130,13 @@ class RedisBroker:
             except RedisError as error:
                 raise named(key, translate(error)) from error
             known = keys.definition(key, name, before)
-            wanted = change(known)
-            if wanted == known:
+            definition = change(known)
+            if definition == known:
                 return known
-            after = json.dumps(wanted, sort_keys=True)
+            after = json.dumps(definition, sort_keys=True)
             # The script writes only if the definition is still the one that was read; otherwise another process was faster.
             if self.run(registry.redefine(name, before, after)):
-                return wanted
+                return definition
 
     def undefine(self, topic: Topic) -> None:
         """Delete the definition of a topic, its counters and its history. Not atomic, but it can be repeated.
@@ -380,15 +380,15 @@ def read_confirmed(wanted: Durability, connection: Connection) -> Confirmed:
 
 def _syncs_always(connection: Connection) -> bool:
     """Return whether a server without WAITAOF answers only after its writes are on disk: with appendfsync always."""
-    found = []
+    settings = []
     for name in ("appendonly", "appendfsync"):
         connection.send_command("CONFIG", "GET", name)
         try:
-            found.append(connection.read_response()[1])
+            settings.append(connection.read_response()[1])
         except (ResponseError, IndexError):
             # The user may not read settings, so the durability counts as not confirmed.
-            found.append(b"")
-    return found == [b"yes", b"always"]
+            settings.append(b"")
+    return settings == [b"yes", b"always"]
 
 
 class RedisPipeline:

@@ -151,15 +151,15 @@ def parse_servers(replies: Mapping[str, Sequence[Reply]]) -> list[ServerInfo]:
     ``replies`` are the plain answers of each server to ``COMMANDS``, or a ``RedisError``, by the addresses of
     nodes. Servers that did not answer are left out, unless none did.
     """
-    found = []
+    servers = []
     for node, (info, *configs) in replies.items():
         if not isinstance(info, RedisError):
             name = f"the node {node}" if node else "Redis"
-            found.append(ServerInfo(name, _parse_info(info), _parse_settings(configs), node))
-    if not found:
+            servers.append(ServerInfo(name, _parse_info(info), _parse_settings(configs), node))
+    if not servers:
         error = next(info for info, *_ in replies.values())
         raise translate(error) from error
-    return found
+    return servers
 
 
 def parse_slow_commands(replies: Mapping[str, Sequence[Reply]]) -> list[SlowCommand]:
@@ -167,7 +167,7 @@ def parse_slow_commands(replies: Mapping[str, Sequence[Reply]]) -> list[SlowComm
 
     ``replies`` are the plain answers of each server to ``SLOWLOG``, or a ``RedisError``, by the addresses of nodes.
     """
-    found, errors = list[SlowCommand](), list[RedisError]()
+    commands, errors = list[SlowCommand](), list[RedisError]()
     for node, (log,) in replies.items():
         if isinstance(log, RedisError):
             errors.append(log)
@@ -177,10 +177,10 @@ def parse_slow_commands(replies: Mapping[str, Sequence[Reply]]) -> list[SlowComm
             command = arguments[0].decode(errors="replace")
             if command.upper() == "EVALSHA":
                 command += f" {lua.name_of(arguments[1]) or arguments[1].decode(errors='replace')}"
-            found.append(SlowCommand(node, int(at) * 1000, int(microseconds), command))
+            commands.append(SlowCommand(node, int(at) * 1000, int(microseconds), command))
     if errors and len(errors) == len(replies):
         raise translate(errors[0]) from errors[0]
-    return sorted(found, key=lambda one: -one.microseconds)
+    return sorted(commands, key=lambda one: -one.microseconds)
 
 
 def _parse_info(raw: bytes) -> dict[str, str]:
@@ -257,7 +257,7 @@ def refused(
     raise.
     """
     tries = _tries(prefix, topics)
-    found = dict.fromkeys(
+    refusals = dict.fromkeys(
         f"{command[0]} {command[1].decode(errors='replace')}: {reply}"
         for command, reply in zip(tries, each(tries), strict=True)
         if isinstance(reply, NoPermissionError)
@@ -266,10 +266,10 @@ def refused(
         try:
             attempt()
         except ServerRefused as error:
-            found[str(error)] = None
+            refusals[str(error)] = None
         except (WrongType, ServerUnavailable):
             pass  # The server refused nothing: a key has a foreign type, or a node is unavailable.
-    return list(found)
+    return list(refusals)
 
 
 def own_options() -> dict[str, Any]:
@@ -415,10 +415,10 @@ class Events(_Subscription):
 
     def get(self, timeout: float = 0.0) -> list[bytes]:
         """Return what was published (up to 100 at a time); wait at most ``timeout`` seconds for the first."""
-        found: list[bytes] = []
+        texts: list[bytes] = []
         try:
-            while len(found) < 100 and (message := self._read(0.0 if found else timeout)):
-                found.append(message[1])
+            while len(texts) < 100 and (message := self._read(0.0 if texts else timeout)):
+                texts.append(message[1])
         except RedisError as error:
             raise translate(error) from error
-        return found
+        return texts

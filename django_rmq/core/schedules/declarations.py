@@ -98,11 +98,11 @@ class Declarations:
         self._looked = now
         known = {record.name: record for record in records}
         self._renew(known, now_ms)
-        found = [name for name, each in self._declared.items() if self._restore(each, known.get(name), now)]
-        found += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]
+        changed = [name for name, each in self._declared.items() if self._restore(each, known.get(name), now)]
+        changed += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]
         for name in self._silent.keys() - known.keys():
             del self._silent[name]
-        return self._replan_changed_zones(known.values(), now_ms) or bool(found)
+        return self._replan_changed_zones(known.values(), now_ms) or bool(changed)
 
     def end(self) -> None:
         """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
@@ -207,7 +207,7 @@ class Declarations:
 
     def _replan_changed_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Plan ticks again whose time zone has other rules now; return whether there were any."""
-        now, found = self._clock(), False
+        now, has_changed = self._clock(), False
         if now < self._zones_at:
             return False
         self._zones_at = now + ZONES_SECONDS
@@ -217,7 +217,7 @@ class Declarations:
             except ConfigurationError:
                 continue  # this system does not know its time zone; the stepper logs that
             if is_due and plan_again(self._broker, record):
-                found = True
+                has_changed = True
                 logger.info(
                     "Schedule %s of topic %s is planned again, because the rules of time zone %s have changed",
                     record.name,
@@ -225,4 +225,4 @@ class Declarations:
                     record.schedule.timezone,
                     extra={"rmq_event": "schedule_moved", "rmq_topic": record.schedule.topic},
                 )
-        return found
+        return has_changed

@@ -138,8 +138,8 @@ class Stepper:
 
     def _topic(self, name: str) -> Topic:
         """Return the topic as the settings declare it, or as Redis has it."""
-        if (found := self._topics.get(name)) is not None:
-            return found
+        if (topic := self._topics.get(name)) is not None:
+            return topic
         if registered := self._broker.definitions().of(name):
             return Topic.registered(name, registered, registered["slots"])
         raise UnknownTopic(f"no topic {name!r} is declared or registered in Redis")

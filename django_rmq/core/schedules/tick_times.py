@@ -28,8 +28,8 @@ def next_tick(schedule: Schedule, after_ms: int) -> int | None:
 def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
     """Return the last tick after one instant and up to another, or None if there is none."""
     if schedule.every is not None:
-        found = up_to_ms - up_to_ms % (schedule.every * 1000)
-        return found if found > after_ms else None
+        last = up_to_ms - up_to_ms % (schedule.every * 1000)
+        return last if last > after_ms else None
     for span_ms in (*_SPANS_MS, up_to_ms - after_ms):
         start_ms = max(after_ms, up_to_ms - span_ms)
         ticks = list(takewhile(lambda tick: tick <= up_to_ms, _ticks(schedule, start_ms)))
@@ -44,10 +44,10 @@ def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[W
     It is the next tick, unless that was missed: then ``catch_up`` applies. ``ran`` has the latest ticks that ran; none of them
     is repeated because the rules of its time zone have changed.
     """
-    found = _next_instant(schedule, after_ms, now_ms)
-    while found is not None and _is_repeated(schedule, found, ran):
-        found = next_tick(schedule, found)
-    return found
+    tick = _next_instant(schedule, after_ms, now_ms)
+    while tick is not None and _is_repeated(schedule, tick, ran):
+        tick = next_tick(schedule, tick)
+    return tick
 
 
 def _next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
@@ -152,10 +152,10 @@ def _ticks(schedule: Schedule, after_ms: int) -> Iterator[int]:
             tick += step_ms
             yield tick
     latest = after_ms
-    for found in _cron(
+    for instant in _cron(
         schedule.cron or "", datetime.fromtimestamp(after_ms // 1000, zone(schedule.timezone))
     ):
-        tick = int(found.timestamp()) * 1000
+        tick = int(instant.timestamp()) * 1000
         # Where the clock is set back, an hour passes twice; a fixed time of day belongs to its first pass.
         if tick > latest:
             latest = tick

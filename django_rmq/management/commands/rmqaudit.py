@@ -69,10 +69,10 @@ class Command(RmqCommand):
             for topic in self.topics(options["topics"])
         ]
         rows, strays = [_row(one) for one in audits], 0
-        for found, row in zip(audits, rows, strict=True):
+        for topic_audit, row in zip(audits, rows, strict=True):
             if options["strays"]:
-                check_is_settled(found.topic, registered.get(found.topic.name, {}))
-            strays += self._look_further(operations, found.topic, row, options)
+                check_is_settled(topic_audit.topic, registered.get(topic_audit.topic.name, {}))
+            strays += self._look_further(operations, topic_audit.topic, row, options)
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -96,14 +96,14 @@ class Command(RmqCommand):
         row["consumers"] = late.consumers
         if not options["strays"]:
             return 0
-        *_, found = find(operations.broker, topic, repair=options["repair"])
+        *_, orphans = find(operations.broker, topic, repair=options["repair"])
         row["strays"] = {
-            "loose": dict(found.loose),
-            "misplaced": found.misplaced,
-            "mended": found.mended,
-            "problems": found.problems,
+            "loose": dict(orphans.loose),
+            "misplaced": orphans.misplaced,
+            "mended": orphans.mended,
+            "problems": orphans.problems,
         }
-        return found.found - found.mended + len(found.problems)
+        return orphans.found - orphans.mended + len(orphans.problems)
 
     def _print(self, rows: list[_Row]) -> None:
         for row in rows:
@@ -115,8 +115,8 @@ class Command(RmqCommand):
                 f"{row['topic']}: {balance} over {row['slots']} slots ({held}{moving}{adopted})"
             )
             for drift in row["drifting"]:
-                told = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])
-                self.stdout.write(f"  slot {drift['slot']}: {told}")
+                drifts = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])
+                self.stdout.write(f"  slot {drift['slot']}: {drifts}")
             if row["oldest_due_seconds"] is not None:
                 self.stdout.write(
                     f"  overdue: the oldest for {ago(row['oldest_due_seconds'])}, in slot {row['oldest_due_slot']}"

@@ -44,16 +44,16 @@ class Command(RmqCommand):
         if options["consumer"] or options["spent"]:
             raise CommandError("--consumer and --spent need --return", returncode=2)
         operations = self.operations()
-        found = [one for topic in self.topics(options["topics"]) for one in operations.claims(topic.name)]
+        claims = [one for topic in self.topics(options["topics"]) for one in operations.claims(topic.name)]
         if options["json"]:
-            self.print_json([asdict(one) for one in found])
+            self.print_json([asdict(one) for one in claims])
             return
-        if not found:
+        if not claims:
             self.stdout.write("no Spark query holds messages")
             return
         now_ms = time.time() * 1000
         heads = ("topic", "consumer", "claim", "state", "slots", "messages", "lease", "query")
-        rows = [heads, *_rows(found, now_ms)]
+        rows = [heads, *_rows(claims, now_ms)]
         for line in table(rows, right=(2, 4, 5, 6)):
             self.stdout.write(line)
 
@@ -63,9 +63,9 @@ class Command(RmqCommand):
         (topic,) = self.topics(options["topics"])
         operations = self.operations()
         consumer = options["consumer"]
-        found = [one for one in operations.claims(topic.name) if consumer in (None, one.consumer)]
-        messages = sum(one.messages for one in found)
-        if found:
+        claims = [one for one in operations.claims(topic.name) if consumer in (None, one.consumer)]
+        messages = sum(one.messages for one in claims)
+        if claims:
             question = f"{messages} messages of {topic.name} are returned. Their query must be stopped."
             self.confirm(question, topic.name, options)
         run = operations.return_claims(topic.name, consumer, spent=options["spent"])

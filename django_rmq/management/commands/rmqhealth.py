@@ -122,12 +122,12 @@ class Command(RmqCommand):
         """Yield the findings as lines: the worst ones of each check, and in one line the topics that are well."""
         reported = [one for one in health.findings if everything or one.severity or not one.topic]
         for (severity, name), group in groupby(reported, lambda one: (one.severity, one.name)):
-            found = list(group)
-            count = len(found) if everything else SHOWN
-            for finding in found[:count]:
+            findings = list(group)
+            count = len(findings) if everything else SHOWN
+            for finding in findings[:count]:
                 yield self._line(severity, name, _text(finding))
-            if found[count:]:
-                yield self._line(severity, name, f"and {len(found) - count} more (all: --json or -v 2)")
+            if findings[count:]:
+                yield self._line(severity, name, f"and {len(findings) - count} more (all: --json or -v 2)")
         topics = {one.topic for one in health.findings if one.topic}
         well = topics - {one.topic for one in health.findings if one.severity}
         if well and not everything:

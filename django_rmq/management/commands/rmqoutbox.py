@@ -81,8 +81,8 @@ class Command(RmqCommand):
         if options["json"]:
             self.print_json(done)
         else:
-            told = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
-            self.stdout.write(f"outbox: {told.format_map(done)}")
+            sentence = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
+            self.stdout.write(f"outbox: {sentence.format_map(done)}")
         self._require_answers(problems or silent)
         if done["failed"]:
             raise CommandError(
@@ -103,13 +103,13 @@ class Command(RmqCommand):
             thread.join(max(0.0, until - time.monotonic()))
 
     def _list(self, options: Options) -> None:
-        found, problems = self.operations().outbox_rows(
+        rows, problems = self.operations().outbox_rows(
             options["topics"] or None, refused=options["refused"] or None, limit=options["limit"]
         )
         if options["json"]:
-            self.print_json([_row(one) for one in found])
+            self.print_json([_row(one) for one in rows])
         else:
-            self._write_rows(found)
+            self._write_rows(rows)
         self._require_answers(problems)
 
     def _write_rows(self, found: list[OutboxRow]) -> None:
@@ -141,12 +141,12 @@ class Command(RmqCommand):
             self.stdout.write(f"outbox: {outcomes_text(outcomes)}")
 
     def _show(self, options: Options) -> None:
-        found, problems = self.operations().outbox_as_known(options["topics"] or None)
+        waiting, problems = self.operations().outbox_as_known(options["topics"] or None)
         if options["json"]:
-            self.print_json([asdict(one) for one in found])
-        elif found:
+            self.print_json([asdict(one) for one in waiting])
+        elif waiting:
             rows = [("topic", "waiting", "oldest", "refused")]
-            for one in found:
+            for one in waiting:
                 oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
                 rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
             for line in table(rows, right=(1, 2, 3)):

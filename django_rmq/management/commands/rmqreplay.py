@@ -68,10 +68,10 @@ class Command(RmqCommand):
             self._replay_named(operations, name, ids, options)
             return
         if options["dry_run"] or options["interactive"]:
-            found = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
-            matching = min(found.outcomes.get("matching", 0), options["limit"] or found.total)
+            counted = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
+            matching = min(counted.outcomes.get("matching", 0), options["limit"] or counted.total)
             if options["dry_run"] or not matching:
-                self._foretell(operations, name, wanted, found, options)
+                self._foretell(operations, name, wanted, counted, options)
                 return
             self.confirm(f"{messages_text(matching)} of {name} will be sent again.", "yes", options)
         if options["background"]:
@@ -106,7 +106,7 @@ class Command(RmqCommand):
             self.stdout.write(f"  {count:>{width}}  {one_line(name) or 'no class of an error'}")
 
     def _foretell_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
-        found: dict[str, str] = {}
+        outcomes: dict[str, str] = {}
         classes = Counter[str]()
         for one in dict.fromkeys(ids):
             try:
@@ -114,15 +114,15 @@ class Command(RmqCommand):
             except MessageGone:
                 copies = []
             dead = next((copy for copy in copies if copy.state == "dead"), None)
-            found[one] = "matching" if dead else copies[0].state if copies else "gone"
+            outcomes[one] = "matching" if dead else copies[0].state if copies else "gone"
             if dead:
                 classes[dead.error_class] += 1
         if options["json"]:
-            self.print_json({"outcomes": Counter(found.values()), "found": found, "classes": classes})
+            self.print_json({"outcomes": Counter(outcomes.values()), "found": outcomes, "classes": classes})
         else:
             self.stdout.write(f"{name}: {messages_text(classes.total())} would be replayed")
             self._write_classes(classes)
-        self._complain_of(len(found) - classes.total(), len(found))
+        self._complain_of(len(outcomes) - classes.total(), len(outcomes))
 
     def _replay_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
         if options["dry_run"]:

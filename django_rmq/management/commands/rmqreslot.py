@@ -91,12 +91,12 @@ class Command(RmqCommand):
         )
 
     def _report(self) -> Callable[[DrainProgress], None]:
-        told = time.monotonic()
+        reported = time.monotonic()
 
         def report(progress: DrainProgress) -> None:
-            nonlocal told
-            if time.monotonic() - told >= REPORT_SECONDS:
-                told = time.monotonic()
+            nonlocal reported
+            if time.monotonic() - reported >= REPORT_SECONDS:
+                reported = time.monotonic()
                 waiting = f", waiting for {progress.waiting} in flight" if progress.waiting else ""
                 self.stdout.write(
                     f"{progress.done} of {progress.families} sets of slots, {progress.moved} messages moved{waiting}"

@@ -77,14 +77,14 @@ class Command(RmqCommand):
 
     def _list(self, operations: Operations, options: Options) -> None:
         names = options["names"]
-        found = [operations.schedule(name) for name in names] if names else operations.schedules()
+        schedules = [operations.schedule(name) for name in names] if names else operations.schedules()
         if options["json"]:
-            self.print_json([_row(one) for one in found])
+            self.print_json([_row(one) for one in schedules])
             return
-        if not found:
+        if not schedules:
             self.stdout.write("no worker has declared a schedule")
             return
-        for line in lines_of(found):
+        for line in lines_of(schedules):
             self.stdout.write(line)
 
 

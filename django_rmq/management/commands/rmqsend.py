@@ -170,9 +170,9 @@ class Command(RmqCommand):
                 if items:
                     outcomes.update(operations.send_many(topic.name, items, **shared))
             except CallerError as error:
-                told = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
+                before = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
                 raise CommandError(
-                    one_line(f"{_with_line(str(error), numbered)} ({told})"), returncode=2
+                    one_line(f"{_with_line(str(error), numbered)} ({before})"), returncode=2
                 ) from error
         if options["json"]:
             self.print_json({"outcomes": dict(outcomes), "total": outcomes.total()})
@@ -186,23 +186,23 @@ _AS_GIVEN = ("key", "priority", "time_range", "delay", "slot_basis", "max_retrie
 
 
 def _shared(options: Options) -> dict[str, Any]:
-    found = {name: options[name] for name in _AS_GIVEN}
+    shared = {name: options[name] for name in _AS_GIVEN}
     if options["after"] is not None:
-        found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
+        shared["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
     elif options["at"] is not None:
-        found["fixed_time"] = instant_of("--at", options["at"])
+        shared["fixed_time"] = instant_of("--at", options["at"])
     if options["expires"] is not None:
-        found["expires"] = instant_of("--expires", options["expires"])
+        shared["expires"] = instant_of("--expires", options["expires"])
     if options["header"]:
         pairs = [header.partition("=") for header in options["header"]]
         if not all(equals for _, equals, _ in pairs):
             raise CommandError("--header must be NAME=VALUE", returncode=2)
-        found["headers"] = {name: value for name, _, value in pairs}
-    if options["jsonl"] and found["key"] is not None:
+        shared["headers"] = {name: value for name, _, value in pairs}
+    if options["jsonl"] and shared["key"] is not None:
         raise CommandError(
             "--key is for one message; with --options, give each line its own key", returncode=2
         )
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in shared.items() if value is not None}
 
 
 def _body(topic: Topic, raw: bytes) -> object:
@@ -218,22 +218,22 @@ def _body(topic: Topic, raw: bytes) -> object:
 
 def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> object:
     try:
-        found = exact_json(line)
+        item = exact_json(line)
         if with_options:
-            found = floats_beside_bodies(found)
+            item = floats_beside_bodies(item)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"line {number} is not JSON: {error}") from None
     if with_options:
-        if not isinstance(found, dict) or "body" not in found or not set(found) <= set(PER_LINE):
+        if not isinstance(item, dict) or "body" not in item or not set(item) <= set(PER_LINE):
             raise InvalidMessage(f"line {number} must be an object of {', '.join(PER_LINE)}, with a body")
-        options = dict(found)
+        options = dict(item)
         for name in ("fixed_time", "expires"):
             if isinstance(options.get(name), str):
                 options[name] = instant_of(f"line {number}: {name}", options[name])
-        found = Send(**options)
+        item = Send(**options)
     elif topic.body == "bytes":
         raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which a JSON line cannot hold")
-    return found
+    return item
 
 
 def _with_line(error: str, numbered: list[tuple[int, bytes]]) -> str:

@@ -30,14 +30,14 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
-        found = []
+        tables = []
         for topic in self.topics(options["topics"]):
             rows, now_ms = _all_slots(operations, topic)
             depths = [row.depth for row in rows]
             mean = sum(depths) / len(depths)
             skew = max(depths) / mean if mean else 0.0
             if options["json"]:
-                found.append(
+                tables.append(
                     {
                         "topic": topic.name,
                         "serial": topic.serial,
@@ -49,17 +49,17 @@ class Command(RmqCommand):
             else:
                 self._print(topic, rows, now_ms, mean, skew, options["limit"])
         if options["json"]:
-            self.print_json(found)
+            self.print_json(tables)
 
     def _print(
         self, topic: Topic, rows: list[SlotStats], now_ms: int, mean: float, skew: float, limit: int
     ) -> None:
         unowned = sum(not row.worker for row in rows) if topic.serial else 0
-        told = (
+        fullest = (
             f", {unowned} without a worker" if unowned else "" if topic.serial else ", shared by all workers"
         )
         self.stdout.write(
-            f"{topic.name}: {topic.slots} slots, {mean:.1f} messages in each, skew {skew:.1f}{told}"
+            f"{topic.name}: {topic.slots} slots, {mean:.1f} messages in each, skew {skew:.1f}{fullest}"
         )
         shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
         lines: list[tuple[object, ...]] = [

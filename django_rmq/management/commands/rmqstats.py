@@ -149,13 +149,13 @@ class Command(RmqCommand):
         if len(options["topics"]) != 1:
             raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
-        found = operations.status(topic.name, **name_of(topic, options))
-        waits = found.state in ("waiting", "resting")
-        holds = operations.holds(topic.name, found.id) if waits else []
+        status = operations.status(topic.name, **name_of(topic, options))
+        waits = status.state in ("waiting", "resting")
+        holds = operations.holds(topic.name, status.id) if waits else []
         if options["json"]:
-            self.print_json(as_json(found) | {"held_by": [asdict(hold) for hold in holds]})
+            self.print_json(as_json(status) | {"held_by": [asdict(hold) for hold in holds]})
             return
-        for line in [*lines_of_status(found), *map(line_of_hold, holds)]:
+        for line in [*lines_of_status(status), *map(line_of_hold, holds)]:
             self.stdout.write(line)
 
     def _outbox(self) -> dict[str, Waiting] | None:
@@ -188,9 +188,9 @@ def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str,
     """Return for JSON what the outbox of a topic holds; nothing if it has none, or it is unknown."""
     if kept is None or not (one.topic.outbox or one.topic.name in kept):
         return {}
-    found = kept.get(one.topic.name) or Waiting(one.topic.name)
-    age = None if found.oldest_ms is None else found.oldest_ms / 1000
-    return {"outbox": {"waiting": found.messages, "refused": found.refused, "oldest_seconds": age}}
+    waiting = kept.get(one.topic.name) or Waiting(one.topic.name)
+    age = None if waiting.oldest_ms is None else waiting.oldest_ms / 1000
+    return {"outbox": {"waiting": waiting.messages, "refused": waiting.refused, "oldest_seconds": age}}
 
 
 def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
@@ -256,20 +256,20 @@ def cells_of(one: TopicStats) -> tuple[str, ...]:
 
 def remarks_of(one: TopicStats) -> str:
     """Return additional remarks about a topic."""
-    found = []
+    remarks = []
     if one.is_paused:
-        found.append("paused")
+        remarks.append("paused")
     elif one.is_partly_paused:
-        found.append(f"{one.paused_slots} slots paused")
+        remarks.append(f"{one.paused_slots} slots paused")
     if one.workers_problem:
-        found.append("workers unknown")
+        remarks.append("workers unknown")
     if one.definition_problem:
-        found.append("its definition cannot be read")
+        remarks.append("its definition cannot be read")
     if one.problems:
-        found.append(f"{len(one.problems)} slots cannot be read")
+        remarks.append(f"{len(one.problems)} slots cannot be read")
     if one.looked_at + len(one.problems) < one.topic.slots:
-        found.append(f"{one.looked_at} of {one.topic.slots} slots")
-    return ", ".join(found)
+        remarks.append(f"{one.looked_at} of {one.topic.slots} slots")
+    return ", ".join(remarks)
 
 
 def lines_of(figures: list[TopicStats], rates: Rates) -> list[str]:
@@ -278,8 +278,10 @@ def lines_of(figures: list[TopicStats], rates: Rates) -> list[str]:
     rows = [head]
     for one in figures:
         flow = rates.get(one.topic.name, {})
-        told = (f"{flow[name]:.1f}" if name in flow else "-" for name in TopicCounters.RATES) if rates else ()
-        rows.append((*cells_of(one), *told, remarks_of(one)))
+        cells = (
+            (f"{flow[name]:.1f}" if name in flow else "-" for name in TopicCounters.RATES) if rates else ()
+        )
+        rows.append((*cells_of(one), *cells, remarks_of(one)))
     return table(rows, right=range(2, len(head) - 1))
 
 
@@ -291,8 +293,8 @@ def _event_line(event: dict[str, Any]) -> str:
     rest = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
     why = "".join(f": {error}" for error in event.get("errors", ())[:1])
     by = f" by {event['actor']}" if "actor" in event else ""
-    told = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
-    return one_line(f"{at} {who} {event.get('topic') or '-'} {told}")
+    what = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
+    return one_line(f"{at} {who} {event.get('topic') or '-'} {what}")
 
 
 def _has_rich() -> bool:

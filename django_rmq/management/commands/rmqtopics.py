@@ -85,11 +85,13 @@ class Command(RmqCommand):
             return
         changed = topic_definitions.changed_limits(operations.broker)
         registered = operations.broker.definitions()
-        found = [topic_definitions.compare(topic, registered) for topic in topics]
+        comparisons = [topic_definitions.compare(topic, registered) for topic in topics]
         if options["apply"]:
-            found = [topic_definitions.apply(operations.broker, one, force=options["force"]) for one in found]
+            comparisons = [
+                topic_definitions.apply(operations.broker, one, force=options["force"]) for one in comparisons
+            ]
         left = [] if options["topics"] else operations.stranded()
-        rows = [_row(one, changed.get(one.topic.name)) for one in found] + [
+        rows = [_row(one, changed.get(one.topic.name)) for one in comparisons] + [
             _left_row(one, registered[one.topic.name]) for one in left
         ]
         if options["json"]:
@@ -102,7 +104,7 @@ class Command(RmqCommand):
                 f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use --retire",
                 returncode=1,
             )
-        open_ = [one.topic.name for one in found if one.state in ("new", "differs", "unreadable")]
+        open_ = [one.topic.name for one in comparisons if one.state in ("new", "differs", "unreadable")]
         if open_:
             advice = "" if options["apply"] else "; use --apply"
             raise CommandError(f"the settings differ from Redis: {', '.join(open_)}{advice}", returncode=1)
@@ -119,10 +121,10 @@ class Command(RmqCommand):
         for name in options["topics"]:
             if values:
                 given = {limit: None if value == NONE else value for limit, value in values.items()}
-                found = operations.change_limits(name, given)
+                limits = operations.change_limits(name, given)
             else:
-                found = operations.reset_limits(name)
-            self.stdout.write(f"{name}: {_limits(found.topic)}; workers apply this within five seconds")
+                limits = operations.reset_limits(name)
+            self.stdout.write(f"{name}: {_limits(limits.topic)}; workers apply this within five seconds")
         return True
 
     def _retire(self, options: Options) -> None:
@@ -130,9 +132,9 @@ class Command(RmqCommand):
         if not options["topics"]:
             raise CommandError("name the topics to retire", returncode=2)
         for name in options["topics"]:
-            found = self._waited_for(name, until, is_drained=not (options["move_to"] or options["delete"]))
-            if options["delete"] and found.held:
-                question = f"{found.held} messages of {name} ({found}) will be deleted permanently."
+            stranded = self._waited_for(name, until, is_drained=not (options["move_to"] or options["delete"]))
+            if options["delete"] and stranded.held:
+                question = f"{stranded.held} messages of {name} ({stranded}) will be deleted permanently."
                 self.confirm(question, name, options)
             run = operations.retire(
                 name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
@@ -149,9 +151,9 @@ class Command(RmqCommand):
         """Return the contents of a topic as soon as nothing is in flight (``is_drained``: nothing at all) or the time is up."""
         operations = self.operations()
         while True:
-            found = operations.find_stranded(name)
-            if not (found.held if is_drained else found.in_flight) or time.monotonic() >= until:
-                return found
+            stranded = operations.find_stranded(name)
+            if not (stranded.held if is_drained else stranded.in_flight) or time.monotonic() >= until:
+                return stranded
             time.sleep(LOOK_SECONDS)
 
     def _print(self, rows: list[_Row]) -> None:

@@ -54,9 +54,9 @@ class Command(RmqCommand):
                 self.stdout.write(f"{operations.ask_worker(name, request)}: asked to {request}")
         if any(options[request] for request in get_args(WorkerRequest)):
             return
-        found = operations.worker_overview().workers
-        workers = [one.stats for one in found]
-        states = {one.stats.member.worker.id: one.report.state for one in found if one.report}
+        overviews = operations.worker_overview().workers
+        workers = [one.stats for one in overviews]
+        states = {one.stats.member.worker.id: one.report.state for one in overviews if one.report}
         if options["json"]:
             self.print_json([{**_row(one), "state": states.get(one.member.worker.id)} for one in workers])
             return

@@ -148,7 +148,7 @@ def _add_shared(parser: ArgumentParser) -> None:
 
 
 def _setting(text: str) -> tuple[str, str]:
-    key, found, value = text.partition("=")
-    if not found or not key:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
         raise ArgumentTypeError(f"{text!r} is not a setting of the form key=value")
     return key, value

@@ -165,13 +165,13 @@ class Context:
         released first.
         """
         frame.unpersist()
-        kept = frame.persist()
+        cached = frame.persist()
         try:
-            yield kept
+            yield cached
         finally:
             # Spark may be gone, and its cache with it.
             with suppress(Exception):
-                kept.unpersist()
+                cached.unpersist()
 
     # --- the end
 
@@ -212,15 +212,15 @@ class Context:
             raise Stopped
 
     def _watch(self, spark: SparkSession, done: threading.Event) -> None:
-        told = time.monotonic()
+        reported = time.monotonic()
         while not done.wait(LOOK_SECONDS):
             if self.is_stopping:
                 if self.remote is not None:
                     spark.interruptAll()
                 else:
                     spark.sparkContext.cancelAllJobs()
-            elif self.remote is None and time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
+            elif self.remote is None and time.monotonic() - reported >= PROGRESS_SECONDS:
+                reported = time.monotonic()
                 self._say_tasks(spark.sparkContext.statusTracker())
 
     def _say_tasks(self, tracker: StatusTracker) -> None:
@@ -246,11 +246,11 @@ class Context:
         elif self.interval is not None:
             writer = writer.trigger(processingTime=f"{round(self.interval * 1000)} milliseconds")
         query = writer.start()
-        seen, told = 0, -1
+        seen, said = 0, -1
         try:
             # PySpark declares whole seconds, and takes fractions.
             while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
-                seen, told = self._say_batches(query, acknowledger, seen, told)
+                seen, said = self._say_batches(query, acknowledger, seen, said)
                 if self.is_stopping:
                     self._let_end(query)
                     break
@@ -260,7 +260,7 @@ class Context:
                 raise
         finally:
             query.stop()
-        seen, _ = self._say_batches(query, acknowledger, seen, told)
+        seen, _ = self._say_batches(query, acknowledger, seen, said)
         last = query.lastProgress
         if acknowledger is not None and last is not None:
             # If Redis was unavailable at that moment, this waits for it.

@@ -63,8 +63,8 @@ class Archive(Pipeline):
         found = archived_columns(dead, slots)
         if options["where"]:
             found = found.withColumn("body", found.value.cast("string")).where(options["where"]).drop("body")
-        with context.kept(found) as kept:
-            self._archive(context, kept, options)
+        with context.kept(found) as cached:
+            self._archive(context, cached, options)
 
     def _archive(self, context: Context, found: DataFrame, options: Options) -> None:
         with context.watching():

@@ -101,7 +101,7 @@ class Pieces:
         sent = sum(count for piece, count in planned.items() if piece in done)
         if sent:
             context.say(f"{sent} of {total} messages were sent before")
-        start = told = time.monotonic()
+        start = reported = time.monotonic()
         before, due = sent, start
         for piece in sorted(set(planned) - done):
             count = planned[piece]
@@ -112,8 +112,8 @@ class Pieces:
             self._send(piece)
             sent += count
             now = time.monotonic()
-            if now - told >= PROGRESS_SECONDS or sent == total:
-                told = now
+            if now - reported >= PROGRESS_SECONDS or sent == total:
+                reported = now
                 pace = (sent - before) / (now - start)
                 context.say(
                     f"{sent} of {total} messages sent, {pace:.0f}/s, {(total - sent) / pace:.0f} s left"
@@ -130,10 +130,10 @@ class Pieces:
     def _wait_for_room(self, count: int, most: int) -> None:
         """Return when ``count`` more messages exceed the largest backlog no more, or nothing waits."""
         look = RetryPolicy(PATIENCE, f"topic {self._topic.name}")
-        told = float("-inf")
+        reported = float("-inf")
         while (waiting := look(self._waiting)) and waiting + count > most:
-            if time.monotonic() - told >= 10 * PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported >= 10 * PROGRESS_SECONDS:
+                reported = time.monotonic()
                 self._context.say(f"Waiting: {waiting} messages wait in {self._topic.name}")
             self._context.wait(LOOK_SECONDS)
 
@@ -153,13 +153,13 @@ def _size(rate: float | None, max_backlog: int | None) -> int:
 
 def fingerprint(topic: str, arguments: Mapping[str, object]) -> str:
     """Return what distinguishes one ingest from another, without the secrets in it."""
-    kept = {
+    settings = {
         name: [one for one in value if not SECRET.search(one.partition("=")[0])]
         if isinstance(value, list)
         else value
         for name, value in arguments.items()
     }
-    return hashlib.sha256(json.dumps([topic, kept], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([topic, settings], sort_keys=True).encode()).hexdigest()
 
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
@@ -240,12 +240,12 @@ class Ingest(Pipeline):
         pieces = Pieces(context, topic, {name: options[name] for name in CHOOSING}, sending)
         planned = pieces.planned()
         if planned is None:
-            with context.kept(_chosen(context, topic, given, options)) as kept:
+            with context.kept(_chosen(context, topic, given, options)) as cached:
                 with context.watching():
-                    count = kept.count()
+                    count = cached.count()
                 context.say(f"{count} messages are stored in {context.checkpoint}")
                 if count:
-                    pieces.store(kept, count, **pace)
+                    pieces.store(cached, count, **pace)
             planned = pieces.planned() or {}
         left_out = _LeftOut(context, options["bad"])
         pieces.send(planned, **pace)
@@ -255,18 +255,18 @@ class Ingest(Pipeline):
         """Send all at once, or only show it."""
         with context.watching():
             read = _rows(context, options).count()
-        with context.kept(_chosen(context, topic, given, options)) as kept:
+        with context.kept(_chosen(context, topic, given, options)) as cached:
             with context.watching():
-                sent = kept.count()
+                sent = cached.count()
             equal = "equal keys" if topic.keyed else "equal bodies"
             context.say(f"{read} rows, {sent} messages after merging {equal}")
             if options["dry_run"]:
-                for row in kept.limit(SHOWN).collect():
+                for row in cached.limit(SHOWN).collect():
                     context.say(str(row.asDict()))
                 context.say(f"nothing was sent to {topic.name}")
                 return
             left_out = _LeftOut(context, options["bad"])
-            context.write(kept, topic.name, pastTimes=options["past_times"], badRows=options["bad"])
+            context.write(cached, topic.name, pastTimes=options["past_times"], badRows=options["bad"])
             context.say(left_out.told(sent, topic))
 
 

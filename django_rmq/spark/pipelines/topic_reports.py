@@ -139,9 +139,9 @@ def _lines(name: str, one: Figures) -> list[str]:
     backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
     found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
     for title, counts in (("waiting", one["due"]), ("dead for", one["dead"]), ("errors", one["errors"])):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        if told:
-            found.append(f"  {title}: {told}")
+        counts_text = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        if counts_text:
+            found.append(f"  {title}: {counts_text}")
     if one["skew"] is not None:
         found.append(f"  deepest slot: {one['skew']:g} times the mean")
     if one["merge_ratio"] is not None:

@@ -64,10 +64,10 @@ def create(session: ZooKeeperSession, worker: Worker, token: str) -> None:
 def _take_over(session: ZooKeeperSession, path: str, record: bytes, token: str) -> None:
     """Replace a node with this id if it belongs to an earlier session of this worker."""
     try:
-        ((found, stat),) = session.ask(session.client.get_async(path))
-        found = found or b""
+        ((holder, stat),) = session.ask(session.client.get_async(path))
+        holder = holder or b""
         # The node belongs to an earlier session of this process, and would be deleted when that session ends.
-        if found.startswith(token.encode()):
+        if holder.startswith(token.encode()):
             transaction = session.client.transaction()
             transaction.delete(path, version=stat.version)
             transaction.create(path, record, ephemeral=True)
@@ -78,7 +78,7 @@ def _take_over(session: ZooKeeperSession, path: str, record: bytes, token: str) 
     except kazoo.NoNodeError:
         raise ServerUnavailable(f"this worker's earlier node {path} is being deleted") from None
     raise ConfigurationError(
-        f"worker id {path.rpartition('/')[2]} is already in use ({whose(found)}): every start of a "
+        f"worker id {path.rpartition('/')[2]} is already in use ({whose(holder)}): every start of a "
         "process needs a new id"
     )
 
@@ -140,7 +140,11 @@ class PublishedDefinitions:
             registered = self._registered()
         except RmqError as error:
             self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
-            return {name: found for name, text in self._published.items() if (found := _definition(text))}
+            return {
+                name: definition
+                for name, text in self._published.items()
+                if (definition := _definition(text))
+            }
         try:
             self._published = _publish(
                 session, self._published, _wanted_definitions(registered, live_workers)
@@ -186,10 +190,10 @@ def _publish(
 
 def _definition(text: bytes) -> Definition:
     try:
-        found = json.loads(text)
+        definition = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return definition if isinstance(definition, dict) else {}
 
 
 logger = safe_logger("django_rmq.coordination")

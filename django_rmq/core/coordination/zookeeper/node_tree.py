@@ -37,8 +37,8 @@ def check(session: ZooKeeperSession) -> bool:
     if not data and set(children) <= {"workers", "topics", "assignment"}:
         return False
     try:
-        found = json.loads(data)
-        is_ours, prefix = found["rmq"] == 1, str(found["key_prefix"])
+        owner = json.loads(data)
+        is_ours, prefix = owner["rmq"] == 1, str(owner["key_prefix"])
     except (ValueError, KeyError, TypeError):
         is_ours, prefix = False, ""
     if not is_ours:
@@ -103,9 +103,9 @@ def records(session: ZooKeeperSession, workers: Iterable[str]) -> dict[str, byte
 
 def texts(session: ZooKeeperSession, folder: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the data of those of the nodes that still exist; empty data for nodes that may not be read."""
-    wanted = list(names)
-    for start in range(0, len(wanted), 500):
-        part = wanted[start : start + 500]
+    paths = list(names)
+    for start in range(0, len(paths), 500):
+        part = paths[start : start + 500]
         asked = [session.client.get_async(session.ensemble.path(folder, name)) for name in part]
         for name, question in zip(part, asked, strict=True):
             try:

@@ -235,15 +235,15 @@ def _upcasted(upcast: Callable[[object], object], raw: bytes) -> bytes:
 
 def place(path: Sequence[int | str]) -> str:
     """Return the place of a value in a body, such as ``lines[2].price``; it is empty for the body itself."""
-    found = ""
+    dotted = ""
     for part in path:
         if isinstance(part, int):
-            found += f"[{part}]"
+            dotted += f"[{part}]"
         elif part.isidentifier():
-            found += f".{part[:50]}"
+            dotted += f".{part[:50]}"
         else:
-            found += f"[{json.dumps(part[:50])}]"
-    return found.removeprefix(".")
+            dotted += f"[{json.dumps(part[:50])}]"
+    return dotted.removeprefix(".")
 
 
 @lru_cache(None)

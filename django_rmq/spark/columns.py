@@ -71,7 +71,7 @@ def _milliseconds(name: str, column: pa.Array) -> pa.Array:
         return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1000)
     if pa.types.is_integer(column.type) and _are_clear(column):
         return pc.multiply(column.cast(pa.int64()), 1000)
-    found = []
+    times = []
     for value in column.to_pylist():
         given = float(value) if isinstance(value, Decimal) else value
         try:
@@ -79,8 +79,8 @@ def _milliseconds(name: str, column: pa.Array) -> pa.Array:
         except InvalidDuration as error:
             what = f"column {name}: {name} must be {error.typed}, got {error.given}. {error.hint}"
             raise InvalidMessage(what.rstrip(". ")) from None
-        found.append(ms)
-    return pa.array(found, pa.int64())
+        times.append(ms)
+    return pa.array(times, pa.int64())
 
 
 def _are_clear(column: pa.Array) -> bool:
@@ -90,8 +90,8 @@ def _are_clear(column: pa.Array) -> bool:
 
 
 def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    found: pa.RecordBatch = batch.set_column(batch.schema.get_field_index(name), name, column)
-    return found
+    replaced: pa.RecordBatch = batch.set_column(batch.schema.get_field_index(name), name, column)
+    return replaced
 
 
 OPTION_COLUMNS = (
@@ -164,8 +164,8 @@ class WriteColumns:
             raise ConfigurationError(
                 f"{what} cannot use two columns with one name: {', '.join(schema.names)}"
             )
-        wanted = list(body_columns) or ["value"]
-        missing = sorted(set(wanted) - set(types))
+        body_names = list(body_columns) or ["value"]
+        missing = sorted(set(body_names) - set(types))
         if missing:
             raise ConfigurationError(
                 f"{what} needs the column {', '.join(missing)}; there are {', '.join(sorted(types))}"
@@ -178,7 +178,7 @@ class WriteColumns:
         """Whether a column names the topic of each row."""
         self.has_envelopes = was_read and "envelope" in types
         """Whether the options that a message had when it was read are in a column."""
-        used = {*wanted, *self.options, *(["topic"] if self.has_topics else ())}
+        used = {*body_names, *self.options, *(["topic"] if self.has_topics else ())}
         unused = set(types) - used - (OF_A_READ_ONLY if was_read else frozenset())
         if self.has_topics and "topic" not in types:
             raise ConfigurationError(
@@ -382,31 +382,31 @@ def _keys(column: pa.Array) -> list[bytes] | None:
     sizes = pc.min_max(pc.binary_length(column)).as_py()
     if not 0 < sizes["min"] <= sizes["max"] <= MAX_KEY_BYTES:
         return None
-    found: list[bytes] = column.cast(pa.binary()).to_pylist()
-    return found
+    keys: list[bytes] = column.cast(pa.binary()).to_pylist()
+    return keys
 
 
 def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
     """Return a column of whole numbers within bounds. None: it is something else, or one is missing or out of bounds."""
     if column.null_count or not pa.types.is_integer(column.type):
         return None
-    found = pc.min_max(column).as_py()
-    return column if least <= found["min"] and found["max"] <= most else None
+    bounds = pc.min_max(column).as_py()
+    return column if least <= bounds["min"] and bounds["max"] <= most else None
 
 
 def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[object]:
     """Return a column as values for ``Producer.build``; times are in ms."""
     column = batch.column(name)
-    found: list[Any] = column.to_pylist()
+    items: list[Any] = column.to_pylist()
     if name == "headers":
-        return [None if pairs is None else dict(pairs) for pairs in found]
+        return [None if pairs is None else dict(pairs) for pairs in items]
     if name == "key" and pa.types.is_binary(column.type):
         # On fifo topics the member of a message that was sent without a key begins so.
-        found = [
-            None if key is not None and topic.is_fifo and key.startswith(b"\xff") else key for key in found
+        items = [
+            None if key is not None and topic.is_fifo and key.startswith(b"\xff") else key for key in items
         ]
         try:
-            return [None if key is None else key.decode() for key in found]
+            return [None if key is None else key.decode() for key in items]
         except UnicodeDecodeError:
             raise InvalidMessage("key is not UTF-8") from None
-    return found
+    return items

@@ -127,11 +127,11 @@ def _each_slot(
         for first in range(0, len(places), STEP)
     ]
     calls = [call(slot, [rows[at] for at in places]) for slot, places in asked]
-    found = [""] * len(rows)
+    outcomes = [""] * len(rows)
     for (_, places), answer in zip(asked, walk(broker, calls, len(calls)), strict=True):
         for at, word in zip(places, answer, strict=True):
-            found[at] = words.get(word, word)
-    return found
+            outcomes[at] = words.get(word, word)
+    return outcomes
 
 
 def _discard(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
@@ -158,15 +158,15 @@ def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[
         failures = [Failure(row["member"], row["kind"], error=row["error"] or "") for row in part]
         return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
 
-    found = ["not_found"] * len(rows)
+    outcomes = ["not_found"] * len(rows)
     for at, word in zip(known, _each_slot(broker, [rows[at] for at in known], call, {}), strict=True):
-        found[at] = word
-    return found
+        outcomes[at] = word
+    return outcomes
 
 
 def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     now_ms = broker.now_ms()
-    found = ["unplaced"] * len(rows)
+    outcomes = ["unplaced"] * len(rows)
     built: list[Outgoing] = []
     places: list[int] = []
     for at, row in enumerate(rows):
@@ -182,8 +182,8 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
         built.append(Outgoing(topic, slot, member, score_at_once(topic, row["scored"], now_ms), envelope))
         places.append(at)
     for at, result in zip(places, Producer(broker).send(built), strict=True):
-        found[at] = result.status
-    return found
+        outcomes[at] = result.status
+    return outcomes
 
 
 def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, reject: bool = False) -> int:

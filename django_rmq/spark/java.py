@@ -42,8 +42,8 @@ def version_of(java: Path) -> int:
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
+    return int(match[1]) if match else 0
 
 
 def system_java() -> Path | None:
@@ -299,9 +299,9 @@ def stored_files(session: SparkSession, path: str) -> DataFrame | None:
     # A topic may be called 007, which must not be read as a number.
     session.conf.set(INFERS_PARTITIONS, "false")
     try:
-        found = session.read.option("basePath", path).parquet(path)
-        found.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
-        return found
+        files = session.read.option("basePath", path).parquet(path)
+        files.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
+        return files
     except AnalysisException as error:
         if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             return None
@@ -317,8 +317,8 @@ def describe(error: BaseException) -> tuple[str, str]:
     text = str(error)
     name, sentence = "", ""
     for line in text.splitlines():
-        head, found, rest = line.strip().partition(": ")
-        if found and "django_rmq.exceptions." in head:
+        head, colon, rest = line.strip().partition(": ")
+        if colon and "django_rmq.exceptions." in head:
             name, sentence = head.rpartition(".")[2], rest
     if name:
         return name, sentence

@@ -76,7 +76,7 @@ class Acknowledger(StreamingQueryListener):
 def _offset(text: str | None) -> Offset | None:
     """Return an offset of RMQ. None: it belongs to another source."""
     try:
-        found = json.loads(text or "{}")
+        offset = json.loads(text or "{}")
     except (TypeError, ValueError):
         return None
-    return found if isinstance(found, dict) and "consumer" in found else None
+    return offset if isinstance(offset, dict) and "consumer" in offset else None

@@ -334,11 +334,11 @@ class LiveRows:
         rows: list[bytes] = []
         for entry in page.entries:
             rows += (entry.member, f"{entry.score:.17g}".encode())
-        found = self._take(rows, is_last=page.cursor is None)
+        batches = self._take(rows, is_last=page.cursor is None)
         if not self._is_over:
-            rank = self._patience(lambda: self._rank_of(found[-2]))
+            rank = self._patience(lambda: self._rank_of(batches[-2]))
             self._rank = None if rank is None else rank + 1
-        return found
+        return batches
 
     def _rank_of(self, member: bytes) -> int | None:
         return self._broker.run(inspect.rank(*self._where, member))
@@ -488,12 +488,12 @@ class PushdownReader(Reader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks without the slots that have no such rows."""
-        found = super().partitions() if self._low <= self._high else []
+        partitions = super().partitions() if self._low <= self._high else []
         if self._slots is None:
-            return found
+            return partitions
         pieces = [
             [one for one in task.pieces if one.slot in self._slots]
-            for task in found
+            for task in partitions
             if isinstance(task, ReadTask)
         ]
         return [ReadTask(left) for left in pieces if left]

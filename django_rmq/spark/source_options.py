@@ -161,12 +161,12 @@ class SourceOptions:
     def keywords(self, name: str) -> dict[str, object]:
         """Return an option that is a JSON object of keyword arguments."""
         try:
-            found = json.loads(self.text(name) or "{}")
+            keywords = json.loads(self.text(name) or "{}")
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            keywords = None
+        if not isinstance(keywords, dict):
             raise ConfigurationError(f"option {name} must be a JSON object of redis-py's options")
-        return found
+        return keywords
 
     @property
     def sentinels(self) -> list[tuple[str, int]]:
@@ -180,17 +180,17 @@ class SourceOptions:
 
     def topics(self) -> list[str]:
         """Return the topics, one or more."""
-        found = [check_topic_name(name) for name in self.names("topic")]
-        if not found:
+        names = [check_topic_name(name) for name in self.names("topic")]
+        if not names:
             raise ConfigurationError("option topic is missing: the topic to read from or to write to")
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(names))
 
     def topic(self) -> str:
         """Return the one topic."""
-        found = self.topics()
-        if len(found) > 1:
-            raise ConfigurationError(f"option topic must name one topic here, got {', '.join(found)}")
-        return found[0]
+        names = self.topics()
+        if len(names) > 1:
+            raise ConfigurationError(f"option topic must name one topic here, got {', '.join(names)}")
+        return names[0]
 
     def tasks(self, messages: int) -> int:
         """Return in how many tasks this many messages are read."""
@@ -199,25 +199,25 @@ class SourceOptions:
 
     def queues(self) -> list[str]:
         """Return the states to read."""
-        found = self.names("queues", "store")
-        wrong = [name for name in found if name not in QUEUES]
+        queues = self.names("queues", "store")
+        wrong = [name for name in queues if name not in QUEUES]
         if wrong:
             raise ConfigurationError(
                 f"option queues must be among {', '.join(QUEUES)}, got {', '.join(wrong)}"
             )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(queues))
 
     def slots(self, count: int) -> Sequence[int]:
         """Return the slots to read, of ``count``."""
         try:
-            found = [int(part) for part in self.names("slots")]
+            slots = [int(part) for part in self.names("slots")]
         except ValueError:
-            found = [-1]
-        if not all(0 <= slot < count for slot in found):
+            slots = [-1]
+        if not all(0 <= slot < count for slot in slots):
             raise ConfigurationError(
                 f"option slots must be numbers from 0 to {count - 1}, got {self.text('slots')!r}"
             )
-        return list(dict.fromkeys(found)) or range(count)
+        return list(dict.fromkeys(slots)) or range(count)
 
     def bounds(self) -> tuple[float, float]:
         """Return the scores between which to read."""
@@ -243,12 +243,10 @@ class SourceOptions:
     @property
     def consumer(self) -> str:
         """The consumer, if no checkpoint names it yet: the given one, or a new name each time."""
-        found = self.text("consumerId")
-        if found is not None and not TOPIC_NAME.fullmatch(found):
-            raise ConfigurationError(
-                f"option consumerId must be 1 to 100 of A-Z a-z 0-9 . _ -, got {found!r}"
-            )
-        return found or uuid4().hex
+        name = self.text("consumerId")
+        if name is not None and not TOPIC_NAME.fullmatch(name):
+            raise ConfigurationError(f"option consumerId must be 1 to 100 of A-Z a-z 0-9 . _ -, got {name!r}")
+        return name or uuid4().hex
 
     def check(self) -> None:
         """Raise ``ConfigurationError`` for an invalid value of any option, before anything is begun."""

@@ -175,7 +175,7 @@ class ClaimReader(NamedTuple):
         parts: list[tuple[Rows, Sequence[bytes | None]]]
         if plain:
             rows = [inspect.rows(topic, slot, "claim", first, first + count - 1) for first, count in pages]
-            parts = [(found, ()) for found in walk(self.broker, rows)]
+            parts = [(answer, ()) for answer in walk(self.broker, rows)]
         else:
             reads = [claims.read_claim(*claim, first, count) for first, count in pages]
             parts = [(read.rows, read.envelopes) for read in walk(self.broker, reads)]
@@ -258,10 +258,10 @@ class MinBatch:
         """Return whether a batch may begin. ``due``: counts what could be claimed; not called if any number will do."""
         if self._least <= 1:
             return True
-        found = due()
-        if not 0 < found < self._least:
+        count = due()
+        if not 0 < count < self._least:
             self._since = None
-            return found > 0
+            return count > 0
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -301,13 +301,15 @@ class Backlog:
 
     def _count(self) -> dict[str, object]:
         counts = self._claims.counts(range(self._slots))
-        oldest = [found.oldest_due_ms for found in counts if found.oldest_due_ms is not None]
+        oldest = [
+            slot_counts.oldest_due_ms for slot_counts in counts if slot_counts.oldest_due_ms is not None
+        ]
         age = (self._claims.now_ms() - min(oldest)) / 1000 if oldest else 0.0
         return {
-            "due": sum(found.due for found in counts),
-            "waiting": sum(found.store + found.retry for found in counts),
+            "due": sum(slot_counts.due for slot_counts in counts),
+            "waiting": sum(slot_counts.store + slot_counts.retry for slot_counts in counts),
             "oldestDueSeconds": round(max(0.0, age), 3),
-            "claimed": sum(found.claimed for found in counts),
+            "claimed": sum(slot_counts.claimed for slot_counts in counts),
             "lostClaims": self._claims.lease.lost,
         }
 
@@ -364,8 +366,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For AvailableNow, from the first poll on: how many messages may still be claimed."""
 
     def __getstate__(self) -> dict[str, object]:
-        kept = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
-        return {name: self.__dict__[name] for name in kept}
+        names = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
+        return {name: self.__dict__[name] for name in names}
 
     def _look_up(self) -> Topic:
         return topic_of(self._name, self._broker.definitions().of(self._name))

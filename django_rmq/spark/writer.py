@@ -96,8 +96,8 @@ def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Record
 def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) < 2:
         return batches
-    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return found
+    whole: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
 
 
 class PartitionSend:
@@ -343,9 +343,9 @@ class Target:
         topic = self.topic
         if self.encoding.body_columns:
             basis = topic.slot_basis
-            found = canonical_rows(batch, self.encoding.body_columns)
+            bodies = canonical_rows(batch, self.encoding.body_columns)
             parsed = batch.select([basis]).to_pylist() if basis in self.encoding.body_columns else None
-            return found.cast(pa.binary()).to_pylist(), parsed
+            return bodies.cast(pa.binary()).to_pylist(), parsed
         column = batch.column("value")
         if column.null_count:
             raise InvalidMessage("column value is null")
@@ -367,11 +367,11 @@ class Target:
         """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
         parsed = list(map(decode_json, column.to_pylist())) if self.topic.slot_basis is not None else None
         known = canonical_texts(column) if self.encoding.canonical else column
-        found: list[bytes] = known.cast(pa.binary()).to_pylist()
+        bodies: list[bytes] = known.cast(pa.binary()).to_pylist()
         rest = pc.indices_nonzero(known.is_null())
         for row, text in zip(rest.to_pylist(), column.take(rest).to_pylist(), strict=True):
-            found[row] = encode_decoded(exact_json(text))
-        return found, parsed
+            bodies[row] = encode_decoded(exact_json(text))
+        return bodies, parsed
 
 
 def _options_of(topic: Topic, raw: bytes) -> dict[str, object]:
@@ -454,13 +454,13 @@ def _cell(column: pa.Array) -> object:
 def _folder(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system and the folder of ``badRows``, which is made if it is not there."""
     try:
-        found, folder = fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
-        found.create_dir(folder, recursive=True)
+        filesystem, folder = fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+        filesystem.create_dir(folder, recursive=True)
     except (OSError, pa.ArrowException, ValueError) as error:
         raise ConfigurationError(
             f"option badRows must be a folder, as an absolute path or a URI that pyarrow knows, got {path!r}: {error}"
         ) from None
-    return found, folder
+    return filesystem, folder
 
 
 class BadRows:

@@ -22,8 +22,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from django_rmq.tasks.backend import backend_of
 
-    found = globals()[name] = backend_of(framework(PACKAGE if name == "PackageBackend" else ""))
-    return found
+    backend = globals()[name] = backend_of(framework(PACKAGE if name == "PackageBackend" else ""))
+    return backend
 
 
 __all__ = ["RMQBackend"]

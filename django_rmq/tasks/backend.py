@@ -64,33 +64,33 @@ def find(backend: TaskBackend, key: str) -> FoundTask | None:
     if not _ID.fullmatch(key):
         return None
     broker = connections.get_broker()
-    found = known(broker, key)
-    if found is not None and found.record.is_finished:
-        return found
-    looked = look(broker, backend, key.encode())
-    if looked is None or _is_over(looked):
+    task = known(broker, key)
+    if task is not None and task.record.is_finished:
+        return task
+    reply = look(broker, backend, key.encode())
+    if reply is None or _is_over(reply):
         # An attempt may have ended between the two requests. A worker keeps its record before it acknowledges the message,
         # so the second read finds it.
-        found = known(broker, key)
-        if found is not None and found.record.is_finished:
-            return found
-    if looked is not None:
-        return _of_message(looked, found)
-    if found is not None:
+        task = known(broker, key)
+        if task is not None and task.record.is_finished:
+            return task
+    if reply is not None:
+        return _of_message(reply, task)
+    if task is not None:
         # No topic has the message, and no attempt has recorded its end: the message was cancelled or removed.
-        found.record.status = FAILED
+        task.record.status = FAILED
         # The time of the removal is not known. The message still existed when its last attempt began.
-        found.record.finished_at = found.record.last_attempted_at
-        found.record.add(_GONE)
-    return found
+        task.record.finished_at = task.record.last_attempted_at
+        task.record.add(_GONE)
+    return task
 
 
 def known(broker: Broker, key: str) -> FoundTask | None:
     """Return the record of a task's attempts, or None if none is known to have begun."""
-    kept = broker.run(registry.result(key))
-    if kept is None or kept.stamp <= RELEASED:
+    stored = broker.run(registry.result(key))
+    if stored is None or stored.stamp <= RELEASED:
         return None
-    return FoundTask(Job.of(json.loads(kept.job)), TaskRecord.read(kept.record, kept.stamp))
+    return FoundTask(Job.of(json.loads(stored.job)), TaskRecord.read(stored.record, stored.stamp))
 
 
 def is_released(broker: Broker, key: str) -> bool:
@@ -138,8 +138,10 @@ def _runs(looked: DescribeReply, record: TaskRecord) -> bool:
 
 def _error(death: Death) -> Error:
     text = death.error.decode("utf-8", "replace")
-    told = f"The task ended as {death.reason}."
-    return Error(_CLASSES.get(death.reason) or _path(error_class(text)), f"{told}\n{text}" if text else told)
+    sentence = f"The task ended as {death.reason}."
+    return Error(
+        _CLASSES.get(death.reason) or _path(error_class(text)), f"{sentence}\n{text}" if text else sentence
+    )
 
 
 def _path(name: str) -> str:
@@ -150,16 +152,16 @@ def _path(name: str) -> str:
     if "." in name:
         return name
     for home in (builtins, exceptions):
-        found = getattr(home, name, None)
-        if isinstance(found, type) and issubclass(found, BaseException):
+        attribute = getattr(home, name, None)
+        if isinstance(attribute, type) and issubclass(attribute, BaseException):
             return f"{home.__name__}.{name}"
     return "builtins.Exception"
 
 
 def _moment(ms: float) -> datetime:
     """Return a time of Redis as Django's settings want times."""
-    found = datetime.fromtimestamp(ms / 1000, UTC)
-    return found if settings.USE_TZ else found.astimezone().replace(tzinfo=None)
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment if settings.USE_TZ else moment.astimezone().replace(tzinfo=None)
 
 
 logger = logging.getLogger("django_rmq.tasks")
@@ -215,10 +217,10 @@ class Tasks:
         While the task waits or runs, this is what its message says. The result of a finished task is kept for
         ``OPTIONS["RESULT_RETENTION"]``. Raises ``UnknownTask`` if no module of this process has the task.
         """
-        found = find(self._declared(), result_id)
-        if found is None:
+        task = find(self._declared(), result_id)
+        if task is None:
             raise self.framework.exceptions.TaskResultDoesNotExist(result_id)
-        job, record = found
+        job, record = task
         return result_of(self.framework, job.task(self.framework), result_id, job, record)
 
     def _declared(self) -> TaskBackend:

@@ -236,8 +236,8 @@ class Attempt:
         # A replayed message has all its retries again, and the record of its earlier life does not count.
         if begun <= 0:
             return TaskRecord()
-        kept = known(self._broker, self.key)
-        record = TaskRecord() if kept is None else kept.record
+        stored = known(self._broker, self.key)
+        record = TaskRecord() if stored is None else stored.record
         # A worker that died within ``SECONDS`` has left no record of the start of its attempt.
         record.workers += [LOST] * (begun - len(record.workers))
         return record
@@ -517,9 +517,9 @@ def release(message: Message) -> None:
 
 def listeners(config: Config) -> dict[str, ListenerFunction]:
     """Return the listener of each topic that tasks need."""
-    found: dict[str, ListenerFunction] = {}
+    functions: dict[str, ListenerFunction] = {}
     for backend in config.tasks.values():
         for queue in [backend.shared] if backend.shared else backend.queues.values():
-            found[queue.threads.name], found[queue.loop.name] = run, arun
-        found[backend.later.name] = release
-    return found
+            functions[queue.threads.name], functions[queue.loop.name] = run, arun
+        functions[backend.later.name] = release
+    return functions

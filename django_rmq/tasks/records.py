@@ -64,7 +64,7 @@ class Job(NamedTuple):
     @property
     def body(self) -> dict[str, object]:
         """The message's body."""
-        found = {
+        body = {
             "task": self.path,
             "args": self.args,
             "kwargs": self.kwargs,
@@ -74,10 +74,10 @@ class Job(NamedTuple):
             "enqueued_at": self.enqueued_at.isoformat(),
         }
         if self.run_after is not None:
-            found["run_after"] = self.run_after.isoformat()
+            body["run_after"] = self.run_after.isoformat()
         if self.in_loop:
-            found["async"] = True
-        return found
+            body["async"] = True
+        return body
 
     @property
     def place(self) -> int:
@@ -111,23 +111,23 @@ class Job(NamedTuple):
         Raises ``UnknownTask`` if no imported module has such an object, ``TypeError`` if it is something else, and the
         framework's ``InvalidTask`` if the backend does not take it any more.
         """
-        found = imported(self.path)
-        if found is None:
+        task = imported(self.path)
+        if task is None:
             # Web processes import the tasks of all apps only if a result needs them.
             task_modules.import_tasks()
-            found = imported(self.path)
-        if found is None:
+            task = imported(self.path)
+        if task is None:
             raise UnknownTask(
                 f"no module that is imported here has the task {self.path[:200]!r}. Tasks are found in the tasks modules "
                 'of the installed apps. Name any other module in OPTIONS["MODULES"] of the backend, or import it in '
                 "AppConfig.ready"
             )
-        if not isinstance(found, framework.base.Task):
-            raise TypeError(f"{self.path} is a {type(found).__name__}, and not a task")
+        if not isinstance(task, framework.base.Task):
+            raise TypeError(f"{self.path} is a {type(task).__name__}, and not a task")
         given = (self.priority, self.queue, self.backend, self.run_after)
-        if given == (found.priority, found.queue_name, found.backend, found.run_after):
-            return found
-        return found.using(
+        if given == (task.priority, task.queue_name, task.backend, task.run_after):
+            return task
+        return task.using(
             priority=self.priority, queue_name=self.queue, backend=self.backend, run_after=self.run_after
         )
 
@@ -163,31 +163,33 @@ def _again(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply
         topic.name: slot_counts(definitions.get(topic.name) or topic.definition()) for topic in backend.topics
     }
     for topic in backend.topics:
-        if len(counts[topic.name]) > 1 and (found := _on_its_way(broker, topic, counts[topic.name], member)):
-            return found
+        if len(counts[topic.name]) > 1 and (
+            message := _on_its_way(broker, topic, counts[topic.name], member)
+        ):
+            return message
     return _first(broker, backend, member, counts)
 
 
 def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: bytes) -> DescribeReply | None:
     """Search the slots in the order in which a mover takes the message through them: old slot, on its way, new slot."""
     source, target = (slot_of(member, slots) for slots in counts)
-    found = _found(broker, [inspect.look(topic, source, [member])])
+    message = _found(broker, [inspect.look(topic, source, [member])])
     # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
-    if found is None and (slot := broker.run(reshard.survey(topic, source))).ticket:
+    if message is None and (slot := broker.run(reshard.survey(topic, source))).ticket:
         # Without members to move, ``move_out`` only repeats the batch that has left the slot.
         left = broker.run(reshard.move_out(topic, source, slot.reslot, source))
-        found = next((_leaving(row) for row in left.rows if row.member == member), None)
-    return found or _found(broker, [inspect.look(topic, target, [member])])
+        message = next((_leaving(row) for row in left.rows if row.member == member), None)
+    return message or _found(broker, [inspect.look(topic, target, [member])])
 
 
 def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:
     """Return the description of the last slot that knows the message."""
-    found: DescribeReply | None = None
+    message: DescribeReply | None = None
     for answer in walk(broker, calls):
-        for looked in answer:
-            if any(score is not None for score in looked[:5]):
-                found = looked
-    return found
+        for reply in answer:
+            if any(score is not None for score in reply[:5]):
+                message = reply
+    return message
 
 
 def _leaving(row: CopyReply) -> DescribeReply:
@@ -247,7 +249,7 @@ class TaskRecord:
 
     def written(self) -> bytes:
         """Return the form that Redis keeps. Raises ``ValueError`` for a value that JSON cannot hold."""
-        found = {
+        fields = {
             "status": self.status,
             "started_at": _text(self.started_at),
             "finished_at": _text(self.finished_at),
@@ -256,21 +258,21 @@ class TaskRecord:
             "workers": self.workers,
             "value": self.value,
         }
-        return _encode(found).encode()
+        return _encode(fields).encode()
 
     @classmethod
     def read(cls, raw: bytes, stamp: int) -> TaskRecord:
         """Return the record from the form that Redis keeps. Raises ``ValueError`` if ``raw`` is not a record."""
         try:
-            found = json.loads(raw)
+            fields = json.loads(raw)
             return cls(
-                found["status"],
-                _moment(found["started_at"]),
-                _moment(found["finished_at"]),
-                _moment(found["last_attempted_at"]),
-                [Error(*each) for each in found["errors"]],
-                found["workers"],
-                found["value"],
+                fields["status"],
+                _moment(fields["started_at"]),
+                _moment(fields["finished_at"]),
+                _moment(fields["last_attempted_at"]),
+                [Error(*each) for each in fields["errors"]],
+                fields["workers"],
+                fields["value"],
                 stamp,
             )
         except (KeyError, TypeError) as error:
@@ -308,8 +310,10 @@ def _error_type(package: str) -> Any:
 
 def _class_of(error: Any) -> type[BaseException]:
     """Return the class of an error. If this process has not imported it, ``Exception`` stands for it."""
-    found = imported(error.exception_class_path)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else Exception
+    error_class = imported(error.exception_class_path)
+    return (
+        error_class if isinstance(error_class, type) and issubclass(error_class, BaseException) else Exception
+    )
 
 
 def update(framework: Framework, result: object, record: TaskRecord) -> None:
@@ -328,7 +332,7 @@ def update(framework: Framework, result: object, record: TaskRecord) -> None:
 def result_of(framework: Framework, task: object, key: str, job: Job, record: TaskRecord) -> Any:
     """Return what programs get: a ``TaskResult`` of the framework."""
     base = framework.base
-    found = base.TaskResult(
+    result = base.TaskResult(
         task=task,
         id=key,
         status=base.TaskResultStatus[record.status],
@@ -343,5 +347,5 @@ def result_of(framework: Framework, task: object, key: str, job: Job, record: Ta
         worker_ids=list(record.workers),
     )
     # Not an argument of the class, which is frozen.
-    object.__setattr__(found, "_return_value", record.value)
-    return found
+    object.__setattr__(result, "_return_value", record.value)
+    return result

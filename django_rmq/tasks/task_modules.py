@@ -64,15 +64,15 @@ def import_tasks() -> None:
     if not config.tasks:
         return
     with _importing:
-        declared, found = declared_modules(config), list(of_apps("tasks"))
-        known = (*declared, *found)
+        declared, of_packages = declared_modules(config), list(of_apps("tasks"))
+        known = (*declared, *of_packages)
         if known in _imported:
             return
         for module, error in import_each(declared):
             raise ConfigurationError(
                 f'OPTIONS["MODULES"] of TASKS names {module!r}, which cannot be imported: {error!r}'
             ) from error
-        for module, error in import_each(found):
+        for module, error in import_each(of_packages):
             logger.error(
                 "The tasks of %s are unknown, because the module cannot be imported: %r",
                 module,

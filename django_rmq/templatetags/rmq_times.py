@@ -91,11 +91,11 @@ def when(ms: float | None, now_ms: float) -> str | SafeString:
 @register.simple_tag
 def instant(ms: float | None) -> str | SafeString:
     """Return the instant ``ms`` to the millisecond, on the viewer's clock."""
-    found = moment(ms)
-    if found is None:
+    at = moment(ms)
+    if at is None:
         return "–"
-    text = f"{date_format(found, 'Y-m-d H:i:s')}.{found.microsecond // 1000:03d}"
-    return format_html('<time datetime="{}">{}</time>', found.isoformat(timespec="milliseconds"), text)
+    text = f"{date_format(at, 'Y-m-d H:i:s')}.{at.microsecond // 1000:03d}"
+    return format_html('<time datetime="{}">{}</time>', at.isoformat(timespec="milliseconds"), text)
 
 
 @register.simple_tag

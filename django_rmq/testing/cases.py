@@ -133,14 +133,14 @@ def assert_message_sent(
 def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages | None = None) -> None:
     """Assert that nothing was sent (to ``topic``), except for what was rolled back."""
     sent = _captured(messages)
-    found = CapturedMessages(
+    captured = CapturedMessages(
         message
         for message in (sent if topic is None else sent.of(topic))
         if message.result.status != "discarded"
     )
-    if found:
+    if captured:
         where = "" if topic is None else f" of topic {topic!r}"
-        raise AssertionError(f"expected no message{where}, found {len(found)}; {_listed(found)}")
+        raise AssertionError(f"expected no message{where}, found {len(captured)}; {_listed(captured)}")
 
 
 def _comparable(name: str, options: SendOptions) -> SendOptions:

@@ -174,15 +174,15 @@ def add(
     if using is not None:
         runs = OnceListener(name, runs, using)
     coroutine = function if runs_later and using is None else None
-    found = Listener(topic, runs, batch_size, location, name, using, coroutine)
+    listener = Listener(topic, runs, batch_size, location, name, using, coroutine)
     other = _listeners.get(topic)
     # After a reload the same function is registered again.
-    if other is not None and other.name != found.name:
+    if other is not None and other.name != listener.name:
         raise DuplicateListener(
             f'topic "{topic}" has two listeners: {other.name} ({other.location}) and {name} ({location})'
         )
-    _listeners[topic] = found
-    return found
+    _listeners[topic] = listener
+    return listener
 
 
 def schedule(
@@ -207,7 +207,7 @@ def schedule(
     """
     options = {"BODY": body, "CRON": cron, "EVERY": every, "TIMEZONE": timezone, "CATCH_UP": catch_up}
     # Options that cannot be used are reported at the line of the decorator, before there is a function.
-    found = scheduled.parsed(name, topic, options)
+    parsed = scheduled.parsed(name, topic, options)
 
     def register(function: Function) -> Function:
         sends_to = topic
@@ -221,7 +221,7 @@ def schedule(
             sends_to = served[0] if served else name
             if not served:
                 add(name, function)
-        scheduled.register(replace(found, topic=sends_to))
+        scheduled.register(replace(parsed, topic=sends_to))
         return function
 
     return register
@@ -234,8 +234,8 @@ def listeners() -> dict[str, Listener]:
 
 def name_of(topic: str) -> str:
     """Return the name of the listener of a topic, as ``module.qualname``."""
-    found = _listeners.get(topic)
-    return f"of topic {topic}" if found is None else found.name
+    listener = _listeners.get(topic)
+    return f"of topic {topic}" if listener is None else listener.name
 
 
 def once_databases() -> dict[str, str]:

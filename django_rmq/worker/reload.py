@@ -64,14 +64,14 @@ class SourceWatch:
 
     @staticmethod
     def _look() -> dict[Path, int | None]:
-        found: dict[Path, int | None] = {}
+        times: dict[Path, int | None] = {}
         for path in autoreload.iter_all_python_module_files():
             try:
-                found[path] = path.stat().st_mtime_ns
+                times[path] = path.stat().st_mtime_ns
             # The file was deleted, or is being replaced by an editor.
             except OSError:
                 continue
-        return found
+        return times
 
 
 def try_out() -> str:

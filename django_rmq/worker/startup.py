@@ -52,8 +52,8 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
                 f"topic {topic.name} has no listener: write one with @listener({topic.name!r}) "
                 f"in the {config.autodiscover or 'listeners'}.py of an installed app"
             )
-    wanted = named or [topic for topic in config.topics.values() if topic.name in listeners]
-    chosen = [topic for topic in dict.fromkeys(wanted) if topic.name not in excluded]
+    topics = named or [topic for topic in config.topics.values() if topic.name in listeners]
+    chosen = [topic for topic in dict.fromkeys(topics) if topic.name not in excluded]
     if not chosen:
         raise ConfigurationError("nothing to consume: no declared topic has a listener")
     without = sorted(
@@ -148,9 +148,9 @@ class Preparation:
 
 def _check_bodies(topics: list[Topic]) -> None:
     """Raise ``ConfigurationError`` if the type of a topic's bodies cannot be used. The types are imported once, here."""
-    found = [problem for topic in topics for problem in validating.problems(topic)]
-    if found:
-        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}".strip() for problem in found))
+    flaws = [problem for topic in topics for problem in validating.problems(topic)]
+    if flaws:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}".strip() for problem in flaws))
 
 
 def _check_once(topics: list[Topic]) -> None:
@@ -158,12 +158,12 @@ def _check_once(topics: list[Topic]) -> None:
     listeners = listener_registry.listeners()
     served = [listeners[topic.name] for topic in topics if topic.name in listeners]
     chosen = [each for each in served if each.using is not None]
-    found = [problem for each in chosen for problem in once_requirements.problems(get_config(), each)]
-    if not found:
+    flaws = [problem for each in chosen for problem in once_requirements.problems(get_config(), each)]
+    if not flaws:
         given, problems = ask_each(
             sorted({each.using for each in chosen if each.using}), once_requirements.missing_table
         )
-        found += [problem for answer in given.values() for problem in answer]
+        flaws += [problem for answer in given.values() for problem in answer]
         for alias, problem in problems.items():
             # Other topics need not wait for this database, and a message whose listener needs it is tried again.
             logger.warning(
@@ -172,8 +172,8 @@ def _check_once(topics: list[Topic]) -> None:
                 problem,
                 extra={"rmq_event": "unknown_migrations"},
             )
-    if found:
-        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
+    if flaws:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in flaws))
 
 
 def _look_at_server(topics: list[Topic]) -> None:
@@ -181,12 +181,12 @@ def _look_at_server(topics: list[Topic]) -> None:
 
     A server that refuses writes is no reason not to start: consuming may be what makes room in it.
     """
-    found = connections.server_flaws(topics)
-    lasting = [flaw for flaw in found if flaw.is_lasting]
+    flaws = connections.server_flaws(topics)
+    lasting = [flaw for flaw in flaws if flaw.is_lasting]
     if lasting and get_config().durability == "strict":
         reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in lasting)
         raise ConfigurationError(f'RMQ["DURABILITY"] is "strict": {reasons}')
-    for flaw in found:
+    for flaw in flaws:
         logger.warning("%s %s", flaw.message, flaw.hint, extra={"rmq_event": "server_flaw"})
 
 

@@ -109,15 +109,15 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
 
 def stacks_of(batches: Iterable[Batch], requests: Iterable[StackRequest], now_ms: int) -> list[Stack]:
     """Return the stacks of messages; that of a message that does not run is empty."""
-    found: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     for batch in batches:
         thread = batch.thread
         if batch.call_began_at is None or thread is None:
             continue
         topic, slot = batch.topic.name, batch.slot.number
         for message in batch.messages_of_call():
-            found[sealed_id(topic, slot, message.delivery.member)] = thread.stack_of(batch)
-    return [Stack(one.id, one.asked_ms, now_ms, _innermost(found.get(one.id, ""))) for one in requests]
+            text_of[sealed_id(topic, slot, message.delivery.member)] = thread.stack_of(batch)
+    return [Stack(one.id, one.asked_ms, now_ms, _innermost(text_of.get(one.id, ""))) for one in requests]
 
 
 def _innermost(stack: str) -> str:
@@ -219,8 +219,8 @@ class ReportDuty:
         # Another program may have put a value of another type in the place of the limits. Those known until then hold.
         if not isinstance(limits := changed.result(), RmqError):
             self._limit(limits)
-        if not isinstance(found := actions.result(), RmqError):
-            self._act(found)
+        if not isinstance(answer := actions.result(), RmqError):
+            self._act(answer)
         written.get()
         request, stacks = asked.get()
         is_new = self._obey_new(request)
@@ -248,10 +248,10 @@ class ReportDuty:
         stacks = stacks_of(self._batches(), decode_stack_requests(request), now_ms)
         pipeline = self._broker.pipeline()
         written = pipeline.add(write_stacks(self._worker, stacks))
-        kept = pipeline.add(end_stacks(STACKS_MS))
+        ended = pipeline.add(end_stacks(STACKS_MS))
         pipeline.execute()
         written.get()
-        kept.get()
+        ended.get()
         self._answered = request
 
     def report(self, now_ms: int) -> WorkerReport:

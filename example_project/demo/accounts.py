@@ -102,19 +102,19 @@ class Accounts(TopicAccounts):
 
     def summary(self, done: Done) -> dict[str, object]:
         """What a run came to, by name."""
-        found = self.totals()
+        totals = self.totals()
         slots = sum(topic.slots for topic in self.topics.values())
         unbalanced = len(self.unbalanced())
         return {
-            "sent": f"{found['sent']} ({done.price_changes} price changes, {done.orders} orders)",
-            "merged": found["merged"],
-            "rendered": found["rendered"],
+            "sent": f"{totals['sent']} ({done.price_changes} price changes, {done.orders} orders)",
+            "merged": totals["merged"],
+            "rendered": totals["rendered"],
             "confirmed by mail": Order.objects.filter(confirmed_at__gte=self.began).count(),
             "paid": done.paid,
-            "closed": f"{found['closed']} (the latest {self.latest_close().total_seconds():.3f} s after its time)",
-            "retried": found["retried"],
-            "dead": found["dead"],
-            "not yet due or resting": found["waiting"] + found["resting"],
+            "closed": f"{totals['closed']} (the latest {self.latest_close().total_seconds():.3f} s after its time)",
+            "retried": totals["retried"],
+            "dead": totals["dead"],
+            "not yet due or resting": totals["waiting"] + totals["resting"],
             "ledger": f"NOT balanced in {unbalanced} slots" if unbalanced else f"balanced in {slots} slots",
             "delivered early": self.closed_early(),
         }
@@ -145,27 +145,29 @@ class Accounts(TopicAccounts):
 
     def complaints(self, done: Done) -> list[str]:
         """What does not add up, a sentence each; call it when the consumers have stopped."""
-        found = self.unbalanced()
+        complaints = self.unbalanced()
         figures = self.figures()
         for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders), (MAILS, done.orders)):
             if figures[name]["sent"] < returned:
-                found.append(f"{returned} sends to {name} returned, Redis counts {figures[name]['sent']}")
+                complaints.append(
+                    f"{returned} sends to {name} returned, Redis counts {figures[name]['sent']}"
+                )
         for name in (PRICES, RENDERS, MAILS):
             waiting = figures[name].store + figures[name].prepare
             if waiting:
-                found.append(f"{waiting} messages of {name} were not consumed")
+                complaints.append(f"{waiting} messages of {name} were not consumed")
         if figures[ORDERS].prepare:
-            found.append(
+            complaints.append(
                 f"{figures[ORDERS].prepare} messages of {ORDERS} are in flight although no worker runs"
             )
 
         if unconfirmed := Order.objects.filter(confirmed_at=None).count() - figures[MAILS].dead:
-            found.append(f"{unconfirmed} orders were not confirmed by mail")
+            complaints.append(f"{unconfirmed} orders were not confirmed by mail")
         if overdue := self._overdue():
-            found.append(f"{overdue} orders are past their time but neither paid nor closed")
+            complaints.append(f"{overdue} orders are past their time but neither paid nor closed")
         still_open = Order.objects.filter(state=State.OPEN).count()
         if still_open > live(figures[ORDERS]) + figures[ORDERS].dead:
-            found.append(
+            complaints.append(
                 f"{still_open} orders are open, but only {live(figures[ORDERS])} messages will close them"
             )
         # What failed for good shows an old price, and is where a person finds it; nothing else may.
@@ -174,13 +176,13 @@ class Accounts(TopicAccounts):
             sku for sku in Product.objects.outdated().values_list("sku", flat=True) if sku not in excused
         ]
         if stale:
-            found.append(f"{len(stale)} products do not show their price, such as {stale[:5]}")
+            complaints.append(f"{len(stale)} products do not show their price, such as {stale[:5]}")
         wrong = Product.objects.exclude(rendered_at=None).filter(rendered_version=F("price_version"))
         if differing := wrong.exclude(rendered_price=F("price")).count():
-            found.append(f"{differing} images carry another price than their product")
+            complaints.append(f"{differing} images carry another price than their product")
         if early := self.closed_early():
-            found.append(f"{early} orders were closed before their time")
-        return found
+            complaints.append(f"{early} orders were closed before their time")
+        return complaints
 
     def _overdue(self) -> int:
         return Order.objects.filter(state=State.OPEN, due_at__lte=timezone.now()).count()

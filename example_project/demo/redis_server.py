@@ -31,8 +31,8 @@ def redis_server_binaries() -> list[Path]:
     path = os.pathsep.join(SYSTEM_FOLDERS)
     system = [shutil.which(name, path=path) for name in ("redis-server", "valkey-server")]
     candidates = [named, *packaged, *system]
-    found = [Path(path).absolute() for path in candidates if path and os.access(path, os.X_OK)]
-    return list(dict.fromkeys(found))
+    binaries = [Path(path).absolute() for path in candidates if path and os.access(path, os.X_OK)]
+    return list(dict.fromkeys(binaries))
 
 
 def redis_server_binary() -> Path:

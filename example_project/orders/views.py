@@ -20,8 +20,8 @@ def orders(request: HttpRequest) -> HttpResponse:
 
 def order(request: HttpRequest, pk: int) -> HttpResponse:
     """One order, which can be paid while it is open."""
-    found = get_object_or_404(Order.objects.select_related("product__shop"), pk=pk)
-    return render(request, "orders/order.html", {"order": found})
+    shown = get_object_or_404(Order.objects.select_related("product__shop"), pk=pk)
+    return render(request, "orders/order.html", {"order": shown})
 
 
 @require_POST
@@ -37,7 +37,7 @@ def create(request: HttpRequest, sku: int) -> HttpResponse:
 @require_POST
 def pay(request: HttpRequest, pk: int) -> HttpResponse:
     """Pay an order, if it is still open."""
-    found = get_object_or_404(Order, pk=pk)
-    if not pay_order(found):
+    order = get_object_or_404(Order, pk=pk)
+    if not pay_order(order):
         messages.error(request, "This order was already closed; the goods are back in stock.")
-    return redirect(found)
+    return redirect(order)

@@ -25,15 +25,15 @@ def order_renders(messages: list[Message]) -> None:
             sku__in=[message.body["sku"] for message in messages]
         ).values_list("sku", "shop_id", "shop__grade")
     }
-    wanted: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    bodies_of: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for message in messages:
         sku = message.body["sku"]
         if sku not in merchants:
             message.reject(f"there is no product {sku}")
             continue
         shop, grade = merchants[sku]
-        wanted[RENDER_PRIORITY[Grade(grade)]].append({"sku": sku, "shop": shop})
-    for priority, bodies in wanted.items():
+        bodies_of[RENDER_PRIORITY[Grade(grade)]].append({"sku": sku, "shop": shop})
+    for priority, bodies in bodies_of.items():
         send_messages("image-renders", bodies, priority=priority)
 
 

@@ -19,5 +19,5 @@ def shop_front(request: HttpRequest) -> HttpResponse:
 
 def product(request: HttpRequest, sku: int) -> HttpResponse:
     """One product, which can be ordered."""
-    found = get_object_or_404(Product.objects.select_related("shop"), sku=sku)
-    return render(request, "prices/product.html", {"product": found})
+    shown = get_object_or_404(Product.objects.select_related("shop"), sku=sku)
+    return render(request, "prices/product.html", {"product": shown})

@@ -169,13 +169,13 @@ class Command(RmqCommand):
             return None
 
     def _show(self, names: list[str], rates: Rates, options: Options) -> None:
-        figures, kept = self.operations().overview(names), self._outbox()
+        figures, waits = self.operations().overview(names), self._outbox()
         if options["json"]:
-            rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(kept, one) for one in figures]
+            rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(waits, one) for one in figures]
             self.stdout.write(json.dumps(rows, indent=None if options["watch"] else 2))
             self.stdout.flush()
             return
-        lines = [*lines_of(figures, rates), *outbox_lines(kept)]
+        lines = [*lines_of(figures, rates), *outbox_lines(waits)]
         if options["watch"]:
             schedules = self.operations().schedules(names)
             lines += ["", *rmqschedules.lines_of(schedules), ""] if schedules else [""]

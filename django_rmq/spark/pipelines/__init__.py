@@ -318,31 +318,31 @@ def connection_options() -> dict[str, str]:
             'Spark needs Redis, but RMQ["BROKER"] is "memory", which other processes cannot use'
         )
     server = config.redis
-    told: dict[str, object] = {**server.pool}
+    pool: dict[str, object] = {**server.pool}
     provider = os.environ.get("RMQ_CREDENTIAL_PROVIDER")
-    if told.pop("credential_provider", None) is not None and not provider:
+    if pool.pop("credential_provider", None) is not None and not provider:
         raise ConfigurationError(
             "CONNECTION_POOL_KWARGS has a credential_provider, an object that cannot be passed to Spark's tasks: set "
             "RMQ_CREDENTIAL_PROVIDER to the dotted path of a function or class without arguments that makes one"
         )
-    told |= {name: getattr(server, name) for name in redis_url.LOGIN if getattr(server, name)}
+    pool |= {name: getattr(server, name) for name in redis_url.LOGIN if getattr(server, name)}
     urls = []
     for url in server.cluster or (server.url,):
         address = redis_url.without_login(url)
         urls.append(address.url)
-        told |= address.options
-    found = {"prefix": config.key_prefix, "url": ",".join(urls)}
-    found |= {name: str(told.pop(name)) for name in redis_url.LOGIN if told.get(name)}
+        pool |= address.options
+    options = {"prefix": config.key_prefix, "url": ",".join(urls)}
+    options |= {name: str(pool.pop(name)) for name in redis_url.LOGIN if pool.get(name)}
     if server.cluster:
-        found["cluster"] = "true"
+        options["cluster"] = "true"
     if provider:
-        found["credentialProvider"] = provider
+        options["credentialProvider"] = provider
     if server.sentinels:
-        found["sentinels"] = ",".join(f"{host}:{port}" for host, port in server.sentinels)
+        options["sentinels"] = ",".join(f"{host}:{port}" for host, port in server.sentinels)
     # Spark hides the values of options with certain names, and it is unknown which of these options are
     # secret.
-    found |= _secret("secretConnectionOptions", "CONNECTION_POOL_KWARGS", told)
-    return found | _secret("secretSentinelOptions", "SENTINEL_KWARGS", server.sentinel_options)
+    options |= _secret("secretConnectionOptions", "CONNECTION_POOL_KWARGS", pool)
+    return options | _secret("secretSentinelOptions", "SENTINEL_KWARGS", server.sentinel_options)
 
 
 def _secret(option: str, setting: str, values: Mapping[str, object]) -> dict[str, str]:
@@ -356,10 +356,10 @@ def _secret(option: str, setting: str, values: Mapping[str, object]) -> dict[str
 
 def _waiting(backlog: str | None) -> str:
     """Return what a source of ours reports as its latest offset, in words."""
-    found = None
+    counts = None
     with suppress(ValueError):  # another source may report any text
-        found = json.loads(backlog or "null")
-    return f", {found['waiting']} wait" if isinstance(found, dict) and "waiting" in found else ""
+        counts = json.loads(backlog or "null")
+    return f", {counts['waiting']} wait" if isinstance(counts, dict) and "waiting" in counts else ""
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:

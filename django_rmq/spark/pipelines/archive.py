@@ -60,10 +60,12 @@ class Archive(Pipeline):
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
         dead = context.read(*topics, queues="dead", includeMetadata=True, maxScore=up_to)
-        found = archived_columns(dead, slots)
+        columns = archived_columns(dead, slots)
         if options["where"]:
-            found = found.withColumn("body", found.value.cast("string")).where(options["where"]).drop("body")
-        with context.kept(found) as cached:
+            columns = (
+                columns.withColumn("body", columns.value.cast("string")).where(options["where"]).drop("body")
+            )
+        with context.kept(columns) as cached:
             self._archive(context, cached, options)
 
     def _archive(self, context: Context, found: DataFrame, options: Options) -> None:
@@ -126,15 +128,15 @@ def archived_columns(dead: DataFrame, slots: dict[str, int]) -> DataFrame:
 
 def archive_of(context: Context, path: str) -> DataFrame | None:
     """Return an archive as a frame. None: there is none yet. Raises ``OperationRefused`` for other files."""
-    found = stored_files(context.spark, path)
-    if found is None:
+    archive = stored_files(context.spark, path)
+    if archive is None:
         return None
-    missing = {*KEY, "slots", "envelope", "scored", "run", "date"} - set(found.columns)
+    missing = {*KEY, "slots", "envelope", "scored", "run", "date"} - set(archive.columns)
     if missing:
         raise OperationRefused(
             f"{path} holds files that are not an archive: {', '.join(sorted(missing))} is missing"
         )
-    return found
+    return archive
 
 
 def tally(context: Context, outcomes: DataFrame) -> dict[str, int]:
@@ -176,21 +178,21 @@ class Replay(Pipeline):
             failing.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
-            found = archive_of(context, options["archive"])
-            if found is None:
+            messages = archive_of(context, options["archive"])
+            if messages is None:
                 raise OperationRefused(f"{options['archive']} does not hold an archive")
-            found = found.where(found.topic == topic.name)
+            messages = messages.where(messages.topic == topic.name)
         else:
             dead = context.read(topic.name, queues="dead", includeMetadata=True)
-            found = archived_columns(dead, {topic.name: topic.slots})
-        found = found.withColumn("body", found.value.cast("string"))
+            messages = archived_columns(dead, {topic.name: topic.slots})
+        messages = messages.withColumn("body", messages.value.cast("string"))
         if options["where"]:
-            found = found.where(options["where"])
+            messages = messages.where(options["where"])
         if options["dry_run"]:
             with context.watching():
-                context.say(f"{found.count()} messages would be replayed")
+                context.say(f"{messages.count()} messages would be replayed")
             return
-        outcomes = self._replay(context, topic.name, found, from_archive=bool(options["archive"]))
+        outcomes = self._replay(context, topic.name, messages, from_archive=bool(options["archive"]))
         record(context.actor, "replay", topic.name, outcomes, "archive" if options["archive"] else "dead")
         context.say(f"{topic.name}: {told(outcomes)}")
         if outcomes.get("unplaced"):

@@ -134,18 +134,18 @@ def _sink(options: Options) -> Sink:
 
 def _function(path: str) -> Callable[[DataFrame, int, str], object]:
     try:
-        found = import_string(path)
+        attribute = import_string(path)
     except ImportError as error:
         raise ConfigurationError(f"--each {path}: {error}") from error
-    if not callable(found):
+    if not callable(attribute):
         raise ConfigurationError(f"--each {path} is not a function")
     try:
-        inspect.signature(found).bind(None, 0, "")
+        inspect.signature(attribute).bind(None, 0, "")
     except TypeError as error:
         raise ConfigurationError(
             f"--each {path} must take a frame, the number of the batch and the id of the query: {error}"
         ) from error
-    function: Callable[[DataFrame, int, str], object] = found
+    function: Callable[[DataFrame, int, str], object] = attribute
     return function
 
 
@@ -162,24 +162,26 @@ def decoded(frame: DataFrame, schema: str) -> DataFrame:
 
     text = frame["value"].cast("string")
     quoted = schema.replace("\\", "\\\\").replace("'", "\\'")
-    wanted = frame.selectExpr(f"from_json(cast(value as string), '{quoted}') as body").schema["body"].dataType
-    if not isinstance(wanted, StructType) or not wanted.fields:
+    body_type = (
+        frame.selectExpr(f"from_json(cast(value as string), '{quoted}') as body").schema["body"].dataType
+    )
+    if not isinstance(body_type, StructType) or not body_type.fields:
         raise InvalidRequest(f"a schema is a list of columns, as 'sku string, n int', not {schema!r}")
-    kept = [name for name in frame.columns if name != "value"]
-    taken = {name.lower() for name in (*kept, MALFORMED, *BATCH_COLUMNS)} & {
-        name.lower() for name in wanted.fieldNames()
+    other_columns = [name for name in frame.columns if name != "value"]
+    taken = {name.lower() for name in (*other_columns, MALFORMED, *BATCH_COLUMNS)} & {
+        name.lower() for name in body_type.fieldNames()
     }
     if taken:
         raise InvalidRequest(
             f"the schema cannot have a column {', '.join(sorted(taken))}: the result has one of that name"
         )
-    whole = StructType([*wanted.fields, StructField(MALFORMED, StringType())])
+    whole = StructType([*body_type.fields, StructField(MALFORMED, StringType())])
     body = sql.from_json(text, whole, {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE"})
     has_one = sql.arrays_overlap(
-        sql.json_object_keys(text), sql.array(*(sql.lit(name) for name in wanted.fieldNames()))
+        sql.json_object_keys(text), sql.array(*(sql.lit(name) for name in body_type.fieldNames()))
     )
-    read = frame.select(*kept, "value", body.alias("body"), has_one.alias("has_one"))
+    read = frame.select(*other_columns, "value", body.alias("body"), has_one.alias("has_one"))
     fits = sql.coalesce(read[f"body.{MALFORMED}"].isNull() & read["has_one"], sql.lit(False))
-    columns = [read["body"].getField(name).alias(name) for name in wanted.fieldNames()]
-    result = read.select(*columns, *kept, sql.when(~fits, read["value"]).alias(MALFORMED))
+    columns = [read["body"].getField(name).alias(name) for name in body_type.fieldNames()]
+    result = read.select(*columns, *other_columns, sql.when(~fits, read["value"]).alias(MALFORMED))
     return result.observe(MALFORMED, sql.count(MALFORMED).alias("bodies"))

@@ -92,8 +92,8 @@ class Pieces:
 
     def sent(self) -> set[int]:
         """Return the pieces that were sent."""
-        found = stored_files(self._context.spark, f"{self._folder}/sent")
-        return set() if found is None else {row.piece for row in found.collect()}
+        pieces = stored_files(self._context.spark, f"{self._folder}/sent")
+        return set() if pieces is None else {row.piece for row in pieces.collect()}
 
     def send(self, planned: Mapping[int, int], *, rate: float | None, max_backlog: int | None) -> None:
         """Send the pieces that are left: at most ``rate`` messages per second, and while there is room."""
@@ -284,8 +284,8 @@ class _LeftOut:
         return f"{messages - left} messages sent to {topic.name}{more}"
 
     def _count(self) -> int:
-        found = None if self._path is None else stored_files(self._context.spark, self._path)
-        return 0 if found is None else int(found.count())
+        rows = None if self._path is None else stored_files(self._context.spark, self._path)
+        return 0 if rows is None else int(rows.count())
 
 
 def _check(topic: Topic, given: dict[str, str], options: Options) -> None:
@@ -337,8 +337,8 @@ def _rows(context: Context, options: Options) -> DataFrame:
     if chosen == "csv":
         reader = reader.options(header="true")
     for one in options["option"]:
-        key, found, value = one.partition("=")
-        if not found:
+        key, equals, value = one.partition("=")
+        if not equals:
             raise InvalidRequest(f"--option {one!r} must be key=value")
         reader = reader.option(key, value)
     rows = reader.option("url", source).load() if chosen == "jdbc" else reader.load(source)

@@ -54,16 +54,16 @@ class Report(Pipeline):
     def run(self, context: Context, **options: Any) -> None:
         names = options["topics"] or list(get_config().topics)
         topics = [context.topic(name) for name in names]
-        found = {topic.name: _empty(topic) for topic in topics}
+        reports = {topic.name: _empty(topic) for topic in topics}
         frame = context.read(*names, queues=",".join(QUEUES), includeMetadata=True)
         with context.watching():
-            _count(frame, context.broker.now_ms(), found)
+            _count(frame, context.broker.now_ms(), reports)
         for topic in topics:
-            _finish(context, topic, found[topic.name])
+            _finish(context, topic, reports[topic.name])
         if options["json"]:
-            context.show(json.dumps(found, indent=2))
+            context.show(json.dumps(reports, indent=2))
         else:
-            for name, one in found.items():
+            for name, one in reports.items():
                 context.show("\n".join(_lines(name, one)))
 
 
@@ -137,16 +137,16 @@ def _finish(context: Context, topic: Topic, one: Figures) -> None:
 def _lines(name: str, one: Figures) -> list[str]:
     """Return the report of one topic in readable form."""
     backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
-    found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
+    lines = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
     for title, counts in (("waiting", one["due"]), ("dead for", one["dead"]), ("errors", one["errors"])):
         counts_text = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
         if counts_text:
-            found.append(f"  {title}: {counts_text}")
+            lines.append(f"  {title}: {counts_text}")
     if one["skew"] is not None:
-        found.append(f"  deepest slot: {one['skew']:g} times the mean")
+        lines.append(f"  deepest slot: {one['skew']:g} times the mean")
     if one["merge_ratio"] is not None:
-        found.append(f"  merged: {one['merge_ratio']:.1%} of {one['sent']} sends")
-    return found
+        lines.append(f"  merged: {one['merge_ratio']:.1%} of {one['sent']} sends")
+    return lines
 
 
 # The class of an error is the text before the first colon of its first line.
@@ -213,10 +213,10 @@ def _dead(context: Context, options: Options) -> DataFrame:
     slots = {name: context.topic(name).slots for name in names}
     if not options["archive"]:
         return archived_columns(context.read(*names, queues="dead", includeMetadata=True), slots)
-    found = archive_of(context, options["archive"])
-    if found is None:
+    archive = archive_of(context, options["archive"])
+    if archive is None:
         raise OperationRefused(f"{options['archive']} does not hold an archive")
-    return found.where(found.topic.isin(names)) if options["topics"] else found
+    return archive.where(archive.topic.isin(names)) if options["topics"] else archive
 
 
 def _counted(context: Context, dead: DataFrame, by: list[str]) -> Counter[tuple[object, ...]]:
@@ -230,15 +230,15 @@ def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tupl
     chosen = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
     rows = dead.selectExpr("topic", "slot", "member", *chosen)
     with context.watching():
-        found = rows.limit(MOST_LOOKED_UP + 1).collect()
-    if len(found) > MOST_LOOKED_UP:
+        collected = rows.limit(MOST_LOOKED_UP + 1).collect()
+    if len(collected) > MOST_LOOKED_UP:
         raise OperationRefused(
             f"the workers of more than {MOST_LOOKED_UP} messages would be looked up: choose fewer with --where"
         )
-    topics = {name: context.topic(name) for name in {row.topic for row in found}}
+    topics = {name: context.topic(name) for name in {row.topic for row in collected}}
     counted: Counter[tuple[object, ...]] = Counter()
-    calls = (inspect.status(topics[row.topic], row.slot, bytes(row.member)) for row in found)
-    for row, answer in zip(found, walk(context.broker, calls), strict=True):
+    calls = (inspect.status(topics[row.topic], row.slot, bytes(row.member)) for row in collected)
+    for row, answer in zip(collected, walk(context.broker, calls), strict=True):
         known = status.read(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
         counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
     return counted

@@ -57,8 +57,10 @@ class AmbiguousDuration(InvalidDuration):
 
     def __init__(self, number: float) -> None:
         message = "a duration with a unit, because numbers are seconds"
-        said = f"{number / 1000:.15g}"
-        hint = f'In milliseconds? Say {said} or "{said}s". For {number:.15g} seconds say "{number:.15g}s".'
+        seconds = f"{number / 1000:.15g}"
+        hint = (
+            f'In milliseconds? Say {seconds} or "{seconds}s". For {number:.15g} seconds say "{number:.15g}s".'
+        )
         super().__init__(message, message, number, hint)
 
 

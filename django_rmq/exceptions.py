@@ -170,9 +170,9 @@ def retry_seconds(call: str, reason: object, delay: object) -> float | None:
     Raises ``TypeError`` for a reason that is not text, and ``ValueError`` for a delay that is not a duration.
     """
     if not isinstance(reason, str):
-        given = InvalidDuration("", "", reason).given
-        meant = f"{call}(str(error))" if isinstance(reason, BaseException) else f"{call}(delay={given})"
-        raise TypeError(f"the first argument of {call} is the reason, a text, got {given}: say {meant}")
+        kind_text = InvalidDuration("", "", reason).given
+        advice = f"{call}(str(error))" if isinstance(reason, BaseException) else f"{call}(delay={kind_text})"
+        raise TypeError(f"the first argument of {call} is the reason, a text, got {kind_text}: say {advice}")
     if delay is None:
         return None
     try:

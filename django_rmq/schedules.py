@@ -43,8 +43,8 @@ def parsed(name: object, topic: str | None, options: Mapping[str, object]) -> Sc
 
     ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
     """
-    given = {key: value for key, value in options.items() if value is not None or key == "BODY"}
-    return _parsed(name, {"TOPIC": name if topic is None else topic, **given})
+    values = {key: value for key, value in options.items() if value is not None or key == "BODY"}
+    return _parsed(name, {"TOPIC": name if topic is None else topic, **values})
 
 
 def register(found: Schedule) -> None:
@@ -117,9 +117,9 @@ def problems(config: Config, schedule: Schedule) -> Iterator[ScheduleProblem]:
     place = _place(schedule)
     topic = config.topics.get(schedule.topic)
     if topic is None:
-        meant = did_you_mean(schedule.topic, config.topics)
+        hint = did_you_mean(schedule.topic, config.topics)
         yield ScheduleProblem(
-            "E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{meant}'
+            "E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{hint}'
         )
     else:
         yield from _of_topic(place, schedule, topic)
@@ -189,18 +189,18 @@ def declare() -> None:
     if not declared and not broker.run(calls.read_schedules()):
         return
     config = get_config()
-    chosen = {name: each for name, each in declared.items() if each.topic in config.topics}
-    for name in declared.keys() - chosen.keys():
+    schedules = {name: each for name, each in declared.items() if each.topic in config.topics}
+    for name in declared.keys() - schedules.keys():
         _complain(name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings"))
-    flaws = [problem for each in chosen.values() for problem in problems(config, each)]
+    flaws = [problem for each in schedules.values() for problem in problems(config, each)]
     if flaws:
         raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in flaws))
-    for name in dict.fromkeys(each.topic for each in chosen.values()):
+    for name in dict.fromkeys(each.topic for each in schedules.values()):
         try:
             connections.agree(config.topics[name])
         except CallerError as error:
             _complain(name, f"Schedules of topic {name} do not run: %s", error)
-    Declarations(broker, chosen, config.topics).start()
+    Declarations(broker, schedules, config.topics).start()
     stepper().settle()
 
 

@@ -83,12 +83,12 @@ class ReplayMessageView(MessageRoute):
         An edited message counts as a send.
         """
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(requests.EditFields, request.data)
+        fields = self.read(requests.EditFields, request.data)
         one = self.id_of(declared, id)
-        if "body" in asked:
+        if "body" in fields:
             size = int(request.META["CONTENT_LENGTH"])
             done = operations.replay_edited(
-                declared.name, one, body_for(declared, asked["body"]), charged_bytes=size
+                declared.name, one, body_for(declared, fields["body"]), charged_bytes=size
             )
         else:
             done = operations.replay(declared.name, [one])
@@ -112,9 +112,9 @@ class BuryView(MessageRoute):
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Move a message to Dead. 202: a consumer has it, and it goes to Dead when that delivery ends."""
         declared = self.topic(topic)
-        asked = self.read(requests.BuryFields, request.data)
+        fields = self.read(requests.BuryFields, request.data)
         one = self.id_of(declared, id)
-        done = self.operations.bury(declared.name, [one], asked.get("why", ""))
+        done = self.operations.bury(declared.name, [one], fields.get("why", ""))
         return outcome(done, one, {"buried": 200, "running": 202})
 
 
@@ -160,8 +160,8 @@ class RescheduleView(MessageRoute):
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Give a waiting message another due time or another priority."""
         declared = self.topic(topic)
-        asked = self.read(requests.RescheduleFields, request.data)
-        one, new = self.id_of(declared, id), {"due": asked.get("due"), "priority": asked.get("priority")}
+        fields = self.read(requests.RescheduleFields, request.data)
+        one, new = self.id_of(declared, id), {"due": fields.get("due"), "priority": fields.get("priority")}
         done = self.operations.reschedule(declared.name, [one], **new)
         return outcome(done, one, {"rescheduled": 200})
 
@@ -192,14 +192,14 @@ class ReplayView(RmqView):
         if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
             raise errors.Invalid("Give either `ids` or `filter`. An empty filter selects all.")
         if not (isinstance(data, Mapping) and "ids" in data):
-            asked = self.read(requests.ReplayFilterFields, data)
-            wanted = requests.wanted(asked["filter"])
+            fields = self.read(requests.ReplayFilterFields, data)
+            wanted = requests.wanted(fields["filter"])
             run = operations.replay_all(
-                declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
+                declared.name, wanted, limits=_limits(fields), dry_run=fields["dry_run"]
             )
             return Response(progress(run.result()))
-        asked = self.read(requests.ReplayNamedFields, data)
-        done = operations.replay(declared.name, asked["ids"])
+        fields = self.read(requests.ReplayNamedFields, data)
+        done = operations.replay(declared.name, fields["ids"])
         return Response(acted(done))
 
 
@@ -221,15 +221,15 @@ class RescheduleAllView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Give all waiting messages that match a filter another due time or another priority."""
         name = self.topic(topic).name
-        asked = self.read(requests.RescheduleAllFields, request.data)
+        fields = self.read(requests.RescheduleAllFields, request.data)
         run = self.operations.reschedule_all(
             name,
-            asked["state"],
-            requests.wanted(asked["filter"]),
-            due=asked.get("due"),
-            priority=asked.get("priority"),
-            limits=_limits(asked),
-            dry_run=asked["dry_run"],
+            fields["state"],
+            requests.wanted(fields["filter"]),
+            due=fields.get("due"),
+            priority=fields.get("priority"),
+            limits=_limits(fields),
+            dry_run=fields["dry_run"],
         )
         return Response(progress(run.result()))
 
@@ -249,15 +249,15 @@ class PurgeView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Delete all messages of one state of a topic."""
         name = self.topic(topic).name
-        asked = self.read(requests.PurgeFields, request.data)
+        fields = self.read(requests.PurgeFields, request.data)
         run = self.operations.purge(
             name,
-            asked["state"],
-            older_than=asked.get("older_than"),
-            slot=asked.get("slot"),
-            limits=_limits(asked),
-            dry_run=asked["dry_run"],
-            keep=asked["keep"],
+            fields["state"],
+            older_than=fields.get("older_than"),
+            slot=fields.get("slot"),
+            limits=_limits(fields),
+            dry_run=fields["dry_run"],
+            keep=fields["keep"],
         )
         return Response(progress(run.result()))
 
@@ -412,14 +412,14 @@ class StartActionView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Let workers replay, delete or purge all messages that match, with the permission of that action."""
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(requests.BackgroundFields, request.data)
+        fields = self.read(requests.BackgroundFields, request.data)
         started = operations.start_action(
             declared.name,
-            asked["action"],
-            asked["state"],
-            requests.wanted(asked["filter"]),
-            rate=asked.get("rate"),
-            keep=asked["keep"],
+            fields["action"],
+            fields["state"],
+            requests.wanted(fields["filter"]),
+            rate=fields.get("rate"),
+            keep=fields["keep"],
         )
         return Response(background_action(started, operations.broker.now_ms()), status=202)
 

@@ -153,19 +153,19 @@ class PrepareView(RmqView):
         A delivery that is neither settled nor extended in time ends, and its message is delivered again.
         """
         declared = self.topic(topic)
-        asked = self.read(requests.PrepareFields, request.data)
+        fields = self.read(requests.PrepareFields, request.data)
         deliveries = self.operations.deliveries(declared.name)
-        if asked["held"]:
-            held = deliveries.held(asked["consumer"], asked["first"])
+        if fields["held"]:
+            held = deliveries.held(fields["consumer"], fields["first"])
             return Response(taken(deliveries, declared, held.messages, held.next_slot))
-        if not asked["wait"]:
-            messages = deliveries.take(asked["consumer"], asked["max"])
+        if not fields["wait"]:
+            messages = deliveries.take(fields["consumer"], fields["max"])
             return Response(taken(deliveries, declared, messages, None))
         has_threads = request.META.get("wsgi.multithread", True)
         with seats.seat(self.operations.actor, *self.operations.config.api.waiting(has_threads)) as may_wait:
             if may_wait:
                 _let_go_of_databases()
-            messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
+            messages = deliveries.take(fields["consumer"], fields["max"], fields["wait"] if may_wait else 0)
         response = Response(taken(deliveries, declared, messages, None))
         if not (may_wait or messages):
             response.data["wait_refused"] = True
@@ -188,8 +188,8 @@ class SettlingView(RmqView):
     def settle(self, request: Request, topic: str, verb: str) -> Response:
         """Settle the deliveries in the request."""
         name = self.topic(topic).name
-        asked = self.read(requests.SettleFields, request.data)
-        settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked["deliveries"]]
+        fields = self.read(requests.SettleFields, request.data)
+        settled = [SettledDelivery(one["id"], one["receipt"]) for one in fields["deliveries"]]
         return Response(settled_response(settled, getattr(self.operations.deliveries(name), verb)(settled)))
 
 
@@ -253,13 +253,13 @@ class RollbackView(SettlingView):
     def post(self, request: Request, topic: str) -> Response:
         """End deliveries as failed: their messages are retried later, or go to Dead if no retries are left."""
         name = self.topic(topic).name
-        asked = self.read(requests.RollbackFields, request.data)["deliveries"]
-        settled = [SettledDelivery(one["id"], one["receipt"]) for one in asked]
+        deliveries = self.read(requests.RollbackFields, request.data)["deliveries"]
+        settled = [SettledDelivery(one["id"], one["receipt"]) for one in deliveries]
         outcomes = [
             SettlementOutcome(
                 one.get("error", ""), round(one["delay"] * 1000) if "delay" in one else None, one["reject"]
             )
-            for one in asked
+            for one in deliveries
         ]
         return Response(
             settled_response(settled, self.operations.deliveries(name).rollback(settled, outcomes))

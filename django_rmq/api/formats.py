@@ -106,11 +106,11 @@ class Renderer(BaseRenderer):
 def renderers() -> list[BaseRenderer]:
     """Return the renderer of JSON, and the project's browsable ones (DEFAULT_RENDERER_CLASSES) for browsers."""
     # They are already imported, whatever the type of the setting says.
-    chosen = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
+    classes = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
     # Their templates are those of the app.
     browsable = [
         kind
-        for kind in chosen
+        for kind in classes
         if issubclass(kind, BrowsableAPIRenderer) and not issubclass(kind, AdminRenderer)
     ]
     return [Renderer(), *(kind() for kind in browsable if apps.is_installed("rest_framework"))]

@@ -239,14 +239,14 @@ class MessagesView(RmqView):
     def get(self, request: Request, topic: str) -> Response:
         """List the messages of a topic in one state, page by page."""
         declared = self.topic(topic)
-        asked = self.read(requests.MessagesQuery, request.query_params)
-        order = asked.get("order")
+        params = self.read(requests.MessagesQuery, request.query_params)
+        order = params.get("order")
         listing = self.operations.listing(
             declared.name,
-            asked["state"],
-            cursor=asked.get("cursor", ""),
-            wanted=requests.wanted(asked),
-            limit=asked.get("page_size"),
+            params["state"],
+            cursor=params.get("cursor", ""),
+            wanted=requests.wanted(params),
+            limit=params.get("page_size"),
             descending=None if order is None else order == "descending",
         )
         following = None
@@ -296,9 +296,9 @@ class MessagesView(RmqView):
         declared = self.topic(topic)
         data = request.data
         many = isinstance(data, Mapping) and "messages" in data
-        asked = self.read(requests.SendsFields if many else requests.SendFields, data)
-        sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
-        ensured = None if many else _ensured(asked)
+        fields = self.read(requests.SendsFields if many else requests.SendFields, data)
+        sends = [_send(declared, one) for one in (fields["messages"] if many else [fields])]
+        ensured = None if many else _ensured(fields)
         # Without it the framework reads no body.
         size = int(request.META["CONTENT_LENGTH"])
         key = request.headers.get("Idempotency-Key")
@@ -358,9 +358,9 @@ class CausesView(RmqView):
     @documented("causes", query=requests.CausesQuery, answers={200: CausesAnswer}, errors=[404])
     def get(self, request: Request) -> Response:
         """Group the dead messages of a topic, or of all, by the class and the first line of their last error."""
-        asked = self.read(requests.CausesQuery, request.query_params)
-        names = [self.topic(asked["topic"]).name] if "topic" in asked else self.known()
-        return Response(causes(self.operations.causes(names, limit=asked["limit"], seconds=CAUSES_SECONDS)))
+        query = self.read(requests.CausesQuery, request.query_params)
+        names = [self.topic(query["topic"]).name] if "topic" in query else self.known()
+        return Response(causes(self.operations.causes(names, limit=query["limit"], seconds=CAUSES_SECONDS)))
 
 
 class MessageView(MessageRoute):
@@ -390,10 +390,10 @@ class MessageView(MessageRoute):
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(requests.DeleteQuery, request.query_params)
-        one, name, keep = self.id_of(declared, id, requests.DeleteQuery), declared.name, asked["keep"]
-        if "copy" in asked:
-            done = operations.delete(name, [one], asked["copy"], keep=keep)
+        query = self.read(requests.DeleteQuery, request.query_params)
+        one, name, keep = self.id_of(declared, id, requests.DeleteQuery), declared.name, query["keep"]
+        if "copy" in query:
+            done = operations.delete(name, [one], query["copy"], keep=keep)
         else:
             done = operations.delete_only(name, one, keep=keep)
         if "both" in done.outcomes:

@@ -139,17 +139,17 @@ class ReadyView(PublicView):
         Users with the permission view_topic get the findings and may set limits. What is late, dead or paused
         without a limit is a note, which does not change the status.
         """
-        asked = self.read(requests.HealthQuery, request.query_params)
+        query = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
             known = self.known()
             limits = HealthThresholds(
-                max_age=asked.get("max_age"),
-                max_dead=asked.get("max_dead"),
-                needs_workers=asked["workers"],
-                max_outbox_age=asked.get("max_outbox_age"),
-                max_schedule_lateness=asked.get("max_schedule_lateness"),
-                max_running=asked.get("max_running"),
+                max_age=query.get("max_age"),
+                max_dead=query.get("max_dead"),
+                needs_workers=query["workers"],
+                max_outbox_age=query.get("max_outbox_age"),
+                max_schedule_lateness=query.get("max_schedule_lateness"),
+                max_running=query.get("max_running"),
             )
             readiness = ready(operations.health(limits, known), set(known))
         elif request.query_params:

@@ -111,5 +111,5 @@ class RunScheduleView(RmqView):
 
         It counts as a send.
         """
-        sent = self.operations.run_schedule(name, self.known(), is_charged=True)
-        return Response({"name": name, "id": sent}, status=202)
+        message_id = self.operations.run_schedule(name, self.known(), is_charged=True)
+        return Response({"name": name, "id": message_id}, status=202)

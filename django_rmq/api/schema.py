@@ -293,9 +293,9 @@ def _examples(
 ) -> list[OpenApiExample]:
     from drf_spectacular.utils import OpenApiExample
 
-    taken = [OpenApiExample(title, value=value, request_only=True) for title, value in requests.items()]
+    requested = [OpenApiExample(title, value=value, request_only=True) for title, value in requests.items()]
     answered = [
         OpenApiExample(title, value=value, response_only=True, status_codes=[str(status)])
         for title, value in answers.items()
     ]
-    return taken + answered
+    return requested + answered

@@ -395,8 +395,8 @@ class LimitsView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Change limits of a topic at run time; workers apply them within five seconds."""
         declared = self.topic(topic)
-        asked = self.read(requests.LimitsFields, request.data)
-        return Response(limits(self.operations.change_limits(declared.name, asked)))
+        fields = self.read(requests.LimitsFields, request.data)
+        return Response(limits(self.operations.change_limits(declared.name, fields)))
 
     @documented("reset_limits", answers={200: LimitsAnswer}, errors=[404])
     def delete(self, request: Request, topic: str) -> Response:
@@ -428,10 +428,10 @@ class SlotsView(RmqView):
     @documented("slots", query=requests.SlotsQuery, answers={200: SlotsAnswer}, errors=[404])
     def get(self, request: Request) -> Response:
         """List slots of a topic: what each holds, and who owns it."""
-        asked = self.read(requests.SlotsQuery, request.query_params)
-        topic = self.topic(asked["topic"])
-        slots = self.operations.slots(topic.name, asked["first"], asked["limit"])
-        end = asked["first"] + len(slots.rows)
+        query = self.read(requests.SlotsQuery, request.query_params)
+        topic = self.topic(query["topic"])
+        slots = self.operations.slots(topic.name, query["first"], query["limit"])
+        end = query["first"] + len(slots.rows)
         is_last = not slots.rows or end >= topic.slots
         return Response(SlotsAnswer.of(slots, next_slot=None if is_last else end))
 
@@ -524,8 +524,8 @@ class StackView(MessageRoute):
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Ask the workers that run a message where its listener is."""
         declared = self.topic(topic)
-        asked = self.operations.ask_for_stacks(declared.name, self.id_of(declared, id))
-        return Response({"workers": asked}, status=202)
+        workers = self.operations.ask_for_stacks(declared.name, self.id_of(declared, id))
+        return Response({"workers": workers}, status=202)
 
 
 class RunningView(RmqView):

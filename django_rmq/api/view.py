@@ -76,12 +76,12 @@ class RmqView(APIView):
         method = "GET" if request.method == "HEAD" else str(request.method)
         if method == "OPTIONS" or not self._has(method):
             return  # Its answer has no data, or is a 405.
-        needed = self.needs.get(method)
+        permission = self.needs.get(method)
         try:
-            if needed is None:
+            if permission is None:
                 raise NotPermitted("not permitted")
-            self.needed = needed
-            self.operations.actor.require(needed)
+            self.needed = permission
+            self.operations.actor.require(permission)
         except NotPermitted as error:
             self.permission_denied(request, str(error))
 
@@ -178,8 +178,8 @@ class MessageRoute(RmqView):
 
     def named(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> Fields:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
-        asked = self.read(query, self.request.query_params)
-        named: Fields = {name: asked[name] for name in ("key", "body", "slot_basis") if name in asked}
+        params = self.read(query, self.request.query_params)
+        named: Fields = {name: params[name] for name in ("key", "body", "slot_basis") if name in params}
         if message_id != "-":
             if named:
                 raise errors.Invalid("An id is the whole name of a message: give no key, body or slot_basis.")

@@ -306,8 +306,8 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: ob
     for topic, listener in listener_registry.listeners().items():
         declared = config.topics.get(topic)
         if declared is None:
-            meant = did_you_mean(topic, config.topics)
-            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
+            hint = did_you_mean(topic, config.topics)
+            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{hint}'
             problems.append(AppError(message, id="django_rmq.E023"))
         elif not declared.listener:
             message = (
@@ -357,8 +357,8 @@ def check_tables(
         return []
     aliases = {*listener_registry.once_databases().values()} & {*databases}
     # A database that does not answer is reported when something needs it.
-    given, _ = ask_each(sorted(aliases), once_requirements.missing_table)
-    return [_of_once(problem) for answer in given.values() for problem in answer]
+    problems_of, _ = ask_each(sorted(aliases), once_requirements.missing_table)
+    return [_of_once(problem) for answer in problems_of.values() for problem in answer]
 
 
 def _of_once(problem: once_requirements.OnceProblem) -> CheckMessage:

@@ -55,9 +55,9 @@ def printable_error(error: BaseException) -> str:
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown ``name``, with the nearest known name if one is near."""
     choices = {str(choice).lower(): str(choice) for choice in known}
-    given = str(name).lower()
-    near = get_close_matches(given, choices, 1, 0.6) or [
-        one for one in choices if one.startswith(f"{given}_")
+    lowered = str(name).lower()
+    near = get_close_matches(lowered, choices, 1, 0.6) or [
+        one for one in choices if one.startswith(f"{lowered}_")
     ]
     return f"; did you mean {choices[near[0]]!r}?" if near else "."
 

@@ -97,10 +97,10 @@ def _cluster(problems: Problems, place: str, given: Mapping[str, object]) -> Red
 def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     caches = getattr(settings, "CACHES", {})
     if alias not in caches:
-        meant = did_you_mean(alias, caches)
+        hint = did_you_mean(alias, caches)
         problems.report(
             "E009",
-            f"{place} is {printable(alias)}, which is not an alias in CACHES{meant}",
+            f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}",
             f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
         )
         return None

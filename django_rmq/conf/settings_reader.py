@@ -223,15 +223,15 @@ def read_settings() -> tuple[Config | None, list[SettingsProblem]]:
 
 def _read(problems: Problems) -> Config | None:
     """Return the configuration, or None if there is any problem."""
-    given = getattr(settings, "RMQ", None)
-    if given is None:
+    value = getattr(settings, "RMQ", None)
+    if value is None:
         problems.report(
             "E001",
             "The setting RMQ is missing.",
             'For example: RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
         )
         return None
-    root = problems.section("RMQ", given, RMQ_KEYS)
+    root = problems.section("RMQ", value, RMQ_KEYS)
     values = problems.values("RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
     for key, (name, kind, keys) in SECTIONS.items():
         if key == "OUTBOX" and not isinstance(root.get(key, {}), Mapping):
@@ -267,12 +267,12 @@ def _check_topics_of_admin(problems: Problems, values: Mapping[str, Any]) -> Non
     if "admin" not in values:
         return
     admin = values["admin"]
-    for key, given in (("FORMATTER", admin.formatter), ("COLUMNS", admin.columns)):
-        for name in given if isinstance(given, Mapping) else ():
+    for key, names in (("FORMATTER", admin.formatter), ("COLUMNS", admin.columns)):
+        for name in names if isinstance(names, Mapping) else ():
             if name not in values["topics"]:
-                meant = did_you_mean(name, values["topics"])
+                hint = did_you_mean(name, values["topics"])
                 problems.report(
-                    "E004", f'RMQ["ADMIN"]["{key}"] names {name!r}, which is not a declared topic{meant}'
+                    "E004", f'RMQ["ADMIN"]["{key}"] names {name!r}, which is not a declared topic{hint}'
                 )
 
 

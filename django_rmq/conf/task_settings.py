@@ -116,9 +116,9 @@ def read_tasks(problems: Problems, root: Mapping[str, object], declared: object)
     # The problems of the defaults are reported with the topics.
     defaults = read_defaults(Problems(), root)
     backends = {}
-    for alias, given in declared.items():
-        if isinstance(given, Mapping) and given.get("BACKEND") in PATHS:
-            backend = _Reader(problems, str(alias), given, defaults).read()
+    for alias, settings_of in declared.items():
+        if isinstance(settings_of, Mapping) and settings_of.get("BACKEND") in PATHS:
+            backend = _Reader(problems, str(alias), settings_of, defaults).read()
             if backend is not None:
                 backends[str(alias)] = backend
     return MappingProxyType(backends)
@@ -168,13 +168,13 @@ class _Reader:
         return TaskBackend(self._alias, package, settings, MappingProxyType(known), shared, later)
 
     def _names(self) -> list[str]:
-        given = self._given.get("QUEUES", [DEFAULT])
-        if isinstance(given, str) or not isinstance(given, Iterable):
+        names = self._given.get("QUEUES", [DEFAULT])
+        if isinstance(names, str) or not isinstance(names, Iterable):
             self._problems.report(
-                "E086", f'{self._place}["QUEUES"] is {printable(given)}: it must be a list of names.'
+                "E086", f'{self._place}["QUEUES"] is {printable(names)}: it must be a list of names.'
             )
             return []
-        return list(dict.fromkeys(map(str, given)))
+        return list(dict.fromkeys(map(str, names)))
 
     def _special(self, place: str, given: object) -> dict[str, dict[str, object]]:
         """Return the options of single queues."""

@@ -181,16 +181,16 @@ class PerSlot(NamedTuple):
 
 def rate(value: object) -> float | PerSlot:
     """Return MAX_RATE: of the topic, or of each slot."""
-    given: object = value
+    number: object = value
     per_slot = isinstance(value, Mapping) and value.keys() == {"rate", "per"} and value["per"] == "slot"
     if isinstance(value, Mapping) and per_slot:
-        given = value["rate"]
-    if not is_number(given) or not SLOWEST <= given <= FASTEST:
+        number = value["rate"]
+    if not is_number(number) or not SLOWEST <= number <= FASTEST:
         raise InvalidSetting(
             "a number of messages per second from 0.000001 to 1000000, or "
             '{"rate": this number, "per": "slot"}'
         )
-    return PerSlot(float(given)) if per_slot else float(given)
+    return PerSlot(float(number)) if per_slot else float(number)
 
 
 def back_off(value: object) -> BackOff:
@@ -303,8 +303,8 @@ def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, 
 def read_defaults(problems: Problems, root: Mapping[str, object]) -> dict[str, object]:
     """Return the values that topics have where they do not declare their own."""
     has_outbox = root.get("OUTBOX", False) is not False
-    given = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
-    return {"outbox": has_outbox, **given}
+    defaults = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    return {"outbox": has_outbox, **defaults}
 
 
 def read_topic(

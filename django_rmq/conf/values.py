@@ -140,8 +140,12 @@ def optional(parse: Callable[[object], object]) -> Callable[[object], object]:
 
 def one_of(*choices: str) -> Callable[[object], str]:
     """Return a parser of one of ``choices``."""
-    shown = [repr(choice) for choice in choices]
-    sentence = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+    choices_text = [repr(choice) for choice in choices]
+    sentence = (
+        " or ".join([", ".join(choices_text[:-1]), choices_text[-1]])
+        if len(choices_text) > 1
+        else choices_text[0]
+    )
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:

@@ -89,23 +89,23 @@ def read_zookeeper(problems: Problems, root: Mapping[str, object]) -> ZooKeeper 
 def read_coordinator(problems: Problems, root: Mapping[str, object]) -> str:
     """Return the chosen coordinator: ``redis``, ``zookeeper``, or a dotted path."""
     has_zookeeper = root.get("ZOOKEEPER") is not None
-    chosen = root.get("COORDINATOR")
-    if chosen is None:
+    name = root.get("COORDINATOR")
+    if name is None:
         return "zookeeper" if has_zookeeper else "redis"
-    if chosen == "zookeeper" and not has_zookeeper:
+    if name == "zookeeper" and not has_zookeeper:
         problems.report(
             "E007",
             'RMQ["COORDINATOR"] is "zookeeper" and RMQ["ZOOKEEPER"] is missing.',
             'RMQ = {"ZOOKEEPER": {"HOSTS": "zk1:2181,zk2:2181"}, ...}.',
         )
-    if chosen in ("redis", "zookeeper"):
-        return str(chosen)
+    if name in ("redis", "zookeeper"):
+        return str(name)
     try:
-        return dotted_path(chosen)
+        return dotted_path(name)
     except InvalidSetting as wanted:
-        meant = did_you_mean(chosen, ("redis", "zookeeper"))
+        hint = did_you_mean(name, ("redis", "zookeeper"))
         problems.report(
             "E003",
-            f"RMQ[\"COORDINATOR\"] is {printable(chosen)}: it must be 'redis', 'zookeeper' or {wanted}{meant}",
+            f"RMQ[\"COORDINATOR\"] is {printable(name)}: it must be 'redis', 'zookeeper' or {wanted}{hint}",
         )
     return "redis"

@@ -95,15 +95,15 @@ def _given_options(server: RedisServer) -> dict[str, object]:
 def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
     """Return a client of ``server`` that neither retries nor decodes."""
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout)}
-    given = _given_options(server)
-    names = {*given, *server.sentinel_options}
+    options = _given_options(server)
+    names = {*options, *server.sentinel_options}
     try:
         names |= set(redis_url.without_login(server.url).options)
         if server.sentinels:
             return clients.build_client_behind_sentinels(
-                server.url, server.sentinels, server.sentinel_options, given, ours
+                server.url, server.sentinels, server.sentinel_options, options, ours
             )
-        return clients.build_client(server.url, given, ours)
+        return clients.build_client(server.url, options, ours)
     except (ValueError, TypeError, redis.RedisError) as error:
         raise ConfigurationError(redis_url.unusable(str(server), names, error)) from None
 

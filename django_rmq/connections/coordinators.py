@@ -32,21 +32,21 @@ def coordinator_maker() -> MakeCoordinator:
 
     Raises ``ConfigurationError`` if there is none.
     """
-    chosen = get_config().coordinator
+    name = get_config().coordinator
     if in_memory():
         # A broker in memory has the messages of one process, so this process owns every slot.
         return lambda worker, own, disown, token: StaticCoordinator(worker, own, disown)
-    if chosen == "redis":
+    if name == "redis":
         # A worker calls this after its fork, so the broker that it gets has connections of the worker's own.
         return lambda worker, own, disown, token: RedisCoordinator(
             get_broker("coordinator"), worker, own, disown, token=token
         )
-    if chosen == "zookeeper":
+    if name == "zookeeper":
         return _through_zookeeper
     try:
-        coordinator_class = import_string(chosen)
+        coordinator_class = import_string(name)
     except ImportError as error:
-        raise ConfigurationError(f'RMQ["COORDINATOR"] is {chosen!r}: {error}') from error
+        raise ConfigurationError(f'RMQ["COORDINATOR"] is {name!r}: {error}') from error
     return lambda worker, own, disown, token: cast(
         "Coordinator", coordinator_class(get_broker("coordinator"), worker, own, disown)
     )
@@ -75,15 +75,15 @@ def build_ensemble(config: Config) -> Ensemble:
     """Return the addresses and credentials of ZooKeeper from the settings."""
     from django_rmq.core.coordination.zookeeper import Ensemble
 
-    given = config.zookeeper
-    assert given is not None
+    settings = config.zookeeper
+    assert settings is not None
     return Ensemble(
-        given.hosts,
-        given.root,
-        given.session_timeout,
-        given.auth,
-        is_closed=given.acl == "creator",
-        tls=given.tls,
+        settings.hosts,
+        settings.root,
+        settings.session_timeout,
+        settings.auth,
+        is_closed=settings.acl == "creator",
+        tls=settings.tls,
         key_prefix=config.key_prefix,
     )
 

@@ -274,8 +274,8 @@ class SlotDrain:
             self._arrive(source, answer)
             # If the answer is `staged`, an earlier hand-over had to arrive first, and these members have not moved yet.
             if answer.status == "moved":
-                gone = {(row.state, row.member) for row in answer.rows}
-                members = [each for each in members if each not in gone]
+                handed_over = {(row.state, row.member) for row in answer.rows}
+                members = [each for each in members if each not in handed_over]
 
     def _settle(self, source: int) -> bool:
         """Complete all hand-overs that have left, and forget them; return False if something is in flight."""
@@ -335,9 +335,9 @@ def move(
     ``report`` is called for every step: shut, moved_out, moved_in, settled, reopened, waiting. Raises
     ``LostRace`` if a later re-slotting was begun, and ``ServerTrouble``, after which it may be called again.
     """
-    chosen = reslotting.families if families is None else list(families)
-    mover = _Mover(broker, reslotting, DrainProgress(len(chosen)), report)
-    rest = iter(chosen)
+    to_move = reslotting.families if families is None else list(families)
+    mover = _Mover(broker, reslotting, DrainProgress(len(to_move)), report)
+    rest = iter(to_move)
     in_hand = list(islice(rest, at_once))
     while in_hand:
         done = mover.advance(in_hand)

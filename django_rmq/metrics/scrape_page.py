@@ -43,9 +43,9 @@ def page(request: HttpRequest) -> HttpResponse:
 
 def shows_token(request: HttpRequest) -> bool:
     """Return whether the request contains ``METRICS["TOKEN"]``."""
-    token, shown = get_config().metrics.token, request.headers.get("Authorization", "")
-    scheme, _, given = shown.partition(" ")
-    return token is not None and scheme.lower() == "bearer" and compare_digest(given.encode(), token.encode())
+    token, header = get_config().metrics.token, request.headers.get("Authorization", "")
+    scheme, _, value = header.partition(" ")
+    return token is not None and scheme.lower() == "bearer" and compare_digest(value.encode(), token.encode())
 
 
 def _may_see(request: HttpRequest) -> bool:

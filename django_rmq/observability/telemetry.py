@@ -332,18 +332,18 @@ class _ObservedSend(SendObservation):
             propagate.inject(self._carrier)
 
     def options(self, options: SendOptions) -> SendOptions:
-        given = options.get("headers") or {}
+        given_headers = options.get("headers") or {}
         # The producer reports headers that are not a mapping.
-        if not self._carrier or not isinstance(given, Mapping):
+        if not self._carrier or not isinstance(given_headers, Mapping):
             return options
-        headers = {**self._carrier, **given}
+        headers = {**self._carrier, **given_headers}
         try:
             fits = len(json.dumps(headers).encode()) <= MAX_HEADER_BYTES
         except (TypeError, ValueError):
             # The producer reports headers that JSON cannot hold.
             return options
         # The caller's own trace stays in the headers, and this span gets a link to it.
-        if not self._carrier.keys().isdisjoint(given) and (own := creator(given)) is not None:
+        if not self._carrier.keys().isdisjoint(given_headers) and (own := creator(given_headers)) is not None:
             self._span.add_link(own)
         # Tracing must not make a message too large. Its processing then has no link to this call.
         return {**options, "headers": headers} if fits else options

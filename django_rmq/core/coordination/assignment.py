@@ -35,13 +35,13 @@ def round_quotas(
     """For each worker: the sum of the fractional parts of its quotas, in 1/unit."""
     costs: list[dict[int, int]] = []
     """For each topic: the workers whose quota is not an integer, and the cost of rounding it up."""
-    for count, total, members, had in zip(slots, totals, serving, held, strict=True):
+    for count, total, members, counts_held in zip(slots, totals, serving, held, strict=True):
         share, cost = {}, {}
         for w in members:
             share[w], rest = divmod(count * threads[w], total)
             if rest:
                 fractions[w] += rest * (unit // total)
-                cost[w] = int(had[w] <= share[w])
+                cost[w] = int(counts_held[w] <= share[w])
         shares.append(share)
         costs.append(cost)
 
@@ -333,9 +333,9 @@ def assign(
     return {
         topic.name: tuple(
             SlotRun(start, stop, capacities[owner].worker)
-            for start, stop, owner in lay_out(topic.slots, runs, had, share)
+            for start, stop, owner in lay_out(topic.slots, runs, count_held, share)
         )
-        for topic, runs, had, share in zip(served, kept, held, shares, strict=True)
+        for topic, runs, count_held, share in zip(served, kept, held, shares, strict=True)
     }
 
 

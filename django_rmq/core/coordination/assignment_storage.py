@@ -24,7 +24,7 @@ from django_rmq.core.model.topic import slot_counts
 
 def write_record(token: str, worker: Worker) -> str:
     """Return a record for ``read_record``. It begins with the token, which separates workers with the same id."""
-    said = {
+    fields = {
         "host": worker.host,
         "pid": worker.pid,
         "started": worker.started,
@@ -32,14 +32,14 @@ def write_record(token: str, worker: Worker) -> str:
         **({"full": sorted(worker.full)} if worker.full else {}),
         "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
     }
-    return f"{token} {json.dumps(said, separators=(',', ':'))}"
+    return f"{token} {json.dumps(fields, separators=(',', ':'))}"
 
 
 def read_record(worker: str, record: bytes) -> Worker:
     """Return the worker of this record. Raises ``ValueError`` for anything else."""
-    said, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
+    head, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
     try:
-        fields = json.loads(said + b"}")
+        fields = json.loads(head + b"}")
         return Worker(
             worker,
             str(fields["host"]),
@@ -81,17 +81,17 @@ def served_topics(
     live_workers: Mapping[str, Worker], registered: Mapping[str, Mapping[str, object]]
 ) -> list[TopicSlots]:
     """Return the topics that the workers (by id) serve, as registered, otherwise as the first worker has them."""
-    said: dict[str, TopicSlots] = {}
+    slots_of: dict[str, TopicSlots] = {}
     for _, worker in sorted(live_workers.items()):
         for topic in worker.topics:
-            said.setdefault(topic.name, topic)
-    for name, topic in said.items():
+            slots_of.setdefault(topic.name, topic)
+    for name, topic in slots_of.items():
         definition = registered.get(name, {})
         # While a topic is being re-slotted, messages are in old and in new slots, so all of them are assigned.
         counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **definition})
         if all(isinstance(slots, int) and slots > 0 for slots in counts):
-            said[name] = TopicSlots(name, max(counts), bool(definition.get("serial", topic.serial)))
-    return list(said.values())
+            slots_of[name] = TopicSlots(name, max(counts), bool(definition.get("serial", topic.serial)))
+    return list(slots_of.values())
 
 
 def read_workers(

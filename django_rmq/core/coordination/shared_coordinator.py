@@ -133,14 +133,14 @@ def _first(owned: Owned) -> Owned:
     """Return the first ``PART`` slots of ``owned``."""
     left, part = PART, {}
     for topic, ranges in owned.items():
-        taken: list[range] = []
+        pieces: list[range] = []
         for piece in ranges:
             if left == 0:
                 break
-            taken.append(piece[:left])
-            left -= len(taken[-1])
-        if taken:
-            part[topic] = tuple(taken)
+            pieces.append(piece[:left])
+            left -= len(pieces[-1])
+        if pieces:
+            part[topic] = tuple(pieces)
     return part
 
 

@@ -218,5 +218,5 @@ def name_of(sha: bytes) -> str | None:
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
     entries = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
-    chosen = sorted(name[:-4] for name in entries if name.endswith(".lua") and not name.startswith("_"))
-    return tuple(f"{folder}/{name}" if folder else name for name in chosen)
+    scripts = sorted(name[:-4] for name in entries if name.endswith(".lua") and not name.startswith("_"))
+    return tuple(f"{folder}/{name}" if folder else name for name in scripts)

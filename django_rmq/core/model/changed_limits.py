@@ -52,11 +52,11 @@ def check_limit(name: str, value: object) -> float | int | None:
 def decode(text: bytes) -> ChangedLimits | None:
     """Return the limits in a text, or None if another program wrote it."""
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
         values = {
-            name: check_limit(name, given["values"][name]) for name in LIMITS if name in given["values"]
+            name: check_limit(name, fields["values"][name]) for name in LIMITS if name in fields["values"]
         }
-        by, at_ms = given["by"], given["at_ms"]
+        by, at_ms = fields["by"], fields["at_ms"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not (isinstance(by, str) and is_whole(at_ms)):

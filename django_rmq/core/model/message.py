@@ -90,9 +90,9 @@ class DeliveryHandle:
         return True
 
     def _report(self, fraction: float, text: str) -> bool:
-        thousandths, said = round(fraction * 1000), cut_error(text, MAX_TEXT)
+        thousandths, cut_text = round(fraction * 1000), cut_error(text, MAX_TEXT)
         try:
-            return self._holder is not None and self._holder.report(self, thousandths, said)
+            return self._holder is not None and self._holder.report(self, thousandths, cut_text)
         except ServerTrouble:
             # Progress is only for people: the listener continues while Redis is unavailable.
             return False

@@ -74,10 +74,10 @@ def parse(raw: bytes) -> Progress | Outcome:
     """Return the progress or the outcome in a record. Raises ``ValueError`` for any other record."""
     head, _, rest = raw.partition(b"\n")
     state, *parts = head.decode().split(" ")
-    said = rest.decode(errors="replace")
+    text = rest.decode(errors="replace")
     if state == "running":
         receipt, thousandths, reported_ms = map(int, parts)
-        return Progress(receipt, thousandths / 1000, reported_ms, said)
+        return Progress(receipt, thousandths / 1000, reported_ms, text)
     reason, attempts, delivered_ms, ended_ms, error_class = parts
     return Outcome(
         state,
@@ -86,7 +86,7 @@ def parse(raw: bytes) -> Progress | Outcome:
         int(delivered_ms) or None,
         int(ended_ms),
         error_class,
-        said,
+        text,
     )
 
 

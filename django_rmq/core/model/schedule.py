@@ -68,12 +68,12 @@ class Schedule:
 
     def changed(self, override: Mapping[str, Any]) -> Schedule:
         """Return the schedule with the changes of people; ``cron`` and ``every`` replace each other."""
-        given = {name: override[name] for name in EDITABLE if name in override}
-        if given.get("cron") is not None:
-            given["every"] = None
-        elif given.get("every") is not None:
-            given["cron"] = None
-        return replace(self, **given)
+        changes = {name: override[name] for name in EDITABLE if name in override}
+        if changes.get("cron") is not None:
+            changes["every"] = None
+        elif changes.get("every") is not None:
+            changes["cron"] = None
+        return replace(self, **changes)
 
 
 class Wall(NamedTuple):

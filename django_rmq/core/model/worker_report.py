@@ -99,22 +99,22 @@ class WorkerReport:
 def decode(text: bytes) -> WorkerReport | None:
     """Return the report in a text, or None if another program wrote it."""
     try:
-        given = json.loads(text)
-        calls = given["calls"][:MOST_CALLS]
-        progress = given.get("progress", [(None, "")] * len(calls))[:MOST_CALLS]
+        fields = json.loads(text)
+        calls = fields["calls"][:MOST_CALLS]
+        progress = fields.get("progress", [(None, "")] * len(calls))[:MOST_CALLS]
         return WorkerReport(
-            at_ms=_whole(given["at_ms"]),
-            host=_short(given["host"]),
-            pid=_whole(given["pid"]),
-            version=_short(given["version"]),
-            python=_short(given["python"]),
-            code=_short(given["code"]),
-            load=_finite(given["load"]),
-            memory_mib=_finite(given["memory_mib"]),
-            threads=_whole(given["threads"]),
-            taken=_whole(given["taken"]),
-            messages=_whole(given["messages"]),
-            running=_whole(given["running"]),
+            at_ms=_whole(fields["at_ms"]),
+            host=_short(fields["host"]),
+            pid=_whole(fields["pid"]),
+            version=_short(fields["version"]),
+            python=_short(fields["python"]),
+            code=_short(fields["code"]),
+            load=_finite(fields["load"]),
+            memory_mib=_finite(fields["memory_mib"]),
+            threads=_whole(fields["threads"]),
+            taken=_whole(fields["taken"]),
+            messages=_whole(fields["messages"]),
+            running=_whole(fields["running"]),
             calls=tuple(
                 RunningCall(
                     _short(topic),
@@ -129,8 +129,8 @@ def decode(text: bytes) -> WorkerReport | None:
                     calls, progress, strict=True
                 )
             ),
-            state=_short(given.get("state", "")),
-            parent=_whole(given.get("parent", 0)),
+            state=_short(fields.get("state", "")),
+            parent=_whole(fields.get("parent", 0)),
         )
     except _OTHER_FORM:
         return None
@@ -183,8 +183,8 @@ def encode_stack_requests(requests: Sequence[StackRequest]) -> str:
 def decode_stack_requests(text: str | bytes) -> list[StackRequest]:
     """Return the requests in a text; none if another program wrote it."""
     try:
-        given = json.loads(text)
-        return [StackRequest(_short(of, LONGEST_ID), _whole(asked)) for of, asked in given[-MOST_STACKS:]]
+        rows = json.loads(text)
+        return [StackRequest(_short(of, LONGEST_ID), _whole(asked)) for of, asked in rows[-MOST_STACKS:]]
     except _OTHER_FORM:
         return []
 

@@ -199,11 +199,11 @@ class Declarations:
 
     def _is_gone(self, record: ScheduleRecord, now: float) -> bool:
         """Return whether this process has seen for long enough that no worker declares a schedule as it is."""
-        said, since = self._silent.get(record.name, (-1, now))
+        renewed_ms, since = self._silent.get(record.name, (-1, now))
         # A renewal since the last comparison begins the silence again.
-        if said != record.renewed_ms:
-            said, since = self._silent[record.name] = record.renewed_ms, now
-        return now - since >= (GONE_SECONDS if said else ENDED_SECONDS)
+        if renewed_ms != record.renewed_ms:
+            renewed_ms, since = self._silent[record.name] = record.renewed_ms, now
+        return now - since >= (GONE_SECONDS if renewed_ms else ENDED_SECONDS)
 
     def _replan_changed_zones(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Plan ticks again whose time zone has other rules now; return whether there were any."""

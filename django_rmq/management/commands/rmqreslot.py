@@ -53,8 +53,8 @@ class Command(RmqCommand):
         if options["dry_run"]:
             self._foretell(plan, is_text=is_text)
             return
-        chosen = slot_count.begin(broker, topic, slots)
-        if chosen is None:
+        change = slot_count.begin(broker, topic, slots)
+        if change is None:
             if is_text:
                 self.stdout.write(f"{topic.name} has {slots} slots")
             else:
@@ -62,16 +62,16 @@ class Command(RmqCommand):
             return
         word = "Continuing with" if plan.is_begun else "Starting with"
         if is_text:
-            self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
+            self.stdout.write(f"{word} {topic.name}: {change.before} → {slots} slots")
         progress = slot_count.move(
             broker,
-            chosen,
+            change,
             at_once=options["at_once"],
             report=self._report() if is_text else lambda _progress: None,
             complain=lambda error: self.stderr.write(f"{error}; trying again"),
         )
         if not is_text:
-            self.print_json(_as_json(topic.name, chosen.before, slots, progress.moved, progress.strays))
+            self.print_json(_as_json(topic.name, change.before, slots, progress.moved, progress.strays))
             return
         strays = f"; {progress.strays} stay, because their slot is unknown" if progress.strays else ""
         self.stdout.write(

@@ -123,14 +123,14 @@ def _time(ms: int | None) -> str:
 
 
 def _row(one: ScheduleStats) -> dict[str, object]:
-    chosen = one.schedule
+    schedule = one.schedule
     return {
         "name": one.name,
         "topic": one.topic,
-        "cron": chosen.cron,
-        "every": chosen.every,
-        "timezone": chosen.timezone,
-        "catch_up": chosen.catch_up,
+        "cron": schedule.cron,
+        "every": schedule.every,
+        "timezone": schedule.timezone,
+        "catch_up": schedule.catch_up,
         "override": dict(one.override),
         "paused": one.is_paused,
         "removed": one.is_removed,

@@ -120,8 +120,8 @@ class Command(RmqCommand):
             )
         for name in options["topics"]:
             if values:
-                given = {limit: None if value == NONE else value for limit, value in values.items()}
-                limits = operations.change_limits(name, given)
+                changes = {limit: None if value == NONE else value for limit, value in values.items()}
+                limits = operations.change_limits(name, changes)
             else:
                 limits = operations.reset_limits(name)
             self.stdout.write(f"{name}: {_limits(limits.topic)}; workers apply this within five seconds")
@@ -171,8 +171,10 @@ class Command(RmqCommand):
                     f"{_as_json(difference['registered'])} in Redis"
                 )
             if row["changed_limits"]:
-                shown = ", ".join(f"{name} {_limit(value)}" for name, value in row["changed_limits"].items())
-                self.stdout.write(f"  changed at run time: {shown}")
+                limits_text = ", ".join(
+                    f"{name} {_limit(value)}" for name, value in row["changed_limits"].items()
+                )
+                self.stdout.write(f"  changed at run time: {limits_text}")
             for obstacle in row["obstacles"]:
                 self.stdout.write(self.style.WARNING(f"  not applied: {obstacle}"))
 

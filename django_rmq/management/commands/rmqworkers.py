@@ -23,20 +23,20 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
-        asked = parser.add_mutually_exclusive_group()
-        asked.add_argument(
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument(
             "--quiet", nargs="+", metavar="WORKER", help="take no more messages, and continue those that run"
         )
-        asked.add_argument("--resume", nargs="+", metavar="WORKER", help="take messages again")
-        asked.add_argument(
+        group.add_argument("--resume", nargs="+", metavar="WORKER", help="take messages again")
+        group.add_argument(
             "--stop",
             nargs="+",
             metavar="WORKER",
             help="end the command with all its processes, as SIGTERM does: running listeners may finish",
         )
 
-        asked.add_argument("--actions", action="store_true", help="list the actions in the background")
-        asked.add_argument("--stop-action", metavar="ID", help="stop an action in the background")
+        group.add_argument("--actions", action="store_true", help="list the actions in the background")
+        group.add_argument("--stop-action", metavar="ID", help="stop an action in the background")
 
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()

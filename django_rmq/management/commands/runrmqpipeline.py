@@ -61,25 +61,25 @@ class Command(RmqCommand):
             rows = [(name, summary(pipeline)) for name, pipeline in pipelines().items()]
             self.stdout.write("\n".join(table(rows)))
             return
-        chosen = {key: options.pop(key) for key in _SHARED}
-        conf = dict(chosen.pop("conf"))
-        if chosen["master"] and chosen["remote"]:
+        shared = {key: options.pop(key) for key in _SHARED}
+        conf = dict(shared.pop("conf"))
+        if shared["master"] and shared["remote"]:
             raise CommandError("use --master or --remote, not both", returncode=2)
-        check_installed(chosen["remote"])
+        check_installed(shared["remote"])
         say = self._printer(options["verbosity"])
         context = Context(
-            name, conf=conf, actor=self.operations().actor, say=say, show=self.stdout.write, **chosen
+            name, conf=conf, actor=self.operations().actor, say=say, show=self.stdout.write, **shared
         )
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
     def _run(self, context: Context, pipeline: Pipeline, options: Options) -> None:
-        asked: list[int] = []
+        signals: list[int] = []
 
         def ask(number: int, frame: object) -> None:
-            if asked:
+            if signals:
                 os._exit(1)
-            asked.append(number)
+            signals.append(number)
             context.stop()
 
         with ended_by_signals(ask):

@@ -157,12 +157,13 @@ class PublishedDefinitions:
 def _wanted_definitions(
     registered: Mapping[str, Definition], live_workers: Iterable[Worker]
 ) -> dict[str, bytes]:
-    said = {topic.name: topic for worker in live_workers for topic in worker.topics}
+    topic_of = {topic.name: topic for worker in live_workers for topic in worker.topics}
     return {
         name: json.dumps(
-            registered.get(name) or {"slots": said[name].slots, "serial": said[name].serial}, sort_keys=True
+            registered.get(name) or {"slots": topic_of[name].slots, "serial": topic_of[name].serial},
+            sort_keys=True,
         ).encode()
-        for name in {*registered, *said}
+        for name in {*registered, *topic_of}
     }
 
 

@@ -106,8 +106,8 @@ def texts(session: ZooKeeperSession, folder: str, names: Iterable[str]) -> Itera
     paths = list(names)
     for start in range(0, len(paths), 500):
         part = paths[start : start + 500]
-        asked = [session.client.get_async(session.ensemble.path(folder, name)) for name in part]
-        for name, question in zip(part, asked, strict=True):
+        questions = [session.client.get_async(session.ensemble.path(folder, name)) for name in part]
+        for name, question in zip(part, questions, strict=True):
             try:
                 ((data, _),) = session.ask(question)
             except kazoo.NoNodeError:

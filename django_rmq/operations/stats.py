@@ -7,7 +7,7 @@ gets the actor's context and checks the permission; what has a broker instead re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import ClassVar, NamedTuple, TypeVar
@@ -18,11 +18,11 @@ from django_rmq.connections import coordinators
 from django_rmq.core.commands import activity, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.registry import roster
-from django_rmq.core.commands.script_call import Answer, Call
+from django_rmq.core.commands.script_call import Answer, AtSlots, Call
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
 from django_rmq.core.model.replies import Counts, Roster
-from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
@@ -359,19 +359,24 @@ def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
         [_Look(pipeline, topic, slots, held.get(topic.name, ())) for slots in _parts(chosen[topic.name])]
         for topic in topics
     ]
+    take_counts = _count_held(pipeline, chain(*looks))
+    take_pauses = _read_pauses(pipeline, chain(*looks))
     pipeline.execute()
     roster = asked.result()
     live_workers, now_ms = worker_list(roster), _clock(broker, roster)
-    for go_on in (_Look.find, _Look.count_found):
+    take_counts()
+    take_pauses()
+    for go_on in (_Look.find, _Look.count_others):
         for look in chain(*looks):
             go_on(look, pipeline)
         pipeline.execute()
     found = []
     for topic, parts in zip(topics, looks, strict=True):
-        counts = [(slot, part.counts[slot].result()) for part in parts for slot in sorted(part.counts)]
+        each_counts = [part.all_counts() for part in parts]
+        counts = [*chain(*each_counts)]
         # The first six are the depths. A call of the property ``held`` for each slot would take longer.
         held[topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or any(each[:6])]
-        paused = sum(part.paused for part in parts)
+        paused = sum(part.paused(counted) for part, counted in zip(parts, each_counts, strict=True))
         found.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))
     return Overview(
         found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
@@ -385,43 +390,112 @@ _held: WeakKeyDictionary[Broker, dict[str, Sequence[int]]] = WeakKeyDictionary()
 class _Look:
     """A look at some slots of a topic, in up to three round trips."""
 
-    __slots__ = ("_any", "_occupied", "_others", "_pauses", "_slots", "_topic", "counts")
+    __slots__ = ("_any", "_counted", "_occupied", "counts", "others", "paused_others", "topic", "unread")
 
     def __init__(
         self, pipeline: BrokerPipeline, topic: Topic, slots: Sequence[int], held: Sequence[int]
     ) -> None:
-        """Count the slots that were ``held`` before; ask whether any other has messages, and which slots are paused."""
-        self._topic, self._slots = topic, slots
-        self.counts: dict[int, Answer[Counts]] = {}
-        self._count(pipeline, (slot for slot in held if slot in slots))
-        self._others = [slot for slot in slots if slot not in self.counts] if self.counts else slots
-        self._any = pipeline.add(inspect.any_messages(topic, self._others)) if self._others else None
-        self._pauses = pipeline.add(inspect.pauses(topic, slots))
+        """Ask whether a slot that was not ``held`` before has messages now."""
+        self.topic = topic
+        self.counts: dict[int, Counts | None] = {slot: None for slot in held if slot in slots}
+        """What the slots hold that are counted at once. None if they have to be counted one by one."""
+        self.others = [slot for slot in slots if slot not in self.counts] if self.counts else slots
+        self.paused_others = 0
+        """How many of the other slots are paused."""
+        self.unread: Sequence[int] = ()
+        """The other slots of which this cannot be read."""
+        self._any = pipeline.add(inspect.any_messages(topic, self.others)) if self.others else None
         self._occupied: Answer[list[bool | None]] | None = None
+        self._counted: dict[int, Answer[Counts]] = {}
 
     def find(self, pipeline: BrokerPipeline) -> None:
         """Ask which of the other slots hold messages, if any does. Raises ``ServerTrouble``."""
         if self._any and _known(self._any) is not False:
-            self._occupied = pipeline.add(inspect.occupied(self._topic, self._others))
+            self._occupied = pipeline.add(inspect.occupied(self.topic, self.others))
 
-    def count_found(self, pipeline: BrokerPipeline) -> None:
+    def count_others(self, pipeline: BrokerPipeline) -> None:
         """Count those, and the slots about which something cannot be read: the count says why. Raises ``ServerTrouble``."""
+        uncounted = {*self.unread, *(slot for slot, counts in self.counts.items() if counts is None)}
         if self._occupied:
-            occupied = _known(self._occupied) or [None] * len(self._others)
-            pairs = zip(self._others, occupied, strict=True)
-            self._count(pipeline, (slot for slot, holds in pairs if holds is not False))
-        pauses = _known(self._pauses)
-        unread = self._slots if pauses is None else [self._slots[at] for at in pauses.unread]
-        self._count(pipeline, (slot for slot in unread if slot not in self.counts))
+            occupied = _known(self._occupied) or [None] * len(self.others)
+            uncounted.update(
+                slot for slot, holds in zip(self.others, occupied, strict=True) if holds is not False
+            )
+        for slot in uncounted:
+            self._counted[slot] = pipeline.add(inspect.count(self.topic, slot))
 
-    @property
-    def paused(self) -> int:
-        """How many slots are paused. Raises ``ServerTrouble``."""
-        pauses = _known(self._pauses)
-        return pauses.paused if pauses else 0
+    def all_counts(self) -> list[tuple[int, Counts | RmqError]]:
+        """Return what the slots hold that were counted, in order."""
+        found = {slot: counts for slot, counts in self.counts.items() if counts is not None}
+        return sorted([*found.items(), *((slot, answer.result()) for slot, answer in self._counted.items())])
 
-    def _count(self, pipeline: BrokerPipeline, slots: Iterable[int]) -> None:
-        self.counts.update((slot, pipeline.add(inspect.count(self._topic, slot))) for slot in slots)
+    def paused(self, counts: Iterable[tuple[int, Counts | RmqError]]) -> int:
+        """Return how many slots are paused. The ``counts`` say it of the slots that were counted at once."""
+        return self.paused_others + sum(
+            slot in self.counts and isinstance(each, Counts) and each.paused for slot, each in counts
+        )
+
+
+COUNTED_AT_ONCE = 16
+"""The number of slots that one script counts in a survey. That takes a few ms if much is in flight, and usually far less."""
+
+
+def _count_held(pipeline: BrokerPipeline, looks: Iterable[_Look]) -> Callable[[], None]:
+    """Count the slots that held messages at the last look, those of several topics with one script.
+
+    The function that is returned takes the answers. It raises ``ServerTrouble``.
+    """
+    alike = defaultdict[tuple[TopicType, int], list[tuple[_Look, int]]](list)
+    for look in looks:
+        # These are the facts that the script takes from the topic.
+        alike[look.topic.type, look.topic.timeout] += [(look, slot) for slot in look.counts]
+    asked = []
+    for slots in alike.values():
+        for at in range(0, len(slots), COUNTED_AT_ONCE):
+            some = slots[at : at + COUNTED_AT_ONCE]
+            call = inspect.counts([AtSlots(look.topic, (slot,)) for look, slot in some])
+            asked.append((some, pipeline.add(call)))
+
+    def take() -> None:
+        for some, answer in asked:
+            for (look, slot), counts in zip(some, _known(answer) or (), strict=False):
+                look.counts[slot] = counts
+
+    return take
+
+
+def _read_pauses(pipeline: BrokerPipeline, looks: Iterable[_Look]) -> Callable[[], None]:
+    """Ask which of the other slots are paused, those of several topics with one script.
+
+    The function that is returned takes the answers. It raises ``ServerTrouble``.
+    """
+    groups, room = list[list[_Look]](), 0
+    for look in looks:
+        if not look.others:
+            continue
+        if len(look.others) > room:
+            groups, room = [*groups, []], SLOTS_AT_ONCE
+        groups[-1].append(look)
+        room -= len(look.others)
+    asked = [
+        (some, pipeline.add(inspect.pauses([AtSlots(look.topic, look.others) for look in some])))
+        for some in groups
+    ]
+
+    def take() -> None:
+        for some, answer in asked:
+            pauses = _known(answer)
+            if pauses is None:
+                for look in some:
+                    look.unread = look.others
+            elif any(pauses):
+                slots = [(look, slot) for look in some for slot in look.others]
+                for place in pauses.paused:
+                    slots[place][0].paused_others += 1
+                for look, slot in (slots[place] for place in pauses.unread):
+                    look.unread = [*look.unread, slot]
+
+    return take
 
 
 def _known(answer: Answer[T]) -> T | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
@@ -372,13 +373,13 @@ def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: M
     slot = make_slot(slots=1_024, index=0)
     paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
     assert slot.broker.occupied(slot.topic, range(1_024)) == [False] * 1_024
-    assert slot.broker.pauses(slot.topic, range(1_024)) == (0, ())
+    assert slot.broker.pauses([AtSlots(slot.topic, range(1_024))]) == ((), ())
     assert not slot.broker.any_messages(slot.topic, range(1_024))
     slot.send(b"a")
     paused.pause()
     foreign.keyspace.zadd(foreign.keys.control, b"x", 1)
     assert slot.broker.occupied(slot.topic, [2, 1, 0, 3]) == [False, False, True, False]
-    assert slot.broker.pauses(slot.topic, [3, 2, 1, 0]) == (1, (1,))
+    assert slot.broker.pauses([AtSlots(slot.topic, [3, 2, 1, 0])]) == ((2,), (1,))
     assert slot.broker.any_messages(slot.topic, range(1_024))
     assert not slot.broker.any_messages(slot.topic, range(1, 1_024))
     with pytest.raises(WrongType):
@@ -386,7 +387,27 @@ def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: M
     foreign.keyspace.delete(foreign.keys.control)
     slot.pause()
     paused.pause(False)
-    assert slot.broker.pauses(slot.topic, [0, 1, 2]) == (1, ())
+    assert slot.broker.pauses([AtSlots(slot.topic, [0, 1, 2])]) == ((0,), ())
+
+
+def test_many_slots_are_counted_as_each_of_them_is(make_slot: MakeSlot) -> None:
+    slot = make_slot(slots=4, index=0)
+    paused, foreign, control = (
+        Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2, 3)
+    )
+    slot.send(b"a", b"b")
+    slot.take_one()
+    paused.send(b"c")
+    paused.pause()
+    foreign.send(b"d")
+    foreign.keyspace.delete(foreign.keys.dead)
+    foreign.keyspace.hset(foreign.keys.dead, b"x", b"1")
+    control.keyspace.zadd(control.keys.control, b"x", 1)
+    counted = slot.broker.counts([AtSlots(slot.topic, [1, 2]), AtSlots(slot.topic, [0, 3])])
+    assert counted == [paused.count(), None, slot.count(), None]
+    for wrong in (foreign, control):
+        with pytest.raises(WrongType):
+            wrong.count()
 
 
 @pytest.mark.parametrize("kind", TYPES)

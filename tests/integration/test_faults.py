@@ -19,7 +19,7 @@ from redis.retry import Retry
 from django_rmq.core import lua
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.operate import TrashShare, into_trash
-from django_rmq.core.commands.script_call import Call, RedisCommand
+from django_rmq.core.commands.script_call import AtSlots, Call, RedisCommand
 from django_rmq.core.model.keys import SlotKeys, trash_key
 from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply, Restored
 from django_rmq.core.model.topic import Topic, TopicType
@@ -166,9 +166,10 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "find": lambda slot, receipt: slot.find("store", b"wait"),
     "group": lambda slot, receipt: slot.group(),
     "count": lambda slot, receipt: slot.count(),
+    "counts": lambda slot, receipt: slot.broker.counts([AtSlots(slot.topic, [0])]),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
     "occupied": lambda slot, receipt: slot.broker.occupied(slot.topic, [0]),
-    "pauses": lambda slot, receipt: slot.broker.pauses(slot.topic, [0]),
+    "pauses": lambda slot, receipt: slot.broker.pauses([AtSlots(slot.topic, [0])]),
     "audit": lambda slot, receipt: slot.audit(),
     "between": lambda slot, receipt: slot.between("store"),
     "loose": lambda slot, receipt: slot.loose("failures", repair=True),
@@ -415,7 +416,9 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
         client.zadd(key, {"x": 1})
 
 
-@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses"}))
+@pytest.mark.parametrize(
+    "script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses", "counts"})
+)
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     redis_client: redis.Redis, prefix: str, script: str
 ) -> None:

@@ -20,11 +20,13 @@ from redis.retry import Retry
 from django_rmq.core import lua
 from django_rmq.core.commands import insert, operate
 from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Area, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
+from django_rmq.operations import stats
 from django_rmq.testing import Clock
 from tests.oracle.holding import UPKEEP
 from tests.oracle.moving import MOVED
@@ -315,9 +317,11 @@ def every_script(slot: Timed) -> Timed:
     slot.time("adopt", lambda: slot.adopt(1, 0))
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
+    counted = [AtSlots(slot.topic, [0])] * stats.COUNTED_AT_ONCE
+    slot.time("counts", lambda: slot.broker.counts(counted))
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     slot.time("occupied", lambda: slot.broker.occupied(slot.topic, [0] * 1_024))
-    slot.time("pauses", lambda: slot.broker.pauses(slot.topic, [0] * 1_024))
+    slot.time("pauses", lambda: slot.broker.pauses([AtSlots(slot.topic, [0] * 1_024)]))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
     others |= {"tick", "retract"} if slot.topic.is_priority else set()

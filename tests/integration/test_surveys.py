@@ -388,19 +388,45 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     for topic in topics[:50]:
         broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
     for count in (20, 200):
-        of_all = {"workers/roster": 1, "EXISTS": count, "pauses": count}
+        of_all = {"workers/roster": 1, "EXISTS": count, "pauses": -(-count * 16 // stats.SLOTS_AT_ONCE)}
         assert calls_of(broker, topics[:count], monkeypatch) == of_all
     # Of the 3,200 slots of all topics, the one with a message is found, and from then on counted at once.
     broker.send_replace(topics[7], 3, [1000], [b"1"])
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "occupied": 1, "count": 1}
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
     broker.send_replace(topics[7], 4, [1000], [b"2"])
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "occupied": 1, "count": 2}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1, "occupied": 1, "count": 1}
     broker.purge(topics[7], 3, "store")
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 2}
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
     (found,) = (one for one in stats.survey_topics(broker, topics).topics if one.store)
     assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
+    # One script counts slots of several topics.
+    for topic in topics[: stats.COUNTED_AT_ONCE]:
+        broker.send_replace(topic, 4, [1000], [b"2"])
+    stats.survey_topics(broker, topics)
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
+    # It does not know what a slot with a foreign key holds. The count of that slot says why.
+    broker.client.set(slot_keys(prefix, topics[3].name, 4).dead, "not of RMQ")
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1, "count": 1}
+    surveyed = stats.survey_topics(broker, topics).topics
+    assert [one.topic for one in surveyed if one.problems] == [topics[3]]
+    assert sum(one.store for one in surveyed) == stats.COUNTED_AT_ONCE - 1
+
+
+def test_a_survey_counts_each_topic_by_its_own_type_and_timeout(redis_client: Any, prefix: str) -> None:
+    broker = Broker(redis_client, prefix)
+    kinds = [TopicType.FIXED_TIME, TopicType.PRIORITY]
+    topics = [
+        Topic(f"{kind.value}-{timeout}", kind, slots=1, timeout=timeout, serial=False)
+        for kind in kinds
+        for timeout in (1, 600)
+    ]
+    for topic in topics:
+        broker.send_replace(topic, 0, [1000, 4_000_000_000_000], [b"1", b"2"])
+    for _ in range(2):
+        found = stats.survey_topics(broker, topics).topics
+        assert [one.due for one in found] == [1, 1, 2, 2]
+        assert [one.oldest_due_ms is None for one in found] == [False, False, True, True]
 
 
 def test_a_survey_says_of_each_slot_what_a_count_says(redis_client: Any, prefix: str) -> None:

@@ -63,6 +63,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "commit_all": ending.commit_all,
     "configure": tending.configure,
     "count": looking.count,
+    "counts": looking.counts,
     "discard": people.discard,
     "ensure": sending.ensure,
     "expire": upkeep.expire,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model import keys as stored_hashes
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.limits import GATE
 from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply, Pauses
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import ServerRefused
+from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.holding import newest_claim
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.listing import on_state
@@ -56,6 +57,24 @@ def count(slot: Slot) -> Counts:
         min(running, default=None),
         len(lapsed),
     )
+
+
+def _each_slot(topics: Sequence[AtSlots], most: int) -> list[tuple[Topic, int]]:
+    found = [(each.topic, slot) for each in topics for slot in each.slots]
+    if len(found) > most:
+        raise ServerRefused("ERR too many slots")
+    return found
+
+
+def counts(memory: Memory, topics: Sequence[AtSlots]) -> list[Counts | None]:
+    """Return the count of each slot, or None if one of its keys is of the wrong type."""
+    found = list[Counts | None]()
+    for topic, slot in _each_slot(topics, 64):
+        try:
+            found.append(count(memory, topic, slot))
+        except WrongType:
+            found.append(None)
+    return found
 
 
 def _lapsed_claim(slot: Slot) -> list[float]:
@@ -127,14 +146,15 @@ def occupied(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | 
         return [any(getattr(each, state) in memory.keyspace for state in _LIVES) for each in keys]
 
 
-def pauses(memory: Memory, topic: Topic, slots: Sequence[int]) -> Pauses:
-    """Return how many slots are paused, and the places of those whose control has the wrong type."""
-    if len(slots) > 1024:
-        raise ServerRefused("ERR too many slots")
+def pauses(memory: Memory, topics: Sequence[AtSlots]) -> Pauses:
+    """Return the places of the paused slots, and of those whose control has the wrong type."""
+    slots = _each_slot(topics, 1024)
     with memory.lock:
-        controls = [memory.keyspace.get(slot_keys(memory.prefix, topic.name, slot).control) for slot in slots]
+        controls = [
+            memory.keyspace.get(slot_keys(memory.prefix, topic.name, slot).control) for topic, slot in slots
+        ]
     foreign = tuple(at for at, control in enumerate(controls) if isinstance(control, SortedSet))
-    return Pauses(sum(control is not None and b"paused" in control for control in controls), foreign)
+    return Pauses(tuple(at for at, each in enumerate(controls) if each and b"paused" in each), foreign)
 
 
 def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:

@@ -1883,6 +1883,11 @@ MUTANTS: dict[str, Mutant] = {
         "Only what can be taken now is counted as due.",
         "tests/contract/test_paging.py::test_what_is_due_is_counted_with_its_oldest[redis-range_merge]",
     ),
+    "dead_is_resting": Mutant(
+        As("return count_slot(store, prepare, dead, retry, control, claim, inflight, claimants, claims)"),
+        "What rests is counted apart from what is dead.",
+        "tests/contract/test_paging.py::test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked[redis-priority]",
+    ),
     "rested_not_due": Mutant(
         As("found = 0"),
         "A retry whose rest is over is due, though nobody has looked.",
@@ -2345,6 +2350,11 @@ MUTANTS: dict[str, Mutant] = {
         As("local exist = redis.call('EXISTS', unpack(slots_keys, i, i + 3))"),
         "A slot of which everything is claimed holds messages.",
         "tests/contract/test_paging.py::test_a_slot_is_empty_while_it_has_no_message_in_any_state[redis-range_merge]",
+    ),
+    "one_foreign_key_hides_all": Mutant(
+        As("if counts.err then return counts end found[#found + 1] = counts"),
+        "What another program wrote into one slot hides no other slot.",
+        "tests/contract/test_paging.py::test_many_slots_are_counted_as_each_of_them_is[redis]",
     ),
     "between_all": Mutant(
         As("return redis.call('ZCARD', set)"),

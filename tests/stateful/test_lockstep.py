@@ -28,7 +28,7 @@ from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
-from django_rmq.core.commands.script_call import Call
+from django_rmq.core.commands.script_call import AtSlots, Call
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.keys import slot_keys, trash_key
 from django_rmq.core.model.limits import MAX_PRIORITY, NEVER
@@ -1202,10 +1202,11 @@ class Lockstep(RuleBasedStateMachine):
         self.reading(
             lambda b: [
                 b.count(self.topic, 0),
+                b.counts([AtSlots(self.topic, [1, 0])]),
                 b.heads(self.topic, [0, 1], upkeep=upkeep),
                 b.any_messages(self.topic, [0, 1]),
                 b.occupied(self.topic, [0, 1]),
-                b.pauses(self.topic, [0, 1]),
+                b.pauses([AtSlots(self.topic, [0, 1])]),
                 b.audit(self.topic, 0),
             ]
         )

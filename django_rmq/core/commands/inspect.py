@@ -14,6 +14,7 @@ from django_rmq.core.commands.script_call import (
     Call,
     InState,
     OfKey,
+    OfTopics,
     RedisCommand,
     Reply,
     SetsOfSlots,
@@ -226,6 +227,22 @@ def count(topic: Topic, slot: int) -> Call[Counts]:
     return Call("count", AtSlot(topic, slot), (), _counts)
 
 
+def _counts_of_each(reply: list[Reply]) -> list[Counts | None]:
+    return [None if row is None else _counts(row) for row in reply]
+
+
+def _each_counted(answers: list[list[Counts | None] | RmqError]) -> list[Counts | None]:
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def counts(topics: Sequence[AtSlots]) -> Call[list[Counts | None]]:
+    """Return what ``count`` returns for each of up to 64 slots, or None if ``count`` would be an error.
+
+    The topics have the same type and the same TIMEOUT.
+    """
+    return Call("counts", OfTopics(topics), (), _counts_of_each, join=_each_counted)
+
+
 def between(
     topic: Topic,
     slot: int,
@@ -356,15 +373,16 @@ def occupied(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
     return Call("occupied", AtSlots(topic, slots), (), _occupied, join=_each_occupied)
 
 
-def _pauses(reply: list[int]) -> Pauses:
-    return Pauses(reply[0], tuple(place - 1 for place in reply[1:]))
+def _pauses(reply: list[list[int]]) -> Pauses:
+    return Pauses(*(tuple(place - 1 for place in places) for places in reply))
 
 
 def _joined(answers: list[Pauses | RmqError]) -> Pauses:
     unread = [at for at, answer in enumerate(answers) if isinstance(answer, RmqError) or answer.unread]
-    return Pauses(sum(answer.paused for answer in answers if not isinstance(answer, RmqError)), tuple(unread))
+    paused = [at for at, answer in enumerate(answers) if not isinstance(answer, RmqError) and answer.paused]
+    return Pauses(tuple(paused), tuple(unread))
 
 
-def pauses(topic: Topic, slots: Sequence[int]) -> Call[Pauses]:
-    """Return how many of up to 1,024 slots are paused."""
-    return Call("pauses", AtSlots(topic, slots), (), _pauses, join=_joined)
+def pauses(topics: Sequence[AtSlots]) -> Call[Pauses]:
+    """Return which of up to 1,024 slots are paused: their places among the slots of all these topics."""
+    return Call("pauses", OfTopics(topics), (), _pauses, join=_joined)

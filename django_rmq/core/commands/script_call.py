@@ -97,6 +97,25 @@ class AtSlots(NamedTuple):
         return [self._replace(slots=(slot,)) for slot in self.slots]
 
 
+class OfTopics(NamedTuple):
+    """Slots of several topics. The facts that the script takes from a topic are the same for all of them."""
+
+    topics: Sequence[AtSlots]
+
+    @property
+    def topic(self) -> Topic:
+        """The topic whose facts the script gets."""
+        return self.topics[0].topic
+
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        """Return the keys with these names, slot by slot."""
+        return [key for each in self.topics for key in each.keys(prefix, names)]
+
+    def parts(self) -> list[OfTopics]:
+        """Return a place for each slot, since one node of a Redis Cluster holds all of a slot."""
+        return [OfTopics([part]) for each in self.topics for part in each.parts()]
+
+
 class SetsOfSlots(AtSlots):
     """The sets of many slots, which exist while they hold messages."""
 
@@ -340,7 +359,7 @@ class Call(NamedTuple, Generic[T_co]):
 
     def parts(self) -> list[Self]:
         """Return one call for each slot; a call at one place returns itself."""
-        if not isinstance(self.place, AtSlots):
+        if not isinstance(self.place, (AtSlots, OfTopics)):
             return [self]
         return [self._replace(place=place) for place in self.place.parts()]
 

@@ -536,11 +536,11 @@ class ReshardSurvey(NamedTuple):
 
 
 class Pauses(NamedTuple):
-    """How many of some slots are paused."""
+    """Which of some slots are paused, by their places among the slots, from 0 on."""
 
-    paused: int
+    paused: tuple[int, ...]
     unread: tuple[int, ...]
-    """The places among the slots, from 0 on, of those that cannot be read."""
+    """The slots of which it cannot be read."""
 
 
 class Counts(NamedTuple):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
+import signal
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
@@ -1346,3 +1351,39 @@ def test_a_row_without_a_key_is_shown_with_its_body() -> None:
         ("", b'{"n":1}', 7),
         ("k", b"2", 1),
     ]
+
+
+def test_the_relay_ends_on_a_signal_that_comes_at_any_call_with_which_it_begins_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An event would wait for a lock that its own ``wait`` holds, if the handler of a signal sets it just then."""
+    monkeypatch.setattr(Operations, "relay_duties", lambda operations: [])
+    late: list[int] = []
+
+    def send_late(number: int, frame: FrameType | None) -> None:
+        late.append(number)
+        assert len(late) == 1, "the command did not end"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGALRM, send_late)
+    try:
+        for skipped in count():
+            calls = count()
+
+            def interrupt(frame: FrameType, event: str, argument: object) -> None:
+                if signal.getsignal(signal.SIGTERM) is not before[0] and next(calls) == skipped:  # noqa: B023
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            signal.setitimer(signal.ITIMER_REAL, 1, 5)
+            sys.setprofile(interrupt)
+            try:
+                call_command("rmqoutbox", "--watch")
+            finally:
+                sys.setprofile(None)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if late:
+                break
+        assert skipped > 3
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGALRM, before[1])

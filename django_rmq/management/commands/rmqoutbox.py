@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from argparse import ArgumentParser
 from dataclasses import asdict
+from queue import SimpleQueue
 
 from django.core.management.base import CommandError
 
@@ -90,11 +90,13 @@ class Command(RmqCommand):
             )
 
     def _watch(self) -> None:
-        stopped, threads = threading.Event(), self.operations().relay_duties()
+        # A signal may come while this thread begins to wait. An event's own lock would then be held, and its setting never end.
+        signals: SimpleQueue[int] = SimpleQueue()
+        threads = self.operations().relay_duties()
         for thread in threads:
             thread.start()
-        with ended_by_signals(lambda *_: stopped.set()):
-            stopped.wait()
+        with ended_by_signals(lambda number, _: signals.put(number)):
+            signals.get()
         for thread in threads:
             thread.stop()
         # A database that does not answer may keep its thread, and none of the others.

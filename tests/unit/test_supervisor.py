@@ -397,7 +397,7 @@ def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> No
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
-            time.sleep(600)
+            time.sleep(5)
             os._exit(0)
         os.kill(pid, signal.SIGTERM)
         _, status = os.waitpid(pid, 0)

@@ -49,31 +49,41 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.product_sets.demo $(DEMO_ARGS)
 
-# Three things beside each other, whose output comes one after the other.
-quick: $(INSTALLED) ## lint, types, unit tests and the contract in memory, within a minute
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target types lint-and-contract quick-unit
+# A folder of tests is run in two halves, beside each other: the files from a to l, and all that is not among them.
+A_TO_L = $(wildcard $(1)/test_[a-l]*.py)
+BUT_A_TO_L = --ignore-glob='$(1)/test_[a-l]*.py'
 
-.PHONY: lint-and-contract quick-unit
+# Four things beside each other, whose output comes one after the other.
+quick: $(INSTALLED) ## lint, types, unit tests and the contract in memory, within a minute
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target types quick-unit-a-to-l quick-unit-rest lint-and-contract
+
+.PHONY: lint-and-contract quick-unit-a-to-l quick-unit-rest
 lint-and-contract: lint
 	BROKERS=memory $(BIN)/python -m pytest -q tests/contract
 
-quick-unit: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m "not slow and not proof" tests/unit
+quick-unit-a-to-l: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call A_TO_L,tests/unit)
 
-# All of it in two halves beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
+quick-unit-rest: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call BUT_A_TO_L,tests/unit) tests/unit
+
+# All of it in three parts beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
 test: $(INSTALLED) ## the tests that take minutes, not hours (TEST_ARGS='tests/unit -k receipt')
 ifeq ($(strip $(TEST_ARGS)),)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rules test-rooms
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rules test-integration-a-to-l test-rest
 else
 	$(BIN)/python -m pytest -m "not slow and not proof" $(TEST_ARGS)
 endif
 
-.PHONY: test-rules test-rooms
+.PHONY: test-rules test-integration-a-to-l test-rest
 test-rules: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES)
 
-test-rooms: $(INSTALLED)
-	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
+test-integration-a-to-l: $(INSTALLED)
+	$(TESTED) -m pytest -m "not slow and not proof" $(call A_TO_L,tests/integration)
+
+test-rest: $(INSTALLED)
+	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%) $(call BUT_A_TO_L,tests/integration)
 
 coverage: $(SPARK_CLASSES) ## the branch coverage of `make test`, and of the tests with Spark and a worker
 	rm -rf build/coverage

@@ -6,7 +6,7 @@ Nothing is decided here: permissions, outcomes and the audit are those of ``djan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -169,8 +169,9 @@ class PageAction:
         """Return whether it applies to messages selected by this filter."""
         if self.for_filtered is None:
             return True
-        chosen = bool(wanted.text or wanted.error or wanted.newer_than is not None)
-        return self.for_filtered == chosen
+        # A purge knows only these two conditions. With any other it would take messages that were not selected.
+        others = replace(wanted, older_than=None, slot=None)
+        return self.for_filtered != others.is_empty
 
     def question(self, chosen: Chosen, count: int, is_exact: bool) -> str:
         """Return the question before it is done to ``count`` messages."""

@@ -139,12 +139,13 @@ def workers_of(live_workers: WorkerList) -> list[WorkerStats]:
     for one in live_workers.holdings:
         topics = owned.setdefault(one.worker, {})
         topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
+    # Most workers publish the same topics, which are parsed once.
+    all_topics = {id(member.worker.topics): member.worker.topics for member in live_workers.members}
+    shared = {
+        key: tuple(topic.name for topic in topics if not topic.serial) for key, topics in all_topics.items()
+    }
     found = [
-        WorkerStats(
-            member,
-            owned.get(member.worker.id, {}),
-            tuple(topic.name for topic in member.worker.topics if not topic.serial),
-        )
+        WorkerStats(member, owned.get(member.worker.id, {}), shared[id(member.worker.topics)])
         for member in live_workers.members
     ]
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))

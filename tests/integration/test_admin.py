@@ -878,6 +878,22 @@ def test_purge_is_not_a_way_to_delete_what_a_filter_chose(boss: Client, broker: 
     assert depth(broker, "timed", "dead") == 0
 
 
+def test_a_cause_without_a_class_is_deleted_without_other_messages(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 3), error="no 1 is left")
+    kill(broker, "timed", *members("y", 4), error="shop.errors.Other: no")
+    page = boss.get(url("topic_causes", "timed")).content.decode()
+    (form,) = (each for each in page.split("<form")[1:] if 'name="error" value=""' in each)
+    buttons = set(re.findall(r'name="act" value="(\w+)"', form))
+    assert buttons == {"replay_all", "delete_all"}
+    (cause,) = re.findall(r'name="cause" value="(\w+)"', form)
+    chosen = {"state": "dead", "error": "", "cause": cause, "confirmed": "yes", "name": "timed"}
+    refused = boss.post(url("act", "timed"), chosen | {"act": "purge"}, follow=True)
+    assert "This filter cannot be used for this action." in text(refused)
+    assert depth(broker, "timed", "dead") == 7
+    boss.post(url("act", "timed"), chosen | {"act": "delete_all"})
+    assert depth(broker, "timed", "dead") == 4
+
+
 def test_long_work_goes_on_from_page_to_page(
     boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,8 +302,10 @@ def test_keys_and_fixed_arguments_are_read_by_their_names_only(source: Source) -
 
 @each_script
 def test_every_declared_key_and_argument_is_used(source: Source) -> None:
-    bindings, _, code = lua.load(source.name).text.decode().partition("\n")
-    names = re.findall(r"\w+", bindings.partition(" = ")[0].removeprefix("local "))
+    declared, text = lua.declaration(source.name), lua.load(source.name).text.decode()
+    bindings = declared.bindings()
+    code = text.removeprefix("\n".join(bindings))
+    names = {word for line in bindings for word in re.findall(r"\w+", line.partition(" = ")[0])} - {"local"}
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} <= {"first", "last", "now"}
 
 

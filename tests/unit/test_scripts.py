@@ -51,13 +51,16 @@ def test_every_script_has_a_declaration() -> None:
 
 def test_keys_and_arguments_become_locals() -> None:
     arguments = ["ARGV[1] limit NUMBER", "ARGV[2] apply FLAG", "ARGV[3...] members", "ARGV[#ARGV] now"]
-    assert parse("x", ["KEYS[1] store ZSET", *arguments]).bindings() == (
-        "local store, limit, apply, first, last, now = "
-        "KEYS[1], tonumber(ARGV[1]), ARGV[2] == '1', 3, #ARGV - 1, ARGV[#ARGV]"
-    )
-    assert parse("x", ["KEYS[1...] store ZSET, control HASH of each slot", "ARGV[1] now"]).bindings() == (
-        "local slots_keys, now = KEYS, ARGV[#ARGV]"
-    )
+    assert parse("x", ["KEYS[1] store ZSET", "KEYS[2] body HASH", *arguments]).bindings() == [
+        "local store, body = unpack(KEYS)",
+        "local limit, apply = unpack(ARGV, 1, 2)",
+        "limit, apply = tonumber(limit), apply == '1'",
+        "local first, last, now = 3, #ARGV - 1, ARGV[#ARGV]",
+    ]
+    assert parse("x", ["KEYS[1...] store ZSET, control HASH of each slot", "ARGV[1] now"]).bindings() == [
+        "local slots_keys = KEYS",
+        "local now = unpack(ARGV)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_an_include_that_names_no_section_is_refused_with_those_that_there_are(
 def test_redis_gets_no_comments(files: dict[str, str]) -> None:
     files["x"] = script("", "-- Why.", "return store -- rule: which", "  -- Because.")
     loaded = lua.load("x")
-    assert loaded.text == b"local store, now = KEYS[1], ARGV[#ARGV]\nreturn store"
+    assert loaded.text == b"local store = unpack(KEYS)\nlocal now = unpack(ARGV)\nreturn store"
     assert loaded.sha == hashlib.sha1(loaded.text).hexdigest().encode()
 
 

@@ -177,7 +177,7 @@ def _check(keys: tuple[Key, ...]) -> list[str]:
 def load(name: str) -> Script:
     """Return the script ``name`` as it is sent to Redis."""
     declared = declaration(name)
-    lines = [declared.bindings()]
+    lines = declared.bindings()
     for line in _split(name)[1]:
         directive = _DIRECTIVE.fullmatch(line)
         if not directive:

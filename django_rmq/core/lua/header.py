@@ -23,7 +23,7 @@ _KEY = re.compile(r"KEYS\[(\d+)\] (\w+) +(ZSET|HASH)\b( BY STATE\b)?")
 _KEYS_OF_MANY = re.compile(r"KEYS\[1\.\.\.\] ((?:\w+ (?:ZSET|HASH)(?:, )?)+) of each slot")
 _ARGUMENT = re.compile(r"ARGV\[(\d+)\] (\w+)(?: (NUMBER|FLAG)\b)?")
 _REST = re.compile(r"ARGV\[(\d+)\.\.\.\] (\w+)")
-_CONVERSIONS = {"NUMBER": "tonumber(%s)", "FLAG": "%s == '1'", "": "%s"}
+_CONVERSIONS = {"NUMBER": "tonumber(%s)", "FLAG": "%s == '1'"}
 
 
 class HeaderError(ValueError):
@@ -62,17 +62,25 @@ class Declaration(NamedTuple):
     reads: bool
     """Whether the script changes nothing."""
 
-    def bindings(self) -> str:
-        """Return the Lua statements that bind keys and arguments to their names."""
-        if self.many_slots:
-            bound = [("slots_keys", "KEYS")]
-        else:
-            bound = [(key.name, f"KEYS[{i}]") for i, key in enumerate(self.keys, 1)]
-        bound += [(a.name, _CONVERSIONS[a.form] % f"ARGV[{i}]") for i, a in enumerate(self.arguments, 1)]
+    def bindings(self) -> list[str]:
+        """Return the Lua statements that bind keys and arguments to their names.
+
+        One ``unpack`` takes Redis half as long as an index into KEYS or ARGV for each name.
+        """
+        keys = [key.name for key in self.keys]
+        names = [argument.name for argument in self.arguments]
+        code = ["local slots_keys = KEYS" if self.many_slots else f"local {', '.join(keys)} = unpack(KEYS)"]
+        if not self.rest:
+            code.append(f"local {', '.join([*names, 'now'])} = unpack(ARGV)")
+        elif names:
+            code.append(f"local {', '.join(names)} = unpack(ARGV, 1, {len(names)})")
+        converted = [argument for argument in self.arguments if argument.form]
+        if converted:
+            values = [_CONVERSIONS[argument.form] % argument.name for argument in converted]
+            code.append(f"{', '.join(argument.name for argument in converted)} = {', '.join(values)}")
         if self.rest:
-            bound += [("first", str(len(self.arguments) + 1)), ("last", "#ARGV - 1")]
-        bound.append(("now", "ARGV[#ARGV]"))
-        return f"local {', '.join(name for name, _ in bound)} = {', '.join(value for _, value in bound)}"
+            code.append(f"local first, last, now = {len(names) + 1}, #ARGV - 1, ARGV[#ARGV]")
+        return code
 
 
 def parse(script: str, header: list[str]) -> Declaration:

@@ -101,9 +101,8 @@ class Slot:
     def send(self, *members: bytes, score: int | None = None, body: bytes = b"body") -> list[Sent]:
         """Send members, takeable at once unless ``score`` says otherwise (range_merge: ms to wait)."""
         if len(members) > BATCH:
-            return self.send(*members[:BATCH], score=score, body=body) + self.send(
-                *members[BATCH:], score=score, body=body
-            )
+            first = self.send(*members[:BATCH], score=score, body=body)
+            return [*first, *self.send(*members[BATCH:], score=score, body=body)]
         envelopes = self.envelopes(len(members), body)
         if self.topic.type is TopicType.RANGE_MERGE:
             return self.send_merge(score or 0, list(members), envelopes)

@@ -1302,19 +1302,28 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_sending.py::test_scores_that_no_sender_may_use_are_refused_as_a_whole[redis-seen0-priority]",
     ),
     "alone_is_moved_nowhere": Mutant(
-        If("alone and backlog == 0 and known[1] and not (known[2] and due < tonumber(known[2]))"),
+        If("alone and backlog == 0 and known[1]"),
         "A sender with another slot count is told, and nothing changes.",
         "tests/contract/test_sending.py::test_a_client_with_another_slot_count_is_told_and_nothing_changes[redis-range_merge]",
         mark="alone",
     ),
     "alone_wakes_nobody": Mutant(
-        If("alone and backlog == 0 and known[1] == slots"),
+        GONE,
         "A send wakes who sleeps past its due time.",
         "tests/contract/test_waking.py::test_only_what_is_due_earlier_wakes[redis-range_merge]",
-        mark="alone",
+    ),
+    "alone_forgets_its_place": Mutant(
+        GONE,
+        "A message gets a place behind all that were sent before it.",
+        "tests/contract/test_fifo.py",
+    ),
+    "alone_follows_the_clock_back": Mutant(
+        As("local in_line = true"),
+        "After the clock was set back, a message is still behind all that were sent before it.",
+        "tests/contract/test_fifo.py",
     ),
     "alone_beyond_the_backlog": Mutant(
-        If("alone and known[1] == slots and not (known[2] and due < tonumber(known[2]))"),
+        If("alone and known[1] == slots"),
         "A slot refuses what exceeds its part of MAX_BACKLOG.",
         "tests/contract/test_sending.py::test_what_rests_counts_as_backlog_and_what_runs_does_not[redis-range_merge]",
         mark="alone",

@@ -151,5 +151,5 @@ def test_types_of_keys_that_most_slots_do_not_have_are_looked_at_where_one_exist
     )
     assert (
         b"local unusual = redis.call('EXISTS', body, retry) > 0\n"
-        b"if unusual and not wrong then wrong = mistyped('zset', retry) or mistyped('hash', body) end\n"
+        b"if unusual and not wrong then wrong = mistyped('hash', body) or mistyped('zset', retry) end\n"
     ) in lua.load("x").text

@@ -22,8 +22,8 @@ _new_sent: Callable[[tuple[object, ...]], Sent] = partial(tuple.__new__, Sent)
 def _tally(count: int) -> Callable[[Reply], Counter[str]]:
     """Parse the number of messages of each status."""
 
-    def parse(reply: list[Reply]) -> Counter[str]:
-        if reply[0] == b"stored":
+    def parse(reply: Reply) -> Counter[str]:
+        if _is_of_one(reply) or reply[0] == b"stored":
             return Counter(stored=count)
         moved(reply)
         return Counter(word.decode() for word in reply[1])
@@ -31,14 +31,21 @@ def _tally(count: int) -> Callable[[Reply], Counter[str]]:
     return parse
 
 
+def _is_of_one(reply: Reply) -> bool:
+    """Return whether a reply is the score of a single new message."""
+    return not isinstance(reply, list)
+
+
 @lru_cache(maxsize=1_024)
-def _stored(score: bytes) -> tuple[Sent]:
+def _stored(score: int | bytes) -> tuple[Sent]:
     # Most messages of a bulk send are due in the same ms, and many small objects are work for the garbage collector.
     return (Sent("stored", float(score)),)
 
 
 def _sent(scores: Sequence[float]) -> Callable[[Reply], Sequence[Sent]]:
-    def parse(reply: list[Reply]) -> Sequence[Sent]:
+    def parse(reply: Reply) -> Sequence[Sent]:
+        if _is_of_one(reply):
+            return _stored(reply)
         if reply[0] == b"stored":
             if len(reply) > 1:
                 return _stored(reply[1]) * len(scores)
@@ -55,9 +62,9 @@ def _sent(scores: Sequence[float]) -> Callable[[Reply], Sequence[Sent]]:
 _one_merged = _sent([math.nan])
 
 
-def _in_line(reply: list[Reply]) -> Sequence[Sent]:
+def _in_line(reply: Reply) -> Sequence[Sent]:
     """Parse the places in the line of a fifo topic."""
-    if reply[0] == b"stored":
+    if not _is_of_one(reply) and reply[0] == b"stored":
         return list(map(_new_sent, zip(repeat("stored"), [steps / 1024 for steps in reply[1]])))
     return _one_merged(reply)
 

@@ -159,8 +159,7 @@ def _check(keys: tuple[Key, ...]) -> list[str]:
     """Return the code that checks the types of ``keys``. It looks at keys that most slots lack only where one of them exists."""
 
     def looks(keys: list[Key]) -> str:
-        of_type = {kind: [key.name for key in keys if key.type == kind] for kind in ("ZSET", "HASH")}
-        return " or ".join(f"mistyped('{kind.lower()}', {', '.join(n)})" for kind, n in of_type.items() if n)
+        return " or ".join(f"mistyped('{key.type.lower()}', {key.name})" for key in keys)
 
     rare = [key for key in keys if key.name in _RARE]
     common = [key for key in keys if key.name not in _RARE]

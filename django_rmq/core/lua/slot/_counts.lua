@@ -19,7 +19,7 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
   local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
   local time_limit = tonumber(known[4]) or timeout
   if runs + held > 0 then
-    local wrong = mistyped('hash', inflight, claims) or mistyped('zset', claimants)
+    local wrong = mistyped('hash', inflight) or mistyped('hash', claims) or mistyped('zset', claimants)
     if wrong then return wrong end
   end
   local others, since, lapsed = overdue(retry, rests, prepare, runs, time_limit, claim, held, claimants, claims)

@@ -18,8 +18,10 @@ if #slots_keys > 576 then return redis.error_reply('ERR too many slots') end
 local found = {}
 for i = 1, #slots_keys, 9 do
   local store, prepare, retry, dead, control, claim, inflight, claimants, claims = unpack(slots_keys, i, i + 8)
-  local wrong = mistyped('zset', store, prepare)
-  if not wrong and redis.call('EXISTS', retry, dead, claim) > 0 then wrong = mistyped('zset', retry, dead, claim) end
+  local wrong = mistyped('zset', store) or mistyped('zset', prepare)
+  if not wrong and redis.call('EXISTS', retry, dead, claim) > 0 then
+    wrong = mistyped('zset', retry) or mistyped('zset', dead) or mistyped('zset', claim)
+  end
   local counts = wrong or count_slot(store, prepare, retry, dead, control, claim, inflight, claimants, claims)
   found[#found + 1] = not counts.err and counts -- rule: one_foreign_key_hides_all
 end

@@ -66,8 +66,9 @@ if noted or redis.call('EXISTS', inserting) == 1 then
 end
 -- include: _types
 local function is_plain()
-  -- rule: insert_of_foreign_types
-  if known.err or mistyped('zset', store, retry) or mistyped('hash', failures, stats) then return false end
+  if known.err then return false end
+  if mistyped('zset', store) or mistyped('zset', retry) then return false end -- rule: insert_of_foreign_types
+  if mistyped('hash', failures) or mistyped('hash', stats) then return false end -- rule: insert_of_foreign_types
   if known_slots and known_slots ~= slots then return false end -- rule: inserts_into_a_moved_slot
   if not (n >= 1 and n <= 1000 and lowest <= highest) then return false end
   if not (is_fresh(lowest) and is_fresh(highest)) then return false end -- rule: inserts_any_score

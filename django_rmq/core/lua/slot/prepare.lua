@@ -75,7 +75,8 @@ redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
 local claimed = unusual and redis.call('ZCARD', claimants) > 0
-local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body, claim_failed))
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims) or mistyped('hash', claim_body)
+  or mistyped('hash', claim_failed))
 if wrong_claim then return wrong_claim end
 if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 -- include: _scores.kinds

@@ -20,21 +20,30 @@
 -- ARGV[10...] members      n of them, then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
--- Returns {'moved', slots} | {'stored', places in steps of 1/1024 ms} | {'mixed', words, scores}
+-- Returns {'moved', slots} | the place of a single new message | {'stored', places in steps of 1/1024 ms}
+--       | {'mixed', words, scores}
 
--- check: types
-if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
-  return redis.error_reply('ERR delay or n is out of bounds')
-end
-local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'last_place')
+local envelope = #ARGV > first + n and first + n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'last_place')
 local known_slots, sleeping_until, last_place = known[1], known[2], known[3]
-if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
--- include: _scores.numbers
--- include: _ledger.counts
 -- include: _sleep.wake
 -- A strict slot that answered busy stays so until something in it ends: a send does not change that.
 if strict and tonumber(sleeping_until) == GATE then sleeping_until = nil end
+-- Where another message came in this millisecond, or the clock was set back, the place has to be computed.
+local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_clock_back
+local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]
+-- A message that meets a copy takes the slow path.
+local at, due, met, floor = now_ms, now_ms, false, math.huge
+-- include: _send.single
+-- check: types
+if known.err then return known end
+if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
+  return redis.error_reply('ERR delay or n is out of bounds')
+end
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _scores.numbers
+-- include: _ledger.counts
 -- include: _scores.fifo_line
 local function is_retry()
   return false
@@ -55,7 +64,6 @@ if ensure then
     end
   end
 end
-local envelope = #ARGV > first + n and first + n
 local met = (ensure or on_duplicate == 'keep') and 'present' or 'replaced' -- rule: fifo_keeps_the_body
 local reply = place(members, rows, envelope, met, false, running)
 if delay == 0 then keep_place() end -- rule: fifo_forgets_its_place

@@ -17,27 +17,27 @@
 -- ARGV[9...] members       n of them, then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
--- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}
+-- Returns {'moved', slots} | the score of a single new message | {'stored', score} | {'mixed', words, scores}
 
 local kind = 'range_merge'
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
+local known_slots, sleeping_until = known[1], known[2]
 -- include: _now
+-- include: _sleep.wake
 local due = now_ms + range_ms
 local is_plain = max_wait == 0 and accumulate == 0
 local alone = n == 1 and is_plain and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
-local at, answer, met, floor = due, { 'stored', due }, 'merged', 999
+local at, met, floor = due, 'merged', 999
 -- include: _send.single
 -- check: types
 if known.err then return known end
 if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')
 end
-local known_slots, sleeping_until = known[1], known[2]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
 -- include: _scores.numbers
 -- include: _ledger.counts
--- include: _sleep.wake
 local function is_retry(score)
   return score <= floor
 end

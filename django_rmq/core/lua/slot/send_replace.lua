@@ -15,15 +15,16 @@
 -- ARGV[7...] pairs        n times score, member; then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
--- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
+-- Returns {'moved', slots} | the score of a single new message | {'stored'} | {'mixed', words, scores}
 
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
 -- include: _scores.numbers
 -- include: _scores.kinds
-local at, answer = ARGV[first], { 'stored' }
-local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
+-- include: _sleep.wake
+local at, met, floor = ARGV[first], 'replaced', kind == 'priority' and floor_priority() or 999
 -- The first waiting priority takes the slow path, which stores since when, and which scores are retries.
 local is_noted = kind ~= 'priority' or known[4] -- rule: alone_notes_nothing
 local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
@@ -32,11 +33,9 @@ local due = kind == 'priority' and 0 or tonumber(at)
 -- check: types
 if known.err then return known end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
-local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _ledger.counts
--- include: _sleep.wake
 -- include: _priorities.note_undrained
 -- include: _priorities.note_sent
 -- include: _send.place

@@ -80,7 +80,7 @@ def switched_off(name: str, text: str) -> str:
 MUTANTS: dict[str, Mutant] = {
     # --- the usual delivery
     "usual_beside_others": Mutant(
-        If("type(redis.pcall('HLEN', stats)) == 'number'"),
+        As("if is_open"),
         "Only a slot that has nothing else is delivered without the rest of the rules.",
         "tests/contract/test_gate.py::test_while_one_owner_holds_anything_no_other_gets_anything[redis-range_merge]",
     ),
@@ -115,18 +115,18 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_usual_delivery.py::test_an_empty_slot_sleeps_until_it_is_woken[redis-range_merge]",
     ),
     "usual_sleeps_unnoticed": Mutant(
-        As("redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))"),
+        As("redis.call('HSET', control, 'owner', owner, 'deliveries', receipt)"),
         "Who takes everything by the usual delivery is woken by the next message.",
         "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
         "usual_owner_unknown",
     ),
     "usual_owner_unknown": Mutant(
-        As("redis.call('HSET', control, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)"),
+        As("redis.call('HSET', control, 'deliveries', receipt, 'sleeping_until', NEVER)"),
         "The usual delivery sets the owner.",
         "tests/contract/test_usual_delivery.py::test_it_notes_its_owner_its_receipt_and_that_it_sleeps[redis-range_merge]",
     ),
     "usual_retries_of_the_topic": Mutant(
-        GONE,
+        If("false"),
         "The usual delivery tells the retries of the slot where they differ from the caller's.",
         "tests/contract/test_usual_delivery.py::test_the_retries_of_the_slot_are_told_where_the_caller_has_others[redis]",
     ),

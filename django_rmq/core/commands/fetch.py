@@ -19,18 +19,20 @@ from django_rmq.exceptions import RmqError
 # message.
 _new_delivery: Callable[[tuple[object, ...]], Delivery] = partial(tuple.__new__, Delivery)
 
+_ABSENT = [*[None] * 6, b"", b"", b"", None]
+"""What the answer of ``prepare`` lacks, by its place: retries left, envelopes, whether a suspect came, and a time-out."""
+
 
 def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
     def parse(reply: list[Reply]) -> Prepared:
         word = reply[0]
         if word == b"ok":
-            rows, lefts, envelopes = reply[5], reply[6], reply[7]
+            rows, lefts, envelopes, suspect, timeout = [*reply[5:], *_ABSENT[len(reply) :]]
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
-            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), reply[8:9] == [b"suspect"]
-            timeout = reply[9] if len(reply) > 9 else None
+            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), suspect == b"suspect"
             is_plain = not (lefts or envelopes)
             return Prepared(
                 "ok",

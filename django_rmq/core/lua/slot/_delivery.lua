@@ -2,17 +2,17 @@
 
 -- section: usual
 -- Deliver the few messages that wait, or find none, where all of them are due and the slot has nothing else: nothing in flight,
--- in Retry, in Dead or claimed, no key, no failure. Most prepares meet such a slot. The rest of the script does the same for all
+-- in Retry or claimed, no key, no failure. Most prepares meet such a slot. The rest of the script does the same for all
 -- others; to make its functions takes longer than this.
 --
--- needs: store prepare inflight dead deaths failures body stats control retry claimants prepare_body
+-- needs: store prepare inflight failures body stats control retry claimants prepare_body
 -- needs: room kind slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
--- needs: known known_slots paused noted undrained_since now_s now_ms receipt text_of bounded
+-- needs: known is_settled paused moving noted undrained_since now_s now_ms receipt
 
-local is_open = not (known.err or paused or known[9] or noted) and slot_each_us == 0 and after_score == ''
-local others = is_open and redis.call('EXISTS', prepare, inflight, dead, deaths, failures, body, retry, claimants, prepare_body)
+local is_open = not (known.err or paused or moving or noted) and slot_each_us == 0 and after_score == '' and timeout < 1e9
 -- rule: usual_beside_others
-if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
+if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, claimants, prepare_body) == 0
+  and type(redis.pcall('HLEN', stats)) == 'number' then
   local NEVER, MOST = '9007199254740991', 16
   local rows = redis.pcall('ZRANGE', store, 0, MOST, 'WITHSCORES')
   local n, bytes, lowest, latest = #rows / 2, 0, 1000, now_ms
@@ -30,32 +30,36 @@ if others == 0 and type(redis.pcall('HLEN', stats)) == 'number' then
   end
   if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes
   if is_usual then
+    -- After a deletion, also one of nothing, a full server accepts the rest.
+    redis.call('UNLINK', store) -- rule: prepare_needs_memory
     -- rule: usual_never_drained
     if kind == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
-    if not (known_slots and known[6] and known[7]) then
-      redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout),
-        'max_retries', text_of(max_retries))
+    if not is_settled then
+      redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
     end
     if n == 0 then
       redis.call('HSET', control, 'sleeping_until', NEVER) -- rule: usual_idle_unnoticed
       return { 'empty', '' }
     end
-    local ticket, prepared, flights, lefts = text_of(receipt) .. ' ', {}, {}, {}
-    local date = text_of(now_s * 1000 + max_retries)
+    local ticket, date, prepared, flights = string.format('%.0f ', receipt), now_s * 1000 + max_retries, {}, {}
     for i = 1, n * 2, 2 do
       local member, score = rows[i], rows[i + 1]
       prepared[i], prepared[i + 1] = date, member
       flights[i], flights[i + 1] = member, ticket .. score
-      if max_retries ~= expected then lefts[#lefts + 1] = max_retries end -- rule: usual_retries_of_the_topic
     end
-    redis.call('UNLINK', store)
     redis.call('ZADD', prepare, unpack(prepared))
     redis.call('HSET', inflight, unpack(flights))
     -- rule: usual_owner_unknown
-    redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt), 'sleeping_until', NEVER)
+    redis.call('HSET', control, 'owner', owner, 'deliveries', receipt, 'sleeping_until', NEVER)
     redis.pcall('HINCRBY', stats, 'prepared', n)
-    local ends = bounded((now_s + timeout + 1) * 1000, 0, tonumber(NEVER))
-    return { 'ok', text_of(ends), NEVER, receipt, 1, rows, lefts, {} }
+    local reply = { 'ok', (now_s + timeout + 1) * 1000, NEVER, receipt, 1, rows }
+    if max_retries ~= expected then -- rule: usual_retries_of_the_topic
+      reply[7] = {}
+      for i = 1, n do
+        reply[7][i] = max_retries
+      end
+    end
+    return reply
   end
 end
 

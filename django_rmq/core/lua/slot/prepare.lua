@@ -39,22 +39,22 @@
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
---       | {'ok', next due, sleeping until or empty, receipt, alone, {member, score, ...}, {retries left, ...}, {envelope, ...}
---          [, suspect[, timeout]]}
+--       | {'ok', next due, sleeping until or empty, receipt, alone, {member, score, ...}[, {retries left, ...} or empty
+--          [, {envelope, ...} or empty[, suspect[, timeout]]]]}
 --         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
 --         alone: 1 if nothing else is in flight and the slot has no failures, else 0
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- A foreign key of the slot has another type: then the check of the types below ends the script.
-local known = redis.pcall('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
-  'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us', 'inserting')
-local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
+local known = redis.pcall('HMGET', control, 'slots', 'epoch', 'deliveries', 'timeout', 'max_retries', 'paused', 'moving',
+  'inserting', 'undrained_since')
+local known_slots, known_epoch, last_receipt = known[1], tonumber(known[2]), tonumber(known[3]) or 0
+local is_settled = known_slots and known[4] and known[5]
 -- The caller assumes the retries of its own settings if the answer has none.
 local expected = tonumber(max_retries)
-local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
-local undrained_since, spent_us, noted = known[10], known[11], known[12]
-local last_receipt = tonumber(known[5]) or 0
+local timeout, max_retries = tonumber(known[4] or timeout), tonumber(known[5] or max_retries)
+local paused, moving, noted, undrained_since = known[6], known[7], known[8], known[9]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 -- Another worker has acquired the slot since; this call may have been under way for long.
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
@@ -68,10 +68,10 @@ limit = math.max(1, math.min(limit, 1000))
 local receipt = last_receipt + 1 -- rule: receipts_repeat
 local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
+-- include: _delivery.usual
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
 -- include: _scores.numbers
--- include: _delivery.usual
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.
 local claimed = unusual and redis.call('ZCARD', claimants) > 0
@@ -84,9 +84,11 @@ if noted and mistyped('zset', inserting) then return mistyped('zset', inserting)
 -- include: _retries.budget
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
-if not (known_slots and known[6] and known[7]) then
+if not is_settled then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
+local others = redis.call('HMGET', control, 'owner', 'spent_us')
+local holder, spent_us, sleeping_until = others[1], others[2], nil
 -- The last step of an insertion has failed, so Store still has its other name.
 if noted then
 -- include: _insertion_end
@@ -128,7 +130,7 @@ local shut = in_flight >= room -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
 if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
 -- While a re-slotting moves messages, nothing is delivered.
-if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
+if shut or moving then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
 if slot_each_us > 0 then
@@ -194,7 +196,7 @@ if taken > 0 then
     free[i] = nil
   end
   return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, alone and 1 or 0, free,
-    plain and {} or lefts, #kept > 0 and envelopes or {}, suspect or (shortest and ''), shortest }
+    plain and '' or lefts, #kept > 0 and envelopes or '', suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end

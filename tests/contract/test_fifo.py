@@ -65,6 +65,16 @@ def test_no_two_messages_have_the_same_place_also_within_one_millisecond(slot: S
     assert places == [START_MS, START_MS + STEP, START_MS + 2 * STEP]
 
 
+def test_a_lone_message_takes_the_place_behind_which_the_next_ones_come(slot: Slot, clock: Clock) -> None:
+    send(slot, b"c")
+    clock.advance("1ms")
+    places = [one.score for name in (b"b", b"a") for one in send(slot, name)]
+    assert places == [START_MS + 1, START_MS + 1 + STEP]
+    clock.advance(-0.001)
+    [last] = send(slot, b"d")
+    assert last.score == START_MS + 1 + 2 * STEP
+
+
 def test_a_full_millisecond_goes_on_in_the_next(slot: Slot, clock: Clock) -> None:
     names = [b"%04d" % n for n in range(600)]
     places = [one.score for one in send(slot, *names)]

@@ -1315,12 +1315,12 @@ MUTANTS: dict[str, Mutant] = {
     "alone_forgets_its_place": Mutant(
         GONE,
         "A message gets a place behind all that were sent before it.",
-        "tests/contract/test_fifo.py",
+        "tests/contract/test_fifo.py::test_a_lone_message_takes_the_place_behind_which_the_next_ones_come[redis]",
     ),
     "alone_follows_the_clock_back": Mutant(
         As("local in_line = true"),
         "After the clock was set back, a message is still behind all that were sent before it.",
-        "tests/contract/test_fifo.py",
+        "tests/contract/test_fifo.py::test_a_lone_message_takes_the_place_behind_which_the_next_ones_come[redis]",
     ),
     "alone_beyond_the_backlog": Mutant(
         If("alone and known[1] == slots"),

@@ -33,7 +33,7 @@ def _tally(count: int) -> Callable[[Reply], Counter[str]]:
 
 def _is_of_one(reply: Reply) -> bool:
     """Return whether a reply is the score of a single new message."""
-    return not isinstance(reply, list)
+    return isinstance(reply, (int, bytes))
 
 
 @lru_cache(maxsize=1_024)

@@ -31,7 +31,7 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
   if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes
   if is_usual then
     -- After a deletion, also one of nothing, a full server accepts the rest.
-    redis.call('UNLINK', store) -- rule: prepare_needs_memory
+    redis.call('UNLINK', store)
     -- rule: usual_never_drained
     if kind == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
     if not is_settled then

@@ -16,8 +16,7 @@
 -- Returns ok | unsure (nothing is changed: they have to be committed by name)
 
 local known = redis.pcall('HMGET', control, 'deliveries', 'marked', 'sleeping_until')
--- Only the name of Store is used here.
--- check: types but store control
+-- check: types but control
 if known.err then return mistyped('hash', control) end
 -- The slot had nothing in flight when it delivered these, so until it delivers again nothing else is in flight there.
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery

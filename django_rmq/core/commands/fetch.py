@@ -19,7 +19,7 @@ from django_rmq.exceptions import RmqError
 # message.
 _new_delivery: Callable[[tuple[object, ...]], Delivery] = partial(tuple.__new__, Delivery)
 
-_ABSENT = [*[None] * 6, b"", b"", b"", None]
+_ABSENT: tuple[Reply, ...] = (None, None, None, None, None, None, b"", b"", b"", None)
 """What the answer of ``prepare`` lacks, by its place: retries left, envelopes, whether a suspect came, and a time-out."""
 
 

@@ -150,10 +150,15 @@ def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(
     assert slot.expire() == 1
 
 
-def test_extending_restarts_the_time_out_of_the_message(make: Callable[..., Slot], clock: Clock) -> None:
+@pytest.mark.parametrize("timeout_of_topic", [30, 60])
+def test_extending_restarts_the_time_out_of_the_message(
+    make: Callable[..., Slot], clock: Clock, timeout_of_topic: int
+) -> None:
     slot = make(timeout=30)
     send(slot, b"a", max_retries=3, timeout=5)
     receipt, _ = slot.take_one()
+    slot = slot.with_topic(timeout=timeout_of_topic)
+    assert slot.configure() == "ok"
     clock.advance(4)
     assert slot.extend(receipt, [b"a"]) == ["ok"]
     clock.advance(5)
@@ -195,22 +200,6 @@ def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_aga
         stamps.append(slot.zset("prepare"))
     assert stamps[0] == stamps[2] == stamps[5] == {b"a": START_MS - 25_000 + 16}
     assert stamps[1] == stamps[3] == {b"a": START_MS + 16}
-
-
-def test_extending_after_a_change_of_the_topics_time_out_restarts_that_of_the_message(
-    make: Callable[..., Slot], clock: Clock
-) -> None:
-    slot = make(timeout=30)
-    send(slot, b"a", timeout=5)
-    receipt, _ = slot.take_one()
-    slot = slot.with_topic(timeout=60)
-    slot.configure()
-    clock.advance(4)
-    assert slot.extend(receipt, [b"a"]) == ["ok"]
-    clock.advance(5)
-    assert slot.expire() == 0
-    clock.advance(1)
-    assert slot.expire() == 1
 
 
 def test_of_many_deliveries_those_that_time_out_first_keep_their_time_outs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -10,6 +11,7 @@ from django.test import Client
 
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker
+from tests.support.servers import TcpProxy
 from tests.support.workers import client_of
 
 
@@ -24,6 +26,13 @@ def broker(redis_url: str, prefix: str, clock: Clock | None) -> Iterator[Broker]
     client = client_of(redis_url)
     yield Broker(client, prefix, clock)
     client.close()
+
+
+@pytest.fixture
+def proxy(redis_url: str) -> Iterator[TcpProxy]:
+    """Between the test and Redis; it may drop, delay and cut."""
+    with TcpProxy(urlsplit(redis_url).port or 6379) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

@@ -689,29 +689,16 @@ class SlowAtFirst(Heard):
             batch_of_this_thread().confirmed -= 20
 
 
-def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("of_topic", "of_one_message"), [(30, None), (60, 30)])
+def test_a_message_is_given_back_and_not_begun_when_half_of_its_time_out_is_over(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, of_topic: int, of_one_message: int | None
 ) -> None:
-    topic = replace(MERGE, slots=1, timeout=30)
-    monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
-    heard = SlowAtFirst()
-    send(broker, topic, range(5))
-    with Worker(broker, topic, heard, burst=True) as worker:
-        worker.join()
-    [ledger] = audit(broker, topic)
-    assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
-    assert ledger["released"] >= 1
-    assert (ledger["committed"], ledger["expired"]) == (5, 0)
-
-
-def test_a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = replace(MERGE, slots=1, timeout=60, identity="key")
+    topic = replace(MERGE, slots=1, timeout=of_topic, identity="key")
     monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
     heard = SlowAtFirst()
     producer = Producer(broker)
-    producer.send([producer.build(topic, n, key=f"{n}", timeout=30 if n == 3 else None) for n in range(5)])
+    limits = {3: of_one_message}
+    producer.send([producer.build(topic, n, key=f"{n}", timeout=limits.get(n)) for n in range(5)])
     with Worker(broker, topic, heard, burst=True) as worker:
         worker.join()
     [ledger] = audit(broker, topic)

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -40,12 +39,6 @@ from tests.support.workers import (
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, backoff=BackOff(0, 0))
 GOES_ON = 20.0
 """Ten times the goal: a worker goes on within 2 s after Redis answers, and not only by the slow poll after 30 s."""
-
-
-@pytest.fixture
-def proxy(redis_url: str) -> Iterator[TcpProxy]:
-    with TcpProxy(urlsplit(redis_url).port or 6379) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from django_rmq.operations import Actor, Filter, MessageCopy, Operations, Permis
 from django_rmq.operations.consumption import SettledDelivery
 from tests.support.brokers import Broker
 from tests.support.programs import Program, broker_of_project, kill_all, user_with
+from tests.support.sends import everything
 
 TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1, "BACKOFF": 60},
@@ -115,19 +116,6 @@ def put(broker: Any, name: str, *members: bytes, score: int | None = None) -> No
 def kill(broker: Any, name: str, *members: bytes, error: str = "shop.Boom: bad") -> None:
     put(broker, name, *members)
     kill_all(broker, name, error)
-
-
-def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:
-    found: list[MessageCopy] = []
-    cursor = ""
-    for _ in range(10_000):
-        page = operations.listing(name, state, cursor=cursor, **options)
-        assert len(page.cursor) < 512
-        found += page.copies
-        cursor = page.cursor
-        if not cursor:
-            return found
-    raise AssertionError("the pages never end")
 
 
 # --- nobody can try out a guess

@@ -180,7 +180,7 @@ def forgets_to_await(message: Message) -> Any:
 
 @pytest.mark.parametrize(
     "ending_of",
-    [fails, retries, rejects, returns_false, decides, forgets_to_await],
+    [fails, retries, rejects, returns_false, decides, forgets_to_await, exits],
     ids=lambda each: each.__name__,
 )
 def test_whatever_is_no_success_rolls_back(
@@ -195,20 +195,7 @@ def test_whatever_is_no_success_rolls_back(
     _, (outcome,) = deliver(broker, clock)
     assert outcome is not None
     assert outcome.kind == ("rejected" if ending_of is rejects else "failed")
-    assert groups() == []
-    assert not ProcessedMessage.objects.exists()
-
-
-def test_a_listener_that_exits_rolls_back(broker: InMemoryBroker, clock: Clock) -> None:
-    @listener("payments", once=True)
-    def pay(message: Message) -> Any:
-        write(message)
-        exits(message)
-
-    send_message("payments", "a")
-    _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
-    assert outcome.error.startswith("SystemExit: 3")
+    assert outcome.error.startswith("SystemExit: 3") is (ending_of is exits)
     assert groups() == []
     assert not ProcessedMessage.objects.exists()
 

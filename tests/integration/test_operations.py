@@ -57,6 +57,7 @@ from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pa
 from django_rmq.sending import Send
 from tests.support.brokers import Broker
 from tests.support.reports import REPORT
+from tests.support.sends import everything
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, broker_on, client_of
 
@@ -120,19 +121,6 @@ def kill(broker: Any, name: str, *members: bytes, error: str = "shop.errors.Boom
 
 def ids_of(copies: list[MessageCopy]) -> list[str]:
     return [copy.id for copy in copies]
-
-
-def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:
-    """Turn all pages."""
-    found: list[MessageCopy] = []
-    cursor = ""
-    for _ in range(10_000):
-        page = operations.listing(name, state, cursor=cursor, **options)
-        found += page.copies
-        cursor = page.cursor
-        if not cursor:
-            return found
-    raise AssertionError("the pages do not end")
 
 
 # --- looking

@@ -19,7 +19,6 @@ from itertools import count
 from types import FrameType
 from typing import Any
 from unittest import mock
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -91,12 +90,6 @@ def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
 def _settings(redis_url: str, prefix: str) -> Iterator[None]:
     with configured(redis_url, prefix):
         yield
-
-
-@pytest.fixture
-def proxy(redis_url: str) -> Iterator[TcpProxy]:
-    with TcpProxy(urlsplit(redis_url).port or 6379) as found:
-        yield found
 
 
 def rows() -> list[OutboxMessage]:

@@ -193,8 +193,10 @@ def test_in_a_list_each_message_is_told_by_itself(broker: Any, is_async: bool) -
     assert ends(broker, TOPIC) == ({"cancelled": 2} if is_async else {"cancelled": 1, "committed": 1})
 
 
-def test_a_worker_that_missed_the_news_is_told_when_it_extends(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
+# Without a new subscription the listener learns of it when the time-out is extended, after 20 s.
+@pytest.mark.parametrize(("when", "seconds"), [("it extends", LONG), ("it subscribes again", 19)])
+def test_a_worker_that_missed_the_news_is_told(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, when: str, seconds: float
 ) -> None:
     begun = threading.Event()
 
@@ -209,31 +211,13 @@ def test_a_worker_that_missed_the_news_is_told_when_it_extends(
     with Worker(broker, TOPIC, listener, threads=1) as worker:
         assert begun.wait(LONG)
         broker.cancel(TOPIC, 0, [ONE])
-        [batch] = worker.dispatcher._in_flight.batches.values()
-        batch.confirmed -= TOPIC.timeout / 3
-        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+        if when == "it extends":
+            [batch] = worker.dispatcher._in_flight.batches.values()
+            batch.confirmed -= TOPIC.timeout / 3
+        else:
+            worker.dispatcher._background.renew()
+        eventually(lambda: live(broker, TOPIC) == 0, "the end", seconds)
     assert ends(broker, TOPIC) == {"cancelled": 1}
-
-
-def test_a_worker_that_subscribes_again_asks_for_what_it_missed(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = threading.Event()
-
-    def listener(message: Message) -> None:
-        begun.set()
-        while not message.cancelled:
-            time.sleep(0.01)
-        raise Cancelled
-
-    monkeypatch.setattr(heartbeat.Heartbeat, "look_again", lambda *args: None)
-    send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1) as worker:
-        assert begun.wait(LONG)
-        broker.cancel(TOPIC, 0, [ONE])
-        worker.dispatcher._background.renew()
-        # Without the subscription, the listener learns of it when the time-out is extended, after 20 s.
-        eventually(lambda: live(broker, TOPIC) == 0, "the end", 19)
 
 
 def taken(broker: Any, count: int) -> Batch:

@@ -290,7 +290,7 @@ MUTANTS: dict[str, Mutant] = {
     "extended_to_the_topic": Mutant(
         If("false"),
         "An extended delivery times out by its message's own time-out.",
-        "tests/contract/test_own_limits.py::test_extending_restarts_the_time_out_of_the_message[fifo-original-redis]",
+        "tests/contract/test_own_limits.py::test_extending_restarts_the_time_out_of_the_message[fifo-original-redis-30]",
     ),
     "own_time_out_shifts": Mutant(
         If("false"),

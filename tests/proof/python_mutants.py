@@ -269,7 +269,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "takes_the_time_out_of_the_topic": PythonMutant(
         Argument("timeout", "None"),
         "A worker keeps to the time-outs of single messages.",
-        (DISPATCHER + "a_message_with_a_short_time_out_is_not_begun_when_half_of_it_is_over",),
+        (DISPATCHER + "a_message_is_given_back_and_not_begun_when_half_of_its_time_out_is_over[60-30]",),
     ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
@@ -278,7 +278,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (
             EXECUTOR + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin[None]",
             OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",
-            DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun",
+            DISPATCHER + "a_message_is_given_back_and_not_begun_when_half_of_its_time_out_is_over[30-None]",
         ),
     ),
     "lists_lose_patience": PythonMutant(
@@ -434,7 +434,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "misses_what_was_cancelled_while_it_was_deaf": PythonMutant(
         Argument(1, "0.0"),
         "A worker that subscribes again asks what was cancelled meanwhile.",
-        (STOPPING + "a_worker_that_subscribes_again_asks_for_what_it_missed",),
+        (STOPPING + "a_worker_that_missed_the_news_is_told[it subscribes again-19]",),
     ),
     "forgets_news_of_what_is_not_in_hand_yet": PythonMutant(
         If("True"),

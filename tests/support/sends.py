@@ -1,4 +1,4 @@
-"""What became of sends: members that wait in Redis, and the round trips that brought them there."""
+"""What became of sends: members that wait in Redis, what a listing shows, and the round trips that brought them there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.redis.broker import RedisBroker
+from django_rmq.operations import MessageCopy, Operations
 from tests.support.brokers import direct
 
 
@@ -50,3 +51,17 @@ def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         patch.setattr(RedisBroker, "pipeline", pipeline)
         patch.setattr(RedisBroker, "run", alone)
         yield trips
+
+
+def everything(operations: Operations, name: str, state: str, **options: Any) -> list[MessageCopy]:
+    """The messages of all pages of a listing."""
+    copies: list[MessageCopy] = []
+    cursor = ""
+    for _ in range(10_000):
+        page = operations.listing(name, state, cursor=cursor, **options)
+        assert len(page.cursor) < 512
+        copies += page.copies
+        cursor = page.cursor
+        if not cursor:
+            return copies
+    raise AssertionError("the pages do not end")

@@ -24,6 +24,10 @@ TAKES_LONG = (
     "redis.asyncio",
     "django.contrib.admin",
     "rest_framework",
+    "sqlite3",
+    # Plugins of pytest, which loads them for each run.
+    "anyio.pytest_plugin",
+    "pytest_django.plugin",
 )
 QUIET = [
     "-q",

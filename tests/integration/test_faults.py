@@ -100,6 +100,12 @@ def send(slot: Slot) -> Any:
     return [sent.status for sent in slot.send(b"new", b"waiting")]
 
 
+def scatter(slot: Slot) -> Any:
+    # The slots that the others stage hold bodies and resting retries, where it does nothing.
+    answers = slot.broker.scatter(slot.topic, [1, 2], 0, [b"new", b"waiting"])
+    return [sent.status for (sent,) in answers]
+
+
 def ensure(slot: Slot) -> Any:
     score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
     sent = slot.ensure([score] * 2, [b"new", b"resting"], slot.envelopes(2))
@@ -119,6 +125,7 @@ ARRIVING = [
 
 ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_merge": lambda slot, receipt: send(slot),
+    "scatter": lambda slot, receipt: scatter(slot),
     "send_replace": lambda slot, receipt: send(slot),
     "send_fifo": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
@@ -181,6 +188,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
 
 REPEATED: dict[str, Any] = {
     "send_merge": ["merged", "merged"],
+    "scatter": ["merged", "merged"],
     "send_replace": ["replaced", "replaced"],
     "send_fifo": ["present", "present"],
     "ensure": ["present", "present"],
@@ -417,7 +425,7 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses", "counts"})
+    "script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses", "counts", "scatter"})
 )
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     redis_client: redis.Redis, prefix: str, script: str
@@ -554,6 +562,9 @@ def test_a_full_server_refuses_sends_and_nothing_is_written(
             with pytest.raises(ServerFull):
                 send_it()
             assert raw(small_server, prefix) == before
+        # Nothing was done, so `send_merge` sends these, and is refused.
+        assert slot.broker.scatter(slot.topic, [1, 2], 0, [b"new", b"new"]) == [None, None]
+        assert raw(small_server, prefix) == before
 
 
 def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
@@ -569,7 +580,7 @@ def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"), [one for one in SUITABLE if one.values[0] not in {*SENDS, "adopt", "tick"}]
+    ("script", "kind"), [one for one in SUITABLE if one.values[0] not in {*SENDS, "scatter", "adopt", "tick"}]
 )
 def test_on_a_full_server_everything_else_does_what_it_always_does(
     small_server: redis.Redis, prefix: str, script: str, kind: TopicType

@@ -217,6 +217,7 @@ def every_script(slot: Timed) -> Timed:
     send = "send_merge" if kind is TopicType.RANGE_MERGE else "send_replace"
     slot.time(f"{send} again", lambda: slot.send(names(BATCH), 1))
     slot.time(send, lambda: slot.send(names(BATCH, "new"), 1))
+    slot.time("scatter", lambda: slot.broker.scatter(slot.topic, range(1, 65), 1, names(64)))
     scores = [1 if kind is TopicType.RANGE_MERGE else 60 if slot.topic.is_priority else START_MS] * BATCH
     envelopes = [encode_envelope(Envelope(b"x" * 200))] * BATCH if slot.topic.keyed else []
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))

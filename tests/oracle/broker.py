@@ -98,6 +98,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "retract": ticks.retract,
     "return_claim": claims.return_claim,
     "rollback": ending.rollback,
+    "scatter": sending.scatter,
     "seek": seeking.seek,
     "send_fifo": sending.send_fifo,
     "send_merge": sending.send_merge,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from django_rmq.core.model.limits import BATCH, GATE
 from django_rmq.core.model.replies import Sent
-from django_rmq.core.model.topic import TopicType
-from django_rmq.exceptions import ServerRefused
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.collecting import collect
 from tests.oracle.debouncing import first_due, prolonged
+from tests.oracle.keyspace import Memory
 from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
 from tests.oracle.scores import is_retry
 from tests.oracle.sequence import later_places, next_places
-from tests.oracle.slot import SENDING, Slot, on
+from tests.oracle.slot import SENDING, Slot, on, opened
 from tests.oracle.waking import note_undrained, wake
 
 
@@ -30,6 +32,28 @@ def send_merge(slot: Slot, range_ms: int, count: int, *texts: bytes) -> list[Sen
         again = partial(prolonged, slot, range_ms)
         return place(slot, members, [first_due(slot, range_ms)] * len(members), envelopes, "merged", again)
     return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
+
+
+def scatter(
+    memory: Memory, topic: Topic, slots: Sequence[int], range_ms: int, *members: bytes
+) -> list[list[Sent] | None]:
+    if not (0 <= range_ms <= 1e14 and len(slots) <= 64):
+        raise ServerRefused("ERR range_ms or the number of slots is out of bounds")
+    with memory.lock:
+        return [
+            _send_alone(memory, topic, index, range_ms, member)
+            for index, member in zip(slots, members, strict=True)
+        ]
+
+
+def _send_alone(memory: Memory, topic: Topic, index: int, range_ms: int, member: bytes) -> list[Sent] | None:
+    """Send a message to a slot where nothing rests and no body is kept; return None where more has to be looked at."""
+    with suppress(WrongType, ValueError), opened(memory, topic, index, SENDING) as slot:
+        waiting = slot.store.get(member)
+        is_met = waiting is None or not (is_retry(slot, waiting) or waiting % 1)
+        if slot.moved_to is None and not (slot.retry or slot.body) and is_met:
+            return place(slot, [member], [slot.now_ms + range_ms], (), "merged")
+    return None
 
 
 def _scores_members_envelopes(

@@ -1302,7 +1302,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_sending.py::test_scores_that_no_sender_may_use_are_refused_as_a_whole[redis-seen0-priority]",
     ),
     "alone_is_moved_nowhere": Mutant(
-        If("alone and backlog == 0 and known[1]"),
+        If("alone and backlog == 0 and not known.err"),
         "A sender with another slot count is told, and nothing changes.",
         "tests/contract/test_sending.py::test_a_client_with_another_slot_count_is_told_and_nothing_changes[redis-range_merge]",
         mark="alone",
@@ -1322,8 +1322,24 @@ MUTANTS: dict[str, Mutant] = {
         "After the clock was set back, a message is still behind all that were sent before it.",
         "tests/contract/test_fifo.py::test_a_lone_message_takes_the_place_behind_which_the_next_ones_come[redis]",
     ),
+    "alone_in_a_foreign_control": Mutant(
+        If("alone and backlog == 0 and (known[1] or slots) == slots"),
+        "Every key's type is looked at before the first write.",
+        "tests/integration/test_faults.py::test_a_lone_send_names_a_key_of_a_foreign_type_and_changes_nothing[body-range_merge]",
+        mark="alone",
+    ),
+    "alone_notes_no_slots": Mutant(
+        GONE,
+        "The first send settles the slot count.",
+        "tests/contract/test_scattering.py::test_it_leaves_in_each_slot_what_a_send_leaves[redis]",
+    ),
+    "scatter_wakes_nobody": Mutant(
+        GONE,
+        "A send wakes who sleeps past its due time, in each of many slots.",
+        "tests/contract/test_scattering.py::test_each_slot_wakes_its_own_sleeper_if_that_sleeps_longer[redis]",
+    ),
     "alone_beyond_the_backlog": Mutant(
-        If("alone and known[1] == slots"),
+        If("alone and not known.err and (known[1] or slots) == slots"),
         "A slot refuses what exceeds its part of MAX_BACKLOG.",
         "tests/contract/test_sending.py::test_what_rests_counts_as_backlog_and_what_runs_does_not[redis-range_merge]",
         mark="alone",

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands import operate
+from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call
@@ -425,6 +426,19 @@ class Lockstep(RuleBasedStateMachine):
     @rule(data=st.data())
     def send_again(self, data: st.DataObject) -> None:
         self.send(data)
+
+    @precondition(lambda self: send_commands.takes_scattered(self.topic))
+    @rule(data=st.data())
+    def scatter(self, data: st.DataObject) -> None:
+        """Send one message the fast way, or leave everything as it is."""
+        names, _, topic = self.draw_outgoing(data)
+        [range_ms] = self.scores(data, 1)
+        answer = self.both(lambda b: b.scatter(topic, [0], range_ms, names[:1]))
+        if answer == [None]:
+            self.require("INV-13", self.before == self.after)
+            return
+        sent = answer if isinstance(answer, RmqError) else answer[0]
+        self.note_sent(names[:1], [self.now_ms + range_ms], [], sent)
 
     @precondition(lambda self: not self.topic.keyed and not self.topic.is_fifo)
     @rule(data=st.data())

@@ -37,12 +37,14 @@ READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 _HELD = ("store", "prepare", "retry", "dead", "claim")
 _OWNED = ("store", "retry", "prepare", "control", "claimants")
 _COUNTED = ("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
+_SENT = ("store", "retry", "body", "stats", "control")
 OF_MANY_SLOTS = {
     "heads": _OWNED,
     "acquire_all": _OWNED,
     "occupied": _HELD,
     "counts": _COUNTED,
     "pauses": ("control",),
+    "scatter": _SENT,
 }
 """The scripts of many slots → the keys of each slot."""
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
@@ -172,6 +174,7 @@ def calls_of_every_script() -> dict[str, Call]:
     members = [b"a", b"b"]
     calls: list[Call] = [
         ask.send_merge(TOPIC, 0, 0, members, [b"x", b"y"]),
+        ask.scatter(TOPIC, [0], 0, [b"a"]),
         ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
         ask.send_fifo(TOPIC, 0, 50, members, [b"x", b"y"], ensure=True),
         ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),

@@ -13,13 +13,24 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.commands.send import takes_scattered
 from django_rmq.core.model.envelope import Envelope, basis_bytes, decode_envelope
+from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, instant_ms
 from django_rmq.core.producer.producer import ROUND_TRIP, TRIP_BYTES, Producer, batched
-from django_rmq.exceptions import InvalidMessage, MessageTooLarge, RmqError, ServerUnavailable, SlotMoved
+from django_rmq.exceptions import (
+    InvalidMessage,
+    MessageTooLarge,
+    RmqError,
+    ServerUnavailable,
+    SlotMoved,
+    WrongType,
+)
 from django_rmq.testing import Clock
+from tests.oracle.keyspace import SortedSet
 from tests.support.brokers import OracleBroker
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
@@ -392,6 +403,78 @@ def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
         "stored": len(set(map(str, bodies))),
         "merged": 20 - len(set(map(str, bodies))),
     }
+
+
+class Recording(OracleBroker):
+    """Records which script each call has run, and in how many slots."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=Clock())
+        self.ran: list[tuple[str, int]] = []
+
+    def run(self, call: Any) -> Any:
+        if call.script in ("scatter", "send_merge"):
+            self.ran.append((call.script, len(call.place.slots) if call.script == "scatter" else 1))
+        return super().run(call)
+
+
+SPREAD = replace(MERGE, slots=4096, body="bytes")
+
+
+def apart(count: int) -> list[bytes]:
+    """Return bodies, each of which has a slot of its own."""
+    found: dict[int, bytes] = {}
+    for number in range(4 * count):
+        found.setdefault(slot_of(b"%d" % number, SPREAD.slots), b"%d" % number)
+    return list(found.values())[:count]
+
+
+def test_messages_that_are_alone_in_their_slots_share_scripts() -> None:
+    broker = Recording()
+    results = Producer(broker).send_bodies(SPREAD, apart(70))
+    assert broker.ran == [("scatter", 32), ("scatter", 32), ("scatter", 6)]
+    assert results.counts() == {"stored": 70}
+    assert {result.score for result in results} == {broker.now_ms() + 5000}
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [replace(SPREAD, debounce=True, max_wait_ms=9000), replace(SPREAD, max_backlog=10**6), KEYED, PRIORITY],
+    ids=str,
+)
+def test_only_plain_merging_messages_share_scripts(topic: Topic) -> None:
+    assert not takes_scattered(topic)
+    assert takes_scattered(SPREAD)
+
+
+def test_a_slot_that_needs_a_closer_look_has_its_message_sent_again() -> None:
+    broker = Recording()
+    bodies = apart(10)
+    second = bodies[1]
+    slot = slot_of(second, SPREAD.slots)
+    broker.send_merge(SPREAD, slot, 0, [second])
+    prepared = broker.prepare(SPREAD, slot, "A", None, 10)
+    broker.rollback(SPREAD, slot, prepared.receipt, [Failure(second, delay_ms=60_000)])
+    broker.ran.clear()
+    results = Producer(broker).send_bodies(SPREAD, bodies)
+    assert broker.ran == [("scatter", 10), ("send_merge", 1)]
+    assert [result.member for result in results] == bodies
+    assert [result.status for result in results] == ["stored", "superseded", *["stored"] * 8]
+
+
+def test_a_foreign_key_in_one_slot_keeps_no_other_message_from_being_sent() -> None:
+    broker = Recording()
+    bodies = apart(10)
+    key = slot_keys("", SPREAD.name, slot_of(bodies[3], SPREAD.slots)).stats
+    broker.keyspace[key] = SortedSet({b"x": 1.0})
+    with pytest.raises(WrongType):
+        Producer(broker).send_bodies(SPREAD, bodies)
+    sent = [
+        body
+        for body in bodies
+        if slot_keys("", SPREAD.name, slot_of(body, SPREAD.slots)).store in broker.keyspace
+    ]
+    assert sent == [body for body in bodies if body != bodies[3]]
 
 
 @pytest.mark.parametrize(

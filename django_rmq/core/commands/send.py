@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import repeat
+from typing import Self
 
-from django_rmq.core.commands.script_call import AtSlot, Call, Packed, Reply, moved
+from django_rmq.core.commands.script_call import Answers, AtSlot, AtSlots, Call, Packed, Reply, moved
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.exceptions import RmqError
 
 # Without the constructor of the named tuple, which is Python code.
 _new_sent: Callable[[tuple[object, ...]], Sent] = partial(tuple.__new__, Sent)
@@ -110,6 +112,47 @@ def send_merge(
         (range_ms, count, *members, *envelopes),
         _sent([math.nan] * count),
     )
+
+
+SCATTERED = 32
+"""The number of slots to which one script sends a message each: about 0.5 ms."""
+
+
+def takes_scattered(topic: Topic) -> bool:
+    """Return whether ``scatter`` can send to ``topic``: messages do not collect or wait again, and slots have no backlog."""
+    is_plain = not (topic.keyed or topic.debounce_ms or topic.slot_backlog)
+    return is_plain and topic.type is TopicType.RANGE_MERGE
+
+
+def _scattered(reply: list[Reply]) -> Answers:
+    return [None if answer is None else _one_merged(answer) for answer in reply]
+
+
+def _of_parts(answers: Answers) -> Answers:
+    """Return the answer of each part's only slot, or the part's error."""
+    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+class _Scatter(Call[Answers]):
+    """A call whose last arguments are one for each slot."""
+
+    def parts(self) -> list[Self]:
+        place, own = self.place, self.own
+        assert isinstance(place, AtSlots)
+        members = own[-len(place.slots) :]
+        return [
+            self._replace(place=part, own=(own[0], member))
+            for part, member in zip(place.parts(), members, strict=True)
+        ]
+
+
+def scatter(topic: Topic, slots: Sequence[int], range_ms: int, members: Sequence[bytes]) -> Call[Answers]:
+    """Send one unkeyed range_merge message to each slot, in one script, or in one for each slot on a Redis Cluster.
+
+    Answers for each slot what ``send_merge`` answers, or None where nothing was done: that message needs ``send_merge``.
+    A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
+    """
+    return _Scatter("scatter", AtSlots(topic, slots), (range_ms, *members), _scattered, _of_parts)
 
 
 def send_replace(

@@ -255,8 +255,10 @@ class BulkTrip(NamedTuple):
 
     topic: Topic
     """The topic, with the slot count by which the messages were placed."""
+    scattered: list[tuple[Sequence[int], Sequence[bytes]]]
+    """The slots and members of each call that sends one message to each of many slots."""
     groups: list[tuple[int, Sequence[bytes], Sequence[bytes]]]
-    """The slot, the members and the envelopes (none if the topic is not keyed) of each call."""
+    """The slot, the members and the envelopes (none if the topic is not keyed) of each other call."""
     slots: list[int]
     """The slot of each member."""
     crcs: list[int]
@@ -308,10 +310,17 @@ class BulkSend:
             crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
             groups = list(_by_slot(slots, members, envelopes))
-            yield BulkTrip(present, groups, slots, crcs, members, envelopes)
+            scattered: list[tuple[Sequence[int], Sequence[bytes]]] = []
+            if send.takes_scattered(present):
+                singles = ((slot, group[0]) for slot, group, _ in groups if len(group) == 1)
+                scattered = [tuple(zip(*part, strict=True)) for part in batched(singles, send.SCATTERED)]
+                groups = [group for group in groups if len(group[1]) > 1]
+            yield BulkTrip(present, scattered, groups, slots, crcs, members, envelopes)
 
     def calls(self, trip: BulkTrip) -> Iterator[Call[Sequence[Sent]]]:
         """Yield a call for each group."""
+        for slots, members in trip.scattered:
+            yield send.scatter(trip.topic, slots, self._score, members)
         for slot, members, envelopes in trip.groups:
             if trip.topic.is_fifo:
                 yield send.send_fifo(trip.topic, slot, self._score, members, envelopes)
@@ -321,19 +330,30 @@ class BulkSend:
                 yield send.send_replace(trip.topic, slot, [self._score] * len(members), members)
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
-        """Add the results; send again the messages that slots refused because their slot count changed."""
+        """Add the results; send again the messages that slots refused, as their slot count changed, or left to ``send_merge``."""
         found: dict[int, Sequence[Sent]] = {}
-        moved = False
-        for (slot, *_), reply in zip(trip.groups, replies, strict=True):
+        has_left = False
+        answered = len(trip.scattered)
+        for (slots, _), reply in zip(trip.scattered, replies[:answered], strict=True):
+            answers = [reply] * len(slots) if isinstance(reply, RmqError) else reply
+            for slot, answer in zip(slots, answers, strict=True):
+                if isinstance(answer, RmqError):
+                    self.error = answer
+                    return
+                if answer is None:
+                    has_left = True
+                else:
+                    found[slot] = answer
+        for (slot, *_), reply in zip(trip.groups, replies[answered:], strict=True):
             # The topic was re-slotted after these messages were placed.
             if isinstance(reply, SlotMoved):
-                moved = True
+                has_left = True
             elif isinstance(reply, RmqError):
                 self.error = reply
                 return
             else:
                 found[slot] = [*found[slot], *reply] if slot in found else reply
-        if moved:
+        if has_left:
             self._send_again(trip, found)
         else:
             self._results.add(trip.slots, trip.members, found)
@@ -343,7 +363,7 @@ class BulkSend:
         self.error = error
 
     def _send_again(self, trip: BulkTrip, found: Mapping[int, Sequence[Sent]]) -> None:
-        """Send refused messages again; add the results of the whole trip."""
+        """Send the messages without an answer again; add the results of the whole trip."""
         answers = {slot: iter(sent) for slot, sent in found.items()}
         made: list[SendResult] = []
         refused: list[int] = []

@@ -9,7 +9,7 @@
 -- needs: store retry body stats control
 -- needs: alone backlog known slots due envelope at floor met wake [in_line]
 
-if alone and backlog == 0 and known[1] == slots then -- rule: alone
+if alone and backlog == 0 and not known.err and (known[1] or slots) == slots then -- rule: alone
   local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0 -- rule: alone_ignores_what_rests_unkeyed
     or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number' -- rule: alone_rests
   if is_free and type(redis.pcall('HLEN', stats)) == 'number' then -- rule: alone_writes_before_the_ledger_is_known
@@ -28,6 +28,7 @@ if alone and backlog == 0 and known[1] == slots then -- rule: alone
     if word then
       if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end -- rule: alone_without_a_body
       if in_line then redis.call('HSET', control, 'last_place', at) end -- rule: alone_forgets_its_place
+      if not known[1] then redis.pcall('HSET', control, 'slots', slots) end -- rule: alone_notes_no_slots
       if word ~= 'merged' then wake(due) end -- rule: alone_wakes_nobody
       redis.pcall('HINCRBY', stats, 'sent', '1')
       redis.pcall('HINCRBY', stats, word, '1') -- rule: alone_counts_half

@@ -16,6 +16,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
+from django_rmq.admin.labels import audited
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats
@@ -478,7 +479,8 @@ def annotated(operations: Operations, drawn: Sequence[Titled], topics: Iterable[
     if not drawn:
         return AnnotatedCharts()
     times = drawn[0].chart.times
-    found = operations.annotations_of([topic.name for topic in topics], times[0] * 1000)
+    stored = operations.annotations_of([topic.name for topic in topics], times[0] * 1000)
+    found = [one._replace(text=audited(one.text)) if one.kind == "action" else one for one in stored]
     places = markers(times, found, _said)
     marked = [replace(one, chart=replace(one.chart, markers=places)) for one in drawn]
     return AnnotatedCharts(marked, found[: -MOST_LISTED - 1 : -1], max(0, len(found) - MOST_LISTED))

@@ -13,14 +13,16 @@ from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, connection
 from django.test import Client, modify_settings, override_settings
 from django.urls import reverse
+from django.utils import translation
 
 from django_rmq import connections
+from django_rmq.admin import labels
 from django_rmq.admin.charts import MOST_LISTED
 from django_rmq.conf import get_config
 from django_rmq.core.commands.registry import read_code_versions, read_reports, write_code_version
 from django_rmq.core.model.keys import code_versions_key
 from django_rmq.core.model.worker_report import CodeVersion
-from django_rmq.operations import Actor, Operations, Permission, TopicRule, shared_reads
+from django_rmq.operations import Actor, Operations, Permission, TopicRule, actions, shared_reads
 from django_rmq.worker.worker_reports import ABSENT_MS, MOST_VERSIONS, ReportDuty
 
 NAMES = ("timed", "other")
@@ -171,6 +173,36 @@ def test_who_may_not_know_of_a_topic_does_not_see_what_happened_to_it(
     assert [one.topic for one in found] == ["timed"]
     everything = Operations(Actor.of_user(user, "admin")).annotations_of(NAMES, 0)
     assert [one.topic for one in everything] == ["timed", SECRET]
+
+
+@pytest.mark.parametrize(
+    ("record", "english", "chinese"),
+    [
+        ("Pause (slots): 1 paused (admin)",) * 2 + ("暂停 (slots): 1 已暂停 (admin)",),
+        (
+            "Delete all in the background (dead, error a (b): c): 40 deleted, 2 not found (rest)",
+            "Delete all matches in the background (dead, error a (b): c): 40 deleted, 2 not found (rest)",
+            "删除全部匹配项（后台） (dead, error a (b): c): 40 已删除，2 未找到 (rest)",
+        ),
+        ("Replay (1 chosen: 2~a): 1,replayed",) * 3,
+        ("Knit (all): 3 replayed (admin)",) * 3,
+    ],
+)
+def test_a_recorded_action_is_shown_in_the_language_of_the_reader(
+    record: str, english: str, chinese: str
+) -> None:
+    assert labels.audited(record) == english
+    with translation.override("zh-hans"):
+        assert labels.audited(record) == chinese
+
+
+def test_actions_on_messages_are_recorded_under_names_that_readers_are_shown() -> None:
+    named = {one.name for one in (actions.REPLAY, actions.CANCEL)} | {"delete", "bury", "reschedule"}
+    of_all = {
+        *(f"{name} all" for name in ("replay", "delete", "bury", "reschedule")),
+        *(f"undo {kind}" for kind in ("delete", "purge")),
+    }
+    assert {name.capitalize() for name in named | of_all} <= {*labels.AUDITED}
 
 
 @pytest.mark.django_db

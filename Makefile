@@ -49,23 +49,26 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.product_sets.demo $(DEMO_ARGS)
 
-# A folder of tests is run in two halves, beside each other: the files from a to l, and all that is not among them.
-A_TO_L = $(wildcard $(1)/test_[a-l]*.py)
-BUT_A_TO_L = --ignore-glob='$(1)/test_[a-l]*.py'
+# A folder of tests is run in parts, beside each other: files by their first letters, and all that is not among them.
+FILES = $(wildcard $(1)/test_[$(2)]*.py)
+BUT_FILES = --ignore-glob='$(1)/test_[$(2)]*.py'
 
-# Four things beside each other, whose output comes one after the other.
+# Five things beside each other, whose output comes one after the other.
 quick: $(INSTALLED) ## lint, types, unit tests and the contract in memory, within a minute
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target types quick-unit-a-to-l quick-unit-rest lint-and-contract
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target types quick-unit-rest quick-unit-a-to-l lint-and-contract quick-unit-m-to-r
 
-.PHONY: lint-and-contract quick-unit-a-to-l quick-unit-rest
+.PHONY: lint-and-contract quick-unit-a-to-l quick-unit-m-to-r quick-unit-rest
 lint-and-contract: lint
 	BROKERS=memory $(BIN)/python -m pytest -q tests/contract
 
 quick-unit-a-to-l: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call A_TO_L,tests/unit)
+	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call FILES,tests/unit,a-l)
+
+quick-unit-m-to-r: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call FILES,tests/unit,m-r)
 
 quick-unit-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call BUT_A_TO_L,tests/unit) tests/unit
+	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call BUT_FILES,tests/unit,a-r) tests/unit
 
 # All of it in three parts beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
 test: $(INSTALLED) ## the tests that take minutes, not hours (TEST_ARGS='tests/unit -k receipt')
@@ -80,10 +83,10 @@ test-rules: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES)
 
 test-integration-a-to-l: $(INSTALLED)
-	$(TESTED) -m pytest -m "not slow and not proof" $(call A_TO_L,tests/integration)
+	$(TESTED) -m pytest -m "not slow and not proof" $(call FILES,tests/integration,a-l)
 
 test-rest: $(INSTALLED)
-	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%) $(call BUT_A_TO_L,tests/integration)
+	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%) $(call BUT_FILES,tests/integration,a-l)
 
 coverage: $(SPARK_CLASSES) ## the branch coverage of `make test`, and of the tests with Spark and a worker
 	rm -rf build/coverage

@@ -266,7 +266,7 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
 
     calls = [inspect.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
     for (_slot, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
-        yield from (one for one, looked in zip(page, answer, strict=True) if looked.is_held)
+        yield from (one for one, reply in zip(page, answer, strict=True) if reply.is_held)
 
 
 def slots_of(broker: Broker, topic: Topic, identity: MessageIdentity) -> list[int]:

@@ -281,7 +281,7 @@ def _readings(
     value_label: Callable[[float], str],
 ) -> tuple[Column, ...]:
     gap = (WIDTH - RIGHT - LEFT) / max(len(times) - 1, 1)
-    found = []
+    columns = []
     for i, time in enumerate(times):
         parts = []
         for one in series:
@@ -292,8 +292,8 @@ def _readings(
             x = LEFT + gap * (i - 0.5)
             left, right = max(x, LEFT), min(x + gap, WIDTH - RIGHT)
             text = f"{time_label(time)}\n" + "\n".join(parts)
-            found.append(Column(_round(left), _round(max(right - left, 0.1)), text))
-    return tuple(found)
+            columns.append(Column(_round(left), _round(max(right - left, 0.1)), text))
+    return tuple(columns)
 
 
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
@@ -352,12 +352,12 @@ def recent(
 
     For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
     """
-    wanted = {
+    asked_topics = {
         one.topic: HOUR_MINUTES if one.topic.name in shown or one.is_partial else RECENT_MINUTES
         for one in figures
     }
     minute = figures[0].now_ms // 60_000 if figures else 0
-    return operations.shared_last_minutes(wanted, minute, _recent)
+    return operations.shared_last_minutes(asked_topics, minute, _recent)
 
 
 def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
@@ -438,11 +438,11 @@ def read(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
     A history that is shorter is returned from its first sample on, and with more points if it fits a shorter span.
     """
     steps = dict(SPANS)
-    found = from_first_sample(operations.history(topic.name, hours, step=steps[hours]))
-    shorter = min((span for span in steps if span * 60 >= len(found) * steps[hours]), default=hours)
+    minutes = from_first_sample(operations.history(topic.name, hours, step=steps[hours]))
+    shorter = min((span for span in steps if span * 60 >= len(minutes) * steps[hours]), default=hours)
     if shorter < hours:
-        found = from_first_sample(operations.history(topic.name, shorter, step=steps[shorter]))
-    return list(found)
+        minutes = from_first_sample(operations.history(topic.name, shorter, step=steps[shorter]))
+    return list(minutes)
 
 
 def _drawn(
@@ -480,10 +480,12 @@ def annotated(operations: Operations, drawn: Sequence[Titled], topics: Iterable[
         return AnnotatedCharts()
     times = drawn[0].chart.times
     stored = operations.annotations_of([topic.name for topic in topics], times[0] * 1000)
-    found = [one._replace(text=audited(one.text)) if one.kind == "action" else one for one in stored]
-    places = markers(times, found, _said)
+    annotations = [one._replace(text=audited(one.text)) if one.kind == "action" else one for one in stored]
+    places = markers(times, annotations, _said)
     marked = [replace(one, chart=replace(one.chart, markers=places)) for one in drawn]
-    return AnnotatedCharts(marked, found[: -MOST_LISTED - 1 : -1], max(0, len(found) - MOST_LISTED))
+    return AnnotatedCharts(
+        marked, annotations[: -MOST_LISTED - 1 : -1], max(0, len(annotations) - MOST_LISTED)
+    )
 
 
 def _said(one: Annotation) -> str:

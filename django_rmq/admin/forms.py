@@ -191,14 +191,14 @@ class SendForm(BodyForm):
         if not topic.keyed:
             for name in ("key", "fresh_key", "max_retries", "timeout"):
                 del self.fields[name]
-        wanted = {
+        field_name = {
             TopicType.RANGE_MERGE: "time_range",
             TopicType.PRIORITY: "priority",
             TopicType.FIXED_TIME: "fixed_time",
             TopicType.FIFO: "delay",
         }[topic.type]
         for name in ("priority", "time_range", "fixed_time", "delay"):
-            if name != wanted:
+            if name != field_name:
                 del self.fields[name]
         if topic.type is TopicType.RANGE_MERGE:
             self.fields["time_range"].required = topic.time_range_ms is None
@@ -322,15 +322,15 @@ class FilterForm(forms.Form):
     @property
     def described(self) -> list[tuple[str, str]]:
         """The conditions in words: the label of each field that is not empty, and its value."""
-        found = []
+        parts = []
         for name, value in self.values:
             field = self.fields[name]
             chosen = visible(value)
             if name == "age":
                 for group, ages in AGES[1:]:
                     chosen = next((f"{group} {label}" for age, label in ages if age == value), chosen)
-            found.append((str(field.label), chosen))
-        return found
+            parts.append((str(field.label), chosen))
+        return parts
 
     @property
     def values(self) -> list[tuple[str, str]]:

@@ -148,16 +148,16 @@ def audited(record: str) -> str:
 
     Records are stored in English, because people of all languages read them. A text of another form is returned unchanged.
     """
-    found = _RECORD.fullmatch(record)
-    if found is None or found["act"] not in AUDITED:
+    match = _RECORD.fullmatch(record)
+    if match is None or match["act"] not in AUDITED:
         return record
-    counts = [each.split(" ", 1) for each in found["counts"].split(", ")]
+    counts = [each.split(" ", 1) for each in match["counts"].split(", ")]
     outcomes = _(", ").join(
         _("%(count)s %(outcome)s")
         % {"count": count, "outcome": _AUDITED_OUTCOMES.get(word.replace(" ", "_"), word)}
         for count, word in counts
     )
-    act = str(AUDITED[found["act"]])
-    if found["background"]:
+    act = str(AUDITED[match["act"]])
+    if match["background"]:
         act = _("%(act)s in the background") % {"act": act}
-    return f"{act}{found['note'] or ''}: {outcomes}{found['via']}"
+    return f"{act}{match['note'] or ''}: {outcomes}{match['via']}"

@@ -47,8 +47,8 @@ class ProgressAnswer(ResponseSerializer):
 
 def progress(found: BulkProgress) -> Json:
     """Return the progress of an action."""
-    kept = {"undo": found.undo, "kept": found.kept} if found.undo else {}
-    return ProgressAnswer.of(found, problems=found.problems[:20], **kept)
+    undo_fields = {"undo": found.undo, "kept": found.kept} if found.undo else {}
+    return ProgressAnswer.of(found, problems=found.problems[:20], **undo_fields)
 
 
 def acted(done: ActionResult) -> Json:

@@ -96,15 +96,15 @@ def _before_3_1(schema: _Schema) -> _Schema:
     return _nullable(older) if "anyOf" in older else older
 
 
-def _nullable(found: _Schema) -> _Schema:
+def _nullable(choice: _Schema) -> _Schema:
     """Return a choice without null; it may be null if that was one."""
-    others = [each for each in found["anyOf"] if each != {"nullable": True}]
-    if len(others) < len(found["anyOf"]):
-        found |= {"nullable": True, "anyOf": others}
+    others = [each for each in choice["anyOf"] if each != {"nullable": True}]
+    if len(others) < len(choice["anyOf"]):
+        choice |= {"nullable": True, "anyOf": others}
         if len(others) == 1 and "$ref" not in others[0]:
-            del found["anyOf"]
-            found = {**others[0], **found}
-    return found
+            del choice["anyOf"]
+            choice = {**others[0], **choice}
+    return choice
 
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])

@@ -210,5 +210,5 @@ def outcome(done: ActionResult, message_id: str, good: Mapping[str, int]) -> Res
         raise OperationRefused(not_found(message_id))
     if word not in good:
         raise errors.Conflict(f"Not possible: the message is {word.replace('_', ' ')}.", word)
-    kept = {"undo": done.undo} if done.undo else {}
-    return Response({"id": message_id, "outcome": word, **kept}, status=good[word])
+    undo_fields = {"undo": done.undo} if done.undo else {}
+    return Response({"id": message_id, "outcome": word, **undo_fields}, status=good[word])

@@ -34,15 +34,15 @@ def read_outbox(operations: Operations) -> list[Waiting]:
 
     What only some of the databases have is not reported: too small a number would end an alert.
     """
-    kept = [name for name, topic in operations.config.topics.items() if topic.outbox]
-    if not kept:
+    known_topics = [name for name, topic in operations.config.topics.items() if topic.outbox]
+    if not known_topics:
         return []
     waits, problems = operations.outbox_as_known(seconds=OUTBOX_SECONDS)
     if problems:
         logger.warning("Metrics of the outbox are missing: %s", "; ".join(problems))
         return []
-    found = {one.topic: one for one in waits}
-    return [found.get(name) or Waiting(name) for name in dict.fromkeys([*kept, *found])]
+    waits_of = {one.topic: one for one in waits}
+    return [waits_of.get(name) or Waiting(name) for name in dict.fromkeys([*known_topics, *waits_of])]
 
 
 class MetricTable(NamedTuple):
@@ -113,15 +113,15 @@ def _escaped(value: str) -> str:
 
 def text_of(tables: Iterable[Table], *, is_openmetrics: bool) -> bytes:
     """Return the text of metrics: quicker than that of the client of Prometheus, which most of a scrape was spent in."""
-    found = []
+    lines = []
     for table in tables:
         # In the older format a counter is named by its samples.
         name = f"{table.name}_total" if table.kind == "counter" and not is_openmetrics else table.name
-        found.append(f"# HELP {name} {table.text}\n# TYPE {name} {table.kind}\n")
-        found += table.lines()
+        lines.append(f"# HELP {name} {table.text}\n# TYPE {name} {table.kind}\n")
+        lines += table.lines()
     if is_openmetrics:
-        found.append("# EOF\n")
-    return "".join(found).encode()
+        lines.append("# EOF\n")
+    return "".join(lines).encode()
 
 
 def _single(name: str, text: str, value: float) -> MetricTable:
@@ -263,33 +263,37 @@ class RmqCollector(Collector):
 
     def tables(self) -> Iterable[Table]:
         """Return all metrics."""
-        looked = self._recent_measurement()
-        found = looked.measured
-        yield _single("rmq_up", "1 if Redis answered, else 0.", int(found is not None))
-        if looked.outbox:
-            yield from outbox_tables(looked.outbox)
-        if found is None:
+        known = self._recent_measurement()
+        measurement = known.measured
+        yield _single("rmq_up", "1 if Redis answered, else 0.", int(measurement is not None))
+        if known.outbox:
+            yield from outbox_tables(known.outbox)
+        if measurement is None:
             return
         yield _single(
-            "rmq_scrape_duration_seconds", "Duration of the queries to Redis for this scrape.", looked.seconds
+            "rmq_scrape_duration_seconds", "Duration of the queries to Redis for this scrape.", known.seconds
         )
-        yield from _servers(looked.servers)
-        if looked.workers is not None:
-            yield _single("rmq_workers", "Live worker processes.", looked.workers)
-        if looked.schedules:
-            yield from schedule_tables(looked.schedules)
-        yield from _depths(found)
-        yield from _slots(found)
-        yield from _serving(found)
-        yield from _counters(found)
-        yield from _histograms(found)
+        yield from _servers(known.servers)
+        if known.workers is not None:
+            yield _single("rmq_workers", "Live worker processes.", known.workers)
+        if known.schedules:
+            yield from schedule_tables(known.schedules)
+        yield from _depths(measurement)
+        yield from _slots(measurement)
+        yield from _serving(measurement)
+        yield from _counters(measurement)
+        yield from _histograms(measurement)
 
     def _recent_measurement(self) -> _Measurement:
         with self._measuring:
-            looked, config = self._measurement, _operations().config
-            if looked is None or looked.config is not config or time.monotonic() >= looked.until:
-                looked = self._measurement = self._measure(config)
-            return looked
+            measurement, config = self._measurement, _operations().config
+            if (
+                measurement is None
+                or measurement.config is not config
+                or time.monotonic() >= measurement.until
+            ):
+                measurement = self._measurement = self._measure(config)
+            return measurement
 
     @staticmethod
     def _measure(config: object) -> _Measurement:

@@ -178,10 +178,10 @@ def delete(
 def delete_only(context: OperationContext, name: str, message_id: str, *, keep: bool = True) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
     copies = copies_of(context, context.permitted(name, Permission.DELETE), message_id)
-    found = {"dead" if one.state == "dead" else "live" for one in copies}
-    if len(found) > 1:
+    queues = {"dead" if one.state == "dead" else "live" for one in copies}
+    if len(queues) > 1:
         return ActionResult({message_id: "both"})
-    return delete(context, name, [message_id], found.pop(), keep=keep)
+    return delete(context, name, [message_id], queues.pop(), keep=keep)
 
 
 def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionResult:
@@ -251,7 +251,7 @@ def _do(
             % {"most": MAX_IDS, "count": len(ids)}
         )
     identities = {one: identified(context, topic, one) for one in ids}
-    found = dict.fromkeys(identities, "gone")
+    outcomes = dict.fromkeys(identities, "gone")
     trash = None
     if keep:
         named = chosen([public_id(topic, one, identity) for one, identity in identities.items()], detail)
@@ -261,7 +261,7 @@ def _do(
     error: RmqError | None = None
     for find in (find_messages, find_moved):
         # A re-slotting may have moved a message that was not in the slot of its id.
-        missing = {one: at.get(one, identities[one]) for one, word in found.items() if word == "gone"}
+        missing = {one: at.get(one, identities[one]) for one, word in outcomes.items() if word == "gone"}
         if error is not None or not missing:
             break
         sought = find(context.broker, topic, missing.values(), rounds=search_rounds(context))
@@ -270,19 +270,21 @@ def _do(
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
         }
         at |= places
-        error = _act_in_slots(context, act, topic, places, found, trash)
+        error = _act_in_slots(context, act, topic, places, outcomes, trash)
     if trash is not None:
         trash.close()
-    found |= {one: "not_found" for one, word in found.items() if word == "gone" and identities[one] in unseen}
+    outcomes |= {
+        one: "not_found" for one, word in outcomes.items() if word == "gone" and identities[one] in unseen
+    }
     # Slots before the failing one have been changed, so the audit trail gets their outcomes before the error is
     # raised.
-    if error is not None and not set(found.values()) - {"gone", "not_found"}:
+    if error is not None and not set(outcomes.values()) - {"gone", "not_found"}:
         raise error
     public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
-    context.record(act.name, topic.name, Counter(found.values()), chosen(public, detail or act.detail))
+    context.record(act.name, topic.name, Counter(outcomes.values()), chosen(public, detail or act.detail))
     if error is not None:
         raise error
-    return ActionResult(found) if trash is None else ActionResult(found, trash.undo, trash.kept)
+    return ActionResult(outcomes) if trash is None else ActionResult(outcomes, trash.undo, trash.kept)
 
 
 def chosen(ids: Sequence[str], detail: str = "") -> str:
@@ -304,21 +306,21 @@ def _act_in_slots(
     act: MessageAction,
     topic: Topic,
     places: Mapping[str, MessageIdentity],
-    found: dict[str, str],
+    outcomes: dict[str, str],
     trash: Trash | None,
 ) -> RmqError | None:
-    """Perform the action slot by slot, and record outcomes in ``found``; return the error that ended it."""
+    """Perform the action slot by slot, and record outcomes in ``outcomes``; return the error that ended it."""
     by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one, at in places.items():
         # If two ids name one message, the action is performed once.
         by_slot[at.slot][at.member or b""].append(one)
     for slot, named in by_slot.items():
         try:
-            outcomes = _act_in_slot(context, act, topic, slot, list(named), trash)
+            words = _act_in_slot(context, act, topic, slot, list(named), trash)
         except RmqError as error:
             return error
         for member, ids in named.items():
-            found |= dict.fromkeys(ids, outcomes[member])
+            outcomes |= dict.fromkeys(ids, words[member])
     return None
 
 
@@ -350,8 +352,8 @@ def _act_in_slot(
         return outcomes | dict.fromkeys(missing, "gone")
     for first in range(0, len(missing), 100):
         part = missing[first : first + 100]
-        looked = context.broker.run(inspect.look(topic, slot, part))
-        outcomes |= {member: instead(one) for member, one in zip(part, looked, strict=True)}
+        reply = context.broker.run(inspect.look(topic, slot, part))
+        outcomes |= {member: instead(one) for member, one in zip(part, reply, strict=True)}
     return outcomes
 
 

@@ -63,26 +63,26 @@ class OrphanedRecords:
 
 def overdue(broker: Broker, topic: Topic) -> Overdue:
     """Return the overdue messages and deliveries of ``topic``."""
-    found, now_ms = Overdue(), broker.now_ms()
+    overdue_sums, now_ms = Overdue(), broker.now_ms()
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
     slots = range(topic.slots)
-    found.deliveries = sum(
+    overdue_sums.deliveries = sum(
         walk(broker, (inspect.between(topic, slot, "prepare", max_score=late) for slot in slots))
     )
     remembered = walk(broker, (registry.count_consumers(topic, slot) for slot in slots))
-    found.consumers = max(remembered, default=0)
+    overdue_sums.consumers = max(remembered, default=0)
     for slot, counts in enumerate(
         walk(broker, (inspect.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)
     ):
         if counts.oldest_due_ms is not None:
             seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
-            if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
-                found.oldest_due_seconds, found.oldest_slot = seconds, slot
+            if overdue_sums.oldest_due_seconds is None or seconds > overdue_sums.oldest_due_seconds:
+                overdue_sums.oldest_due_seconds, overdue_sums.oldest_slot = seconds, slot
         if counts.undrained_since_ms is not None:
             seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
-            if found.undrained_seconds is None or seconds > found.undrained_seconds:
-                found.undrained_seconds, found.undrained_slot = seconds, slot
-    return found
+            if overdue_sums.undrained_seconds is None or seconds > overdue_sums.undrained_seconds:
+                overdue_sums.undrained_seconds, overdue_sums.undrained_slot = seconds, slot
+    return overdue_sums
 
 
 def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedRecords]:
@@ -92,16 +92,16 @@ def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedReco
     to its own slot before it deletes it from the wrong one: after a crash in between it exists twice, and is
     never lost.
     """
-    found = OrphanedRecords()
+    orphans = OrphanedRecords()
     # If messages have slot bases of their own, the right slot of a message is not known by its member.
     placed = not broker.has_slot_bases(topic)
     for first in range(0, topic.slots, SLOTS_AT_ONCE):
         slots = list(range(first, min(first + SLOTS_AT_ONCE, topic.slots)))
         for kind in RECORDS:
-            yield from _loose(broker, topic, slots, kind, repair, found)
+            yield from _loose(broker, topic, slots, kind, repair, orphans)
         if placed and topic.slots > 1:
-            yield from _misplaced(broker, topic, slots, repair, found)
-    yield found
+            yield from _misplaced(broker, topic, slots, repair, orphans)
+    yield orphans
 
 
 def _loose(

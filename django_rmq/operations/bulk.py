@@ -211,15 +211,15 @@ def count(broker: Broker, meant: Selection) -> dict[int, int]:
     """Return slot → how many of its messages have selected scores."""
     topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
-    found = {}
+    counts = {}
     calls = (inspect.between(topic, slot, meant.queue, meant.low, meant.high) for slot in slots)
     for slot, answer in zip(slots, attempt(broker, calls), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
         if isinstance(answer, RmqError) or answer:
             # A slot that cannot be counted cannot be processed either, and reports its error then.
-            found[slot] = 1 if isinstance(answer, RmqError) else answer
-    return found
+            counts[slot] = 1 if isinstance(answer, RmqError) else answer
+    return counts
 
 
 def _count_held(broker: Broker, meant: Selection) -> dict[int, int]:
@@ -265,13 +265,13 @@ def sweep(
     while waiting:
         turn, waiting = waiting[:SLOTS_AT_ONCE], waiting[SLOTS_AT_ONCE:]
         while turn and not pace.is_over(tally.done):
-            found, turn = _fetch(broker, meant, turn, pace.step(tally.done, STEP), tally)
+            matching_slots, turn = _fetch(broker, meant, turn, pace.step(tally.done, STEP), tally)
             if call_of is None:
-                matching = sum(len(members) for _, members in found)
+                matching = sum(len(members) for _, members in matching_slots)
                 tally.done += matching
                 tally.outcomes["matching"] += matching
             else:
-                _act_in_slots(broker, topic, call_of, run, found, tally)
+                _act_in_slots(broker, topic, call_of, run, matching_slots, tally)
             pace.wait(tally.done)
             yield tally.progress()
         # A limit has stopped the run, so this is not its end.
@@ -318,17 +318,17 @@ def _fetch(
     if search:
         look = partial(inspect.find, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
     calls = [look(meant.topic, one.slot, meant.queue, after=one.after, **options) for one in now]
-    found, more = [], []
+    slots, more = [], []
     for one, page in zip(now, run_all(broker, calls), strict=True):
         if isinstance(page, RmqError):
             tally.failed(one.slot, page)
             continue
         members = [entry.member for entry in page.entries if meant.selects(one.slot, entry)][: one.left]
-        found.append((one.slot, members))
+        slots.append((one.slot, members))
         left = None if one.left is None else one.left - len(members)
         if page.cursor is not None and left != 0:
             more.append(_Slot(one.slot, left, page.cursor))
-    return found, later + more
+    return slots, later + more
 
 
 def purge(

@@ -151,11 +151,11 @@ def _sweep(
     wanted = checked(context, topic, queue, wanted)
     limits = limits or Limits()
     limits.check()
-    told = None if dry_run else act.call
+    call = None if dry_run else act.call
     described = _described(queue, wanted, act.detail)
     trash = open_trash(context, "delete", topic, described) if keep and not dry_run else None
     run = run_all if trash is None else trash.run
-    steps = bulk.sweep(context.broker, topic, queue, wanted, told, limits=limits, but=but, run=run)
+    steps = bulk.sweep(context.broker, topic, queue, wanted, call, limits=limits, but=but, run=run)
     renamed: Iterator[BulkProgress] = (act.renamed(progress) for progress in steps)
     if dry_run:
         return BulkRun(renamed)
@@ -236,12 +236,14 @@ def retire(
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
-    found = topics.find_undeclared(context, name)
+    undeclared = topics.find_undeclared(context, name)
     target = None if to is None else context.permitted(to)
-    steps = topics.retire(context.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+    steps = topics.retire(
+        context.broker, connections.get_producer, undeclared, target, delete=delete, dead=dead
+    )
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []
     what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
-    return context.recorded("retire", found.topic, ", ".join(what), steps)
+    return context.recorded("retire", undeclared.topic, ", ".join(what), steps)
 
 
 # --- in the background
@@ -364,21 +366,21 @@ def stop_action(
 
     Raises ``OperationRefused`` if it is unknown or has ended.
     """
-    found = [one for one in background_actions(context, names) if one.action.id == action]
-    if not found or found[0].ended_ms is not None:
+    matches = [one for one in background_actions(context, names) if one.action.id == action]
+    if not matches or matches[0].ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
-    context.declared(found[0].action.topic, _PERMISSIONS[found[0].action.kind])
+    context.declared(matches[0].action.topic, _PERMISSIONS[matches[0].action.kind])
     context.broker.run(registry.write_action(action, "stopped", context.actor.name))
     # If no worker does a part now, perhaps there is none, and this ends it.
-    run_part(context.broker, context, found[0].action.id, "", lambda: True)
+    run_part(context.broker, context, matches[0].action.id, "", lambda: True)
     return next(one for one in context.broker.run(registry.read_actions()) if one.action.id == action)
 
 
 def _make_room(broker: Broker) -> None:
     """Forget actions that ended long ago, and the oldest ones for a new one. Raises ``OperationRefused`` if all run."""
-    found, oldest = broker.run(registry.read_actions()), broker.now_ms() - KEPT_MS
-    ended = sorted((one for one in found if one.ended_ms is not None), key=lambda one: one.ended_ms or 0)
-    room = MOST_ACTIONS - (len(found) - len(ended))
+    actions, oldest = broker.run(registry.read_actions()), broker.now_ms() - KEPT_MS
+    ended = sorted((one for one in actions if one.ended_ms is not None), key=lambda one: one.ended_ms or 0)
+    room = MOST_ACTIONS - (len(actions) - len(ended))
     if room < 1:
         raise OperationRefused(
             _("%(number)s actions are in the background already; wait, or stop one")
@@ -430,14 +432,14 @@ def run_part(
         return False
     try:
         # What another worker did until it gave the lease back counts.
-        found = next((one for one in broker.run(registry.read_actions()) if one.action.id == action), None)
-        if found is None or found.ended_ms is not None:
+        stored = next((one for one in broker.run(registry.read_actions()) if one.action.id == action), None)
+        if stored is None or stored.ended_ms is not None:
             return False
-        if found.stopped_by:
-            _end(broker, found)
+        if stored.stopped_by:
+            _end(broker, stored)
             return True
         try:
-            return _do_part(broker, context, found, worker, is_over)
+            return _do_part(broker, context, stored, worker, is_over)
         except ServerTrouble:
             raise
         except UnknownTopic:
@@ -445,7 +447,7 @@ def run_part(
             return False
         except (RmqError, TypeError) as error:
             # Another version may have written conditions that this one does not know.
-            _end(broker, found, problem=str(error))
+            _end(broker, stored, problem=str(error))
             return True
     finally:
         broker.run(registry.keep_answer(lease, token, b"", LEASE_MS))

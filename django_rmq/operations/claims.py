@@ -59,12 +59,12 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
         for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
     ]
     reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
-    found: dict[tuple[str, int, str], ClaimStats] = {}
+    stats_of: dict[tuple[str, int, str], ClaimStats] = {}
     for (slot, consumer, ends), read in zip(held, reads, strict=True):
-        known = found.get((consumer, read.number, read.state))
+        known = stats_of.get((consumer, read.number, read.state))
         if known is None:
             known = ClaimStats(topic.name, consumer, read.number, read.state, (), 0, ends)
-        found[consumer, read.number, read.state] = replace(
+        stats_of[consumer, read.number, read.state] = replace(
             known,
             slots=(*known.slots, slot),
             messages=known.messages + read.size,
@@ -76,7 +76,7 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
         consumer: "" if driver is None else driver.where
         for consumer, driver in zip(names, asked, strict=True)
     }
-    return [replace(found[key], driver=drivers[key[0]]) for key in sorted(found)]
+    return [replace(stats_of[key], driver=drivers[key[0]]) for key in sorted(stats_of)]
 
 
 def return_claims(
@@ -91,14 +91,14 @@ def return_claims(
     """
     topic = context.permitted(name, Permission.REPLAY)
     broker = _broker(context)
-    found = _found(broker, topic)
-    holders = {one.consumer for one in found}
+    claims = _found(broker, topic)
+    holders = {one.consumer for one in claims}
     if consumer is None and len(holders) > 1:
         raise InvalidRequest(
             _("several consumers hold claims of %(topic)s: %(consumers)s")
             % {"topic": name, "consumers": ", ".join(sorted(holders))}
         )
-    chosen = [one for one in found if consumer in (None, one.consumer)]
+    chosen = [one for one in claims if consumer in (None, one.consumer)]
     names = {one.consumer for one in chosen} | ({consumer} if consumer else set())
     steps = _returning(broker, topic, chosen, names, spent=spent)
     note = f"of {', '.join(sorted({one.consumer for one in chosen}))}" if chosen else ""

@@ -424,7 +424,7 @@ class Settlements:
         return words
 
     def _failures(self, slot: int, failed: dict[bytes, SettlementOutcome]) -> list[Failure]:
-        topic, found = self._topic, []
+        topic, failures = self._topic, []
         left: dict[bytes, int] = {}
         # A back-off function is called with the number of failures, which Redis knows by the retries left.
         if topic.backoff.function is not None:
@@ -437,19 +437,19 @@ class Settlements:
                 delivery = Delivery(member, 0.0, left[member])
                 delay_ms = chosen_delay(Message(topic, slot, 0, delivery))
             kind = "rejected" if how.is_rejected else "failed"
-            found.append(Failure(member, kind, None if how.is_rejected else delay_ms, how.error))
-        return found
+            failures.append(Failure(member, kind, None if how.is_rejected else delay_ms, how.error))
+        return failures
 
     def _retries_left(self, slot: int, members: Sequence[bytes]) -> dict[bytes, int]:
-        found = {}
+        retries = {}
         for start in range(0, len(members), 100):
             part = members[start : start + 100]
             answers = self._broker.run(inspect.look(self._topic, slot, part))
-            for member, looked in zip(part, answers, strict=True):
-                if looked.prepare is not None:
+            for member, reply in zip(part, answers, strict=True):
+                if reply.prepare is not None:
                     # The last three digits of the score of a delivery are its retries left.
-                    found[member] = int(looked.prepare) % 1000
-        return found
+                    retries[member] = int(reply.prepare) % 1000
+        return retries
 
 
 HELD_AT_ONCE = 512
@@ -497,16 +497,16 @@ class Deliveries:
                 f"topic {topic.name} is not SERIAL, so the messages that a consumer holds are unknown. "
                 "They are delivered again after their time-out"
             )
-        owner, found = self.owner(consumer), list[Message]()
+        owner, messages = self.owner(consumer), list[Message]()
         end = time.monotonic() + ROUND_SECONDS
         for start in range(first, topic.slots, HELD_AT_ONCE):
             slots = range(start, min(start + HELD_AT_ONCE, topic.slots))
             calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]
             for slot, page in zip(slots, walk(self._broker, calls), strict=True):
-                found += [Message(topic, slot, one.receipt, one.delivery) for one in page or ()]
-            if slots.stop < topic.slots and (len(found) >= BATCH or time.monotonic() > end):
-                return HeldDelivery(found, slots.stop)
-        return HeldDelivery(found, None)
+                messages += [Message(topic, slot, one.receipt, one.delivery) for one in page or ()]
+            if slots.stop < topic.slots and (len(messages) >= BATCH or time.monotonic() > end):
+                return HeldDelivery(messages, slots.stop)
+        return HeldDelivery(messages, None)
 
     def receipt(self, message: Message) -> str:
         """Return the receipt of a message that was taken."""

@@ -71,8 +71,8 @@ class OperationContext:
         """Return the topics among ``names`` (or all) of which the actor may know; None: all, also undeclared ones."""
         if not self.hides_topics:
             return names
-        found = self.topics(permission)
-        return found if names is None else [name for name in names if name in found]
+        permitted = self.topics(permission)
+        return permitted if names is None else [name for name in names if name in permitted]
 
     def declared(self, name: str, *permissions: Permission) -> Topic:
         """Return a topic as the settings have it, for which the actor has all of these permissions.

@@ -51,18 +51,18 @@ class Filter:
     @property
     def description(self) -> str:
         """The selection, for the audit trail; empty for all messages. Text that may quote messages is left out."""
-        found = []
+        parts = []
         if self.error:
-            found.append(f"error {self.error}" if _CLASS.fullmatch(self.error) else "an error (left out)")
+            parts.append(f"error {self.error}" if _CLASS.fullmatch(self.error) else "an error (left out)")
         if self.cause:
-            found.append(f"cause {self.cause}")
+            parts.append(f"cause {self.cause}")
         if self.text:
-            found.append("a text (left out)")
+            parts.append("a text (left out)")
         ages = {"older than": self.older_than, "newer than": self.newer_than}
-        found += [f"{name} {age:g} s" for name, age in ages.items() if age is not None]
+        parts += [f"{name} {age:g} s" for name, age in ages.items() if age is not None]
         numbers = {"slot": self.slot, "priority": self.priority}
-        found += [f"{name} {number}" for name, number in numbers.items() if number is not None]
-        return ", ".join(found)
+        parts += [f"{name} {number}" for name, number in numbers.items() if number is not None]
+        return ", ".join(parts)
 
     @property
     def is_empty(self) -> bool:

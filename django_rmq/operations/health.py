@@ -200,17 +200,17 @@ def check_health(
         parts.append(ParallelReads("coordinator", look))
     for part in parts:
         part.start()
-    found = list[Finding]()
+    findings = list[Finding]()
     if (names is None or names) and (context.config.uses_outbox or limits.max_outbox_age is not None):
-        found += _in_english(_check_outbox, context, limits, names, seconds)
+        findings += _in_english(_check_outbox, context, limits, names, seconds)
     for part in parts:
         is_complete = part.wait(end)
-        found += part.found
+        findings += part.found
         # The thread that waits for a hung server cannot be ended. Its findings until now count.
         if not is_complete:
             text = f"the check did not end within {seconds:.0f} s"
-            found.append(Finding(part.name, "", Severity.BAD, text))
-    return sorted_by_severity(found)
+            findings.append(Finding(part.name, "", Severity.BAD, text))
+    return sorted_by_severity(findings)
 
 
 def sorted_by_severity(findings: Collection[Finding]) -> Health:
@@ -352,9 +352,9 @@ def _in_redis(broker: Broker) -> tuple[int, str]:
 
 
 def _in_zookeeper() -> tuple[int, str]:
-    found = coordinators.survey_zookeeper()
+    members = coordinators.survey_zookeeper()
     # Without workers there is no assignment to fit, and their absence is reported for each topic.
-    return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
+    return (len(members.members), members.flaw if members.members else "") if members is not None else (0, "")
 
 
 def _flaw(roster: Roster) -> str:
@@ -374,12 +374,12 @@ def _check_outbox(
     context: OperationContext, limits: HealthThresholds, names: Collection[str] | None, seconds: float
 ) -> Iterator[Finding]:
     """Find for each topic how long its oldest message has been in the outbox."""
-    found, problems = outbox_as_known(context, names, seconds=seconds)
+    waits, problems = outbox_as_known(context, names, seconds=seconds)
     for problem in problems:
         yield Finding("outbox", "", Severity.BAD, problem)
-    for one in found:
+    for one in waits:
         yield judge_waiting(one, limits)
-    if not (found or problems):
+    if not (waits or problems):
         yield _ok("outbox", "it is empty")
 
 

@@ -71,13 +71,13 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
     latest = dict(zip(large, recorded_history.latest(broker, large), strict=True))
     counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
     totals = dict(zip(counted, recorded_history.totals(broker, list(counted.values())), strict=True))
-    found, now_ms = [], broker.now_ms()
+    metrics, now_ms = [], broker.now_ms()
     for one, times in zip(seen.topics, recorded_history.times(broker, topics), strict=True):
         record, sums = latest.get(one.topic), totals.get(one.topic)
         problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
         known = None if isinstance(times, RmqError) else times
         if isinstance(record, Latest):
-            found.append(
+            metrics.append(
                 TopicMetrics(
                     one,
                     record.depth,
@@ -91,8 +91,8 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
             )
         else:
             sums = None if isinstance(sums, RmqError) else sums
-            found.append(TopicMetrics(one, None, sums, known, one.now_ms, now_ms, problems=problems))
-    return Measurement(found, seen.workers, seen.problem)
+            metrics.append(TopicMetrics(one, None, sums, known, one.now_ms, now_ms, problems=problems))
+    return Measurement(metrics, seen.workers, seen.problem)
 
 
 def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, object]]) -> Topic:

@@ -169,7 +169,7 @@ def groups(
     if by == "error" and queue == "dead" and not wanted.compares and _is_counted(context, topic):
         return _by_cause(context, topic, _count_deaths(context.broker, topic, wanted, limit, seconds))
     end = None if seconds is None else time.monotonic() + seconds
-    found: dict[tuple[str, str] | int | None, _Members] = {}
+    members_of: dict[tuple[str, str] | int | None, _Members] = {}
     problems: dict[str, None] = {}
     looked_at, is_complete = 0, False
     # A shell sees what is stored, but its causes are those that everybody else sees.
@@ -177,7 +177,7 @@ def groups(
     for copies, is_last, troubles in _pages(context, name, queue, wanted, limit):
         for copy in copies:
             error = error_in(copy, "redacted") if is_formatted else copy.error
-            found.setdefault(_key(by, copy, error), _Members()).add(copy)
+            members_of.setdefault(_key(by, copy, error), _Members()).add(copy)
         looked_at += len(copies)
         problems |= dict.fromkeys(troubles)
         is_complete = is_last
@@ -186,7 +186,7 @@ def groups(
     broker = context.broker
     total = sum(bulk.count(broker, bulk.Selection.at(topic, queue, wanted, broker.now_ms())).values())
     return MessageGroups(
-        by, _ordered(by, found, looked_at), looked_at, is_complete, max(total, looked_at), list(problems)
+        by, _ordered(by, members_of, looked_at), looked_at, is_complete, max(total, looked_at), list(problems)
     )
 
 
@@ -279,7 +279,7 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
     """Return the causes of deaths as the actor may see them."""
     is_hidden = error_view(context.actor, topic) == "hidden"
     keys: dict[bytes, tuple[str, str]] = {}
-    found: dict[tuple[str, str] | int | None, _Members] = {}
+    members_of: dict[tuple[str, str] | int | None, _Members] = {}
     last: dict[tuple[str, str], list[tuple[float, int, bytes]]] = defaultdict(list)
     for slot, group in deaths.rows:
         key = keys.get(group.line)
@@ -289,7 +289,7 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
             key = keys[group.line] = name, error_pattern("" if is_hidden else line, name)
         first_ms = time_of(topic, "dead", group.first)
         last_ms = time_of(topic, "dead", group.samples[0][1])
-        members = found.setdefault(key, _Members())
+        members = members_of.setdefault(key, _Members())
         members.count += group.deaths
         members.add_times(first_ms, last_ms)
         for hour, count in group.hours:
@@ -305,8 +305,8 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
             name = id_of(topic, slot, member, "dead", score, rank, sealed=sealed)
             is_member_hidden = not context.actor.may(Permission.VIEW_BODIES)
             log_id = name if is_member_hidden else sealed_id(topic.name, slot, member)
-            found[key].samples.append(GroupSample(name, log_id))
-    rows = _ordered("error", found, deaths.looked_at)
+            members_of[key].samples.append(GroupSample(name, log_id))
+    rows = _ordered("error", members_of, deaths.looked_at)
     return MessageGroups(
         "error", rows, deaths.looked_at, deaths.is_complete, deaths.total, list(deaths.problems)
     )
@@ -388,16 +388,16 @@ def causes(
         stats = sorted(shared_survey(context).topics, key=lambda one: -one.dead)
         order = [one.topic.name for one in stats if one.dead and (chosen is None or one.topic.name in chosen)]
     share = max(min(limit, LONGEST_PAGE), limit // max(1, len(order)))
-    found: list[tuple[str, MessageGroups]] = []
+    grouped: list[tuple[str, MessageGroups]] = []
     for one in order:
         left = end - time.monotonic()
-        if found and left <= 0:
+        if grouped and left <= 0:
             break
         topic = context.permitted(one)
         if _is_counted(context, topic):
             count = partial(_count_deaths, context.broker, topic, Filter(), share, max(0.0, left))
             deaths = shared_reads.shared_deaths(context.broker, topic, share, count)
-            found.append((one, _by_cause(context, topic, deaths)))
+            grouped.append((one, _by_cause(context, topic, deaths)))
         else:
-            found.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
-    return Causes(found, len(order) - len(found))
+            grouped.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
+    return Causes(grouped, len(order) - len(grouped))

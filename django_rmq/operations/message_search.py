@@ -84,15 +84,15 @@ def search_messages(
         if wanted.error and state in ("prepare", "store"):
             continue  # Their error is that of an earlier delivery, which their lists do not show.
         try:
-            found = listing(context, topic.name, state, wanted=wanted, limit=limit)
+            page = listing(context, topic.name, state, wanted=wanted, limit=limit)
         except CallerError as error:
             problems[str(error)] = None
             continue
         # A list that was searched to its end does not report how many entries it has.
-        looked_at += depth if not found.cursor else min(depth, found.scanned)
-        is_complete = is_complete and not found.cursor
-        problems |= dict.fromkeys(f"{topic.name}: {problem}" for problem in found.problems)
-        for copy in found.copies:
+        looked_at += depth if not page.cursor else min(depth, page.scanned)
+        is_complete = is_complete and not page.cursor
+        problems |= dict.fromkeys(f"{topic.name}: {problem}" for problem in page.problems)
+        for copy in page.copies:
             copies.setdefault(_place(copy), copy)
     unread = len({topic.name for topic, _state, _depth in lists} - searched)
     return SearchResult(
@@ -119,12 +119,12 @@ def _lists(figures: Sequence[TopicStats]) -> Iterator[tuple[Topic, str, int]]:
 def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> list[MessageCopy]:
     """Return the messages whose id or key the text is."""
     asked: list[tuple[Topic, int, bytes]] = []
-    found: list[MessageCopy] = []
+    copies: list[MessageCopy] = []
     for topic in topics:
         identity = _identity(topic, text)
         if identity is not None and identity.member is None:
             try:
-                found += get(context, topic.name, text)
+                copies += get(context, topic.name, text)
             except (CallerError, MessageGone):
                 continue  # It has ended, or is not found near its place.
         if not may_search(context.actor, topic):
@@ -136,10 +136,10 @@ def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> lis
     answers = run_all(context.broker, [inspect.look(topic, slot, [member]) for topic, slot, member in asked])
     for (topic, slot, member), answer in zip(asked, answers, strict=True):
         if not isinstance(answer, RmqError):
-            (looked,) = answer
+            (reply,) = answer
             name = id_of(topic, slot, member, sealed=False)
-            found += as_shown(context.actor, topic, list(from_look(topic, slot, member, looked, name)))
-    return found
+            copies += as_shown(context.actor, topic, list(from_look(topic, slot, member, reply, name)))
+    return copies
 
 
 def _identity(topic: Topic, text: str) -> MessageIdentity | None:

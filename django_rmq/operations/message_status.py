@@ -104,8 +104,8 @@ def _asked(
     asked = pipeline.add(inspect.status(topic, slot, member))
     looks = pipeline.add(inspect.look(topic, slot, [member]))
     pipeline.execute()
-    (looked,) = looks.get()
-    copies = list(from_look(topic, slot, member, looked, name, hidden=hidden))
+    (reply,) = looks.get()
+    copies = list(from_look(topic, slot, member, reply, name, hidden=hidden))
     return copies, replace(read(topic, slot, member, asked.get()), id=name)
 
 
@@ -151,13 +151,13 @@ def holds_of(context: OperationContext, topic: Topic, slot: int, member: bytes) 
 def _sorted_holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:
     if seen.looked.store is None and seen.looked.retry is None:
         return []
-    found = list(_holds(context, topic, slot, seen))
-    return sorted(found, key=lambda hold: REASONS.index(hold.reason))
+    holds = list(_holds(context, topic, slot, seen))
+    return sorted(holds, key=lambda hold: REASONS.index(hold.reason))
 
 
 def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline = broker.pipeline()
-    looked = pipeline.add(inspect.look(topic, slot, [member]))
+    reply = pipeline.add(inspect.look(topic, slot, [member]))
     counts = pipeline.add(inspect.count(topic, slot))
     roster = pipeline.add(registry.roster())
     running = pipeline.add(inspect.peek(topic, slot, "prepare", limit=1))
@@ -165,7 +165,7 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline.execute()
     live_workers = worker_list(roster.result())
     return _Seen(
-        looked.get()[0],
+        reply.get()[0],
         counts.get(),
         live_workers,
         running.get().entries,

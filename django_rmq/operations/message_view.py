@@ -115,10 +115,10 @@ def _formatted(topic: Topic, raw: bytes) -> tuple[object, str]:
 def copy_as_json(copy: MessageCopy) -> dict[str, object]:
     """Return a message of a list for JSON, as far as it may be seen."""
     left_out = ("topic", "queue", "member", "raw", "scored")
-    found = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
-    found["state"] = copy.state
-    found["body"], found["encoding"] = shown_body(copy)
-    return {**found, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
+    values = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
+    values["state"] = copy.state
+    values["body"], values["encoding"] = shown_body(copy)
+    return {**values, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
 
 
 ErrorView = Literal["stored", "redacted", "hidden"]

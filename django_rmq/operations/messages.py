@@ -114,8 +114,8 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> ListPosition:
     score = -place.score if order.descending else place.score
     area = Area(order.queue, score) if mark.rank is None else Area(order.queue, score, mark.rank)
     identity = MessageIdentity(place.slot, None, mark.digest, area)
-    found = find_messages(broker, order.topic, [identity], rounds=ROUNDS, queues=())
-    at = found.messages.get(identity)
+    search = find_messages(broker, order.topic, [identity], rounds=ROUNDS, queues=())
+    at = search.messages.get(identity)
     if at is not None and at.member is not None:
         return place._replace(member=at.member)
     return place._replace(member=_behind(place.member)) if order.descending else place
@@ -352,13 +352,13 @@ def ranks_of(
         for first in range(0, len(members), RANKS_AT_ONCE)
     ]
     calls = [inspect.ranks(topic, slot, queue, members) for slot, members in asked]
-    found: dict[tuple[int, bytes], int] = {}
+    rank_of: dict[tuple[int, bytes], int] = {}
     for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
         if not isinstance(ranks, RmqError):
             # A message that can no longer be ranked is listed without a rank.
             pairs = zip(members, ranks, strict=True)
-            found |= {(slot, member): rank for member, rank in pairs if rank is not None}
-    return found
+            rank_of |= {(slot, member): rank for member, rank in pairs if rank is not None}
+    return rank_of
 
 
 def _read_rows(
@@ -376,8 +376,8 @@ def _read_rows(
         if wanted.slot is not None:
             slots = [wanted.slot]
         reader = Block(broker, order, block, slots, after, now_ms)
-        found, after = reader.read(limit - len(rows), SCANNED_PER_PAGE - scanned)
-        rows += found
+        more, after = reader.read(limit - len(rows), SCANNED_PER_PAGE - scanned)
+        rows += more
         problems += reader.problems
         scanned += reader.scanned
         if after is None:
@@ -420,8 +420,8 @@ def listing(
         descending = first_page_order(topic, queue)
     order = Order(topic, queue, descending, wanted)
     broker, form = context.broker, Shown(_hides(context), not may_search(context.actor, topic))
-    found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
-    return replace(found, copies=as_shown(context.actor, topic, found.copies))
+    page = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
+    return replace(page, copies=as_shown(context.actor, topic, page.copies))
 
 
 def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter | None) -> Filter:
@@ -456,10 +456,10 @@ def body(context: OperationContext, name: str, message_id: str, state: str) -> b
 
 def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
     """Return the same as ``get``, whatever the actor may see."""
-    at, looked = look_at(context, topic, message_id)
-    if at is None or looked is None:
+    at, reply = look_at(context, topic, message_id)
+    if at is None or reply is None:
         raise gone(topic, message_id)
-    copies = list(from_look(topic, at.slot, at.member or b"", looked, message_id, hidden=_hides(context)))
+    copies = list(from_look(topic, at.slot, at.member or b"", reply, message_id, hidden=_hides(context)))
     return as_shown(context.actor, topic, copies)
 
 
@@ -473,9 +473,9 @@ def look_at(
     at: MessageIdentity | None = None
     places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        (looked,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
-        if looked.is_held:
-            return at, looked
+        (reply,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
+        if reply.is_held:
+            return at, reply
     require_seen(places, message_id)
     return at, None
 

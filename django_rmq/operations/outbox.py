@@ -87,10 +87,10 @@ def outbox(context: OperationContext, names: Collection[str] | None = None) -> l
 
     Raises ``ServerUnavailable`` if a database does not answer.
     """
-    found, problems = outbox_as_known(context, names)
+    waits, problems = outbox_as_known(context, names)
     if problems:
         raise ServerUnavailable("; ".join(problems))
-    return found
+    return waits
 
 
 def outbox_as_known(
@@ -100,8 +100,8 @@ def outbox_as_known(
     context.actor.require(Permission.VIEW)
     names = context.known(names)
     parts, problems = _ask_each(contents.waiting, ANSWER_SECONDS if seconds is None else seconds)
-    found = contents.together(one for part in parts for one in part)
-    return Known([one for one in found if names is None or one.topic in names], problems)
+    waits = contents.together(one for part in parts for one in part)
+    return Known([one for one in waits if names is None or one.topic in names], problems)
 
 
 def outbox_rows(
@@ -119,8 +119,8 @@ def outbox_rows(
         names = [name for name in names if "\0" not in name]
     ask = partial(contents.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
-    found = [one for part in parts for one in part][:limit]
-    return Known([_shown(context, one) for one in found], problems)
+    rows = [one for part in parts for one in part][:limit]
+    return Known([_shown(context, one) for one in rows], problems)
 
 
 def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
@@ -134,7 +134,7 @@ def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
             continue
         inquiries.append(_begin(alias, partial(_once, ask, alias)))
         _inquiries[key] = inquiries[-1]
-    found: list[T] = []
+    answers: list[T] = []
     for one in inquiries:
         try:
             if not one.wait(end):
@@ -142,8 +142,8 @@ def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
         except Error as error:
             problems.append(str(_unavailable(error, one.name)))
         else:
-            found += one.found
-    return Known(found, problems)
+            answers += one.found
+    return Known(answers, problems)
 
 
 def _once(ask: Callable[[str], T], alias: str) -> list[T]:

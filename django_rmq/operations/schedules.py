@@ -99,9 +99,9 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
     context.actor.require(Permission.VIEW)
     names = context.known(names)
     declared_topics = context.config.topics if names is None else names
-    found = context.broker.run(calls.read_schedules())
-    known = {one.name for one in found}
-    chosen = [one for one in found if names is None or one.schedule.topic in names]
+    records = context.broker.run(calls.read_schedules())
+    known = {one.name for one in records}
+    chosen = [one for one in records if names is None or one.schedule.topic in names]
     missing = [
         _missing(one)
         for one in _declared().values()
@@ -112,8 +112,8 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
 
 def schedule(context: OperationContext, name: str) -> ScheduleStats:
     """Return one schedule. Raises ``UnknownSchedule``."""
-    (found,) = _all_figures(context, [_record(context, name, Permission.VIEW)])
-    return found
+    (figures,) = _all_figures(context, [_record(context, name, Permission.VIEW)])
+    return figures
 
 
 def pause_schedule(context: OperationContext, name: str, names: Collection[str] | None = None) -> str:
@@ -240,9 +240,9 @@ def _record(
 ) -> ScheduleRecord:
     context.actor.require(needed)
     names = context.known(names, needed)
-    for found in context.broker.run(calls.read_schedules()):
-        if found.name == name and (names is None or found.schedule.topic in names):
-            return found
+    for record in context.broker.run(calls.read_schedules()):
+        if record.name == name and (names is None or record.schedule.topic in names):
+            return record
     raise UnknownSchedule(
         f"no schedule {name[:100]!r} is known: workers declare the schedules of the settings when they start"
     )

@@ -132,13 +132,13 @@ def run_once(
     """
     name, token = _name(actor, key), uuid4().hex
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, kept = broker.run(registry.begin_answer(name, print_, token, ATTEMPT_MS))
+    word, answer = broker.run(registry.begin_answer(name, print_, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
         raise RequestRunning("this request is being processed now: repeat it in a moment")
     if word == "done":
-        yield IdempotencyKey(json.loads(kept))
+        yield IdempotencyKey(json.loads(answer))
         return
     attempt, charged = IdempotencyKey(), False
     try:
@@ -227,8 +227,8 @@ def cancel_sent(
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
     require_search(context.actor, context.declared(name, Permission.DELETE))
-    found = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
-    outcome = CANCEL.outcomes.get(found, str(found))
+    word = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
+    outcome = CANCEL.outcomes.get(word, str(word))
     record(context.actor, "cancel", name, {outcome: 1})
     return outcome
 
@@ -253,8 +253,8 @@ def once(
 ) -> AbstractContextManager[IdempotencyKey]:
     """Run a send of N messages, which the actor names by ``key``, only once; see ``run_once``."""
     context.actor.require(Permission.SEND)
-    kept = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}
-    return run_once(context.broker, context.actor, key, content, _charges(kept))
+    rates = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}
+    return run_once(context.broker, context.actor, key, content, _charges(rates))
 
 
 def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[SendCharge]:
@@ -291,15 +291,15 @@ def replay_edited(
             "replay them as they are"
         )
     encode_body(topic, body)
-    at, looked = look_at(context, topic, message_id)
+    at, reply = look_at(context, topic, message_id)
     word = "gone"
-    if at is not None and at.member is not None and looked is not None:
-        if looked.dead is None:
-            word = instead(looked)
+    if at is not None and at.member is not None and reply is not None:
+        if reply.dead is None:
+            word = instead(reply)
         else:
             if charged_bytes is not None:
                 charge(context, 1, charged_bytes)
-            slot, member, dead = at.slot, at.member, looked
+            slot, member, dead = at.slot, at.member, reply
             word = context.in_present_slots(
                 topic, lambda topic: _replay_with(context, topic, slot, member, dead, body)
             )

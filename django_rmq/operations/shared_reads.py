@@ -104,12 +104,12 @@ _guard = threading.Lock()
 def shared_survey(context: OperationContext, names: Iterable[str] | None = None) -> Overview:
     """Return the same as ``survey``, up to three seconds old: all dashboards share one."""
     context.actor.require(Permission.VIEW)
-    found = shared_survey_of(context.broker, context.present_all(names))
-    if context.hides_topics and not found.problem:
+    survey = shared_survey_of(context.broker, context.present_all(names))
+    if context.hides_topics and not survey.problem:
         # They may have become unknown since the figures were read.
         with contextlib.suppress(RmqError):
-            found = found._replace(workers=len(shared_workers(context).workers))
-    return found
+            survey = survey._replace(workers=len(shared_workers(context).workers))
+    return survey
 
 
 def shared_survey_of(broker: Broker, topics: Sequence[Topic]) -> Overview:
@@ -135,18 +135,18 @@ def shared_outbox(context: OperationContext) -> list[Waiting]:
     """Return how much is in the outbox, up to five seconds ago: all dashboards share one answer."""
     context.actor.require(Permission.VIEW)
     ask = partial(outbox, context.of_all_topics())
-    found = _shared(("outbox", id(context.config)), ask, OTHERS_SECONDS)
+    waits = _shared(("outbox", id(context.config)), ask, OTHERS_SECONDS)
     known = context.known(None)
-    return found if known is None else [one for one in found if one.topic in known]
+    return waits if known is None else [one for one in waits if one.topic in known]
 
 
 def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
     """Return the schedules, up to five seconds ago: all dashboards share one answer."""
     context.actor.require(Permission.VIEW)
     ask = partial(schedules, context.of_all_topics())
-    found = _shared(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    all_schedules = _shared(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
     known = context.known(None)
-    return found if known is None else [one for one in found if one.topic in known]
+    return all_schedules if known is None else [one for one in all_schedules if one.topic in known]
 
 
 def shared_servers(context: OperationContext) -> list[ServerInfo]:
@@ -165,8 +165,8 @@ def shared_limits(context: OperationContext) -> dict[str, ChangedLimits]:
 def shared_workers(context: OperationContext) -> WorkerOverview:
     """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
     ask = partial(worker_overview, context.of_all_topics())
-    found = _shared(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
-    return seen_overview(context, found)
+    overview = _shared(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    return seen_overview(context, overview)
 
 
 def annotations_of(context: OperationContext, names: Collection[str], since_ms: float) -> list[Annotation]:
@@ -174,12 +174,12 @@ def annotations_of(context: OperationContext, names: Collection[str], since_ms: 
     context.actor.require(Permission.VIEW)
     known = context.topics()
     names = [name for name in names if name in known]
-    found = _shared(
+    annotations = _shared(
         ("annotations", context.broker, *names),
         partial(read_annotations, context.broker, names),
         OTHERS_SECONDS,
     )
-    return [one for one in found if one.at_ms >= since_ms]
+    return [one for one in annotations if one.at_ms >= since_ms]
 
 
 def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
@@ -201,34 +201,34 @@ def shared_health(
     """
     context.actor.require(Permission.VIEW)
     names = {one.topic.name for one in figures}
-    found = [finding for one in figures for finding in health.judge_topic(one, DEFAULT_THRESHOLDS)]
+    findings = [finding for one in figures for finding in health.judge_topic(one, DEFAULT_THRESHOLDS)]
     if problem:
-        found.append(Finding("coordinator", "", Severity.BAD, problem))
+        findings.append(Finding("coordinator", "", Severity.BAD, problem))
     for server in shared_servers(context):
-        found += health.judge_server(server)
+        findings += health.judge_server(server)
     if not (only_these or problem):
         # They may have become unknown since the figures were read.
         with contextlib.suppress(RmqError):
-            found += health.judge_vanished(shared_workers(context))
+            findings += health.judge_vanished(shared_workers(context))
     if not only_these:
         with contextlib.suppress(RmqError):
             for undeclared in shared_stranded(context):
-                found += health.judge_undeclared(undeclared)
+                findings += health.judge_undeclared(undeclared)
     if context.config.uses_outbox:
         try:
             waiting = shared_outbox(context)
         except RmqError as error:
-            found.append(Finding("outbox", "", Severity.BAD, str(error)))
+            findings.append(Finding("outbox", "", Severity.BAD, str(error)))
         else:
-            found += [health.judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
+            findings += [health.judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
     try:
         kept_schedules = shared_schedules(context)
     except RmqError as error:
-        found.append(Finding("schedule", "", Severity.BAD, str(error)))
+        findings.append(Finding("schedule", "", Severity.BAD, str(error)))
     else:
-        found += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
+        findings += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
     chosen = [
-        one for one in found if one.severity and (not only_these or not one.topic or one.topic in names)
+        one for one in findings if one.severity and (not only_these or not one.topic or one.topic in names)
     ]
     return health.sorted_by_severity(chosen)
 
@@ -261,20 +261,20 @@ def shared_last_minutes(
     ``minute`` (since the epoch) is kept until the next one. ``make`` gets an error in place of samples that cannot be read.
     """
     context.actor.require(Permission.VIEW)
-    kept = _shared(("last minutes", context.broker, make), _MadeInMinute, float("inf"))
-    if kept.minute != minute:
-        kept.minute, kept.made = minute, {}
-    made, found, unread = kept.made, dict[str, T](), dict[Topic, int]()
+    shared = _shared(("last minutes", context.broker, make), _MadeInMinute, float("inf"))
+    if shared.minute != minute:
+        shared.minute, shared.made = minute, {}
+    made, minutes_of, unread = shared.made, dict[str, T](), dict[Topic, int]()
     for topic, minutes in wanted.items():
         if (topic.name, minutes) in made:
-            found[topic.name] = made[topic.name, minutes]
+            minutes_of[topic.name] = made[topic.name, minutes]
         else:
             unread[topic] = minutes
     for topic, samples in history.read_last(context.broker, unread).items():
-        found[topic.name] = make(samples)
+        minutes_of[topic.name] = make(samples)
         if not isinstance(samples, RmqError) and samples[-1].depth and samples[-1].at_ms // 60_000 == minute:
-            made[topic.name, unread[topic]] = found[topic.name]
-    return found
+            made[topic.name, unread[topic]] = minutes_of[topic.name]
+    return minutes_of
 
 
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
@@ -287,23 +287,23 @@ def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
     if not KEPT_MS:
         return ask()
     began = time.monotonic()
-    kept = _of(key)
-    with kept.lock:
+    shared = _of(key)
+    with shared.lock:
         # A thread that has waited gets the answer of the attempt that it waited for, also an error. Otherwise every waiting
         # thread would find out by itself, one after the other, that Redis does not answer.
-        if kept.error is not None and kept.ended > began:
-            raise type(kept.error)(str(kept.error)) from kept.error
-        if kept.answer is not None and kept.ended + seconds > began:
-            answer: T = kept.answer
+        if shared.error is not None and shared.ended > began:
+            raise type(shared.error)(str(shared.error)) from shared.error
+        if shared.answer is not None and shared.ended + seconds > began:
+            answer: T = shared.answer
             return answer
         try:
-            answer = kept.answer = ask()
-            kept.error = None
+            answer = shared.answer = ask()
+            shared.error = None
         except ServerTrouble as error:
-            kept.answer, kept.error = None, error
+            shared.answer, shared.error = None, error
             raise
         finally:
-            kept.ended = time.monotonic()
+            shared.ended = time.monotonic()
         return answer
 
 
@@ -312,11 +312,11 @@ def _of(question: tuple[object, ...]) -> _Kept:
         # A lock that another thread held at a fork is never released in the child, so each process has locks of its own.
         key = (os.getpid(), *question)
         # The newest question is last. A thread that waits for a forgotten one still has its lock.
-        kept = _kept.pop(key, None) or _Kept()
-        _kept[key] = kept
+        shared = _kept.pop(key, None) or _Kept()
+        _kept[key] = shared
         for old in list(_kept)[:-MOST_KEPT]:
             del _kept[old]
-        return kept
+        return shared
 
 
 def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
@@ -382,10 +382,10 @@ def _written(overview: Overview) -> bytes:
 
 def _parsed(stored: bytes, topics: Sequence[Topic]) -> Overview:
     workers, problem, now_ms, took_ms, rows = json.loads(stored)
-    found = []
+    topics_stats = []
     for topic, row in zip(topics, rows, strict=True):
         columns = dict(zip(_COLUMNS, row, strict=True))
         columns["problems"] = tuple(columns["problems"])
         # Only this process knows whether it can read the definition of a topic.
-        found.append(TopicStats(topic, **columns, definition_problem=connections.unreadable(topic)))
-    return Overview(found, workers, problem, now_ms, took_ms)
+        topics_stats.append(TopicStats(topic, **columns, definition_problem=connections.unreadable(topic)))
+    return Overview(topics_stats, workers, problem, now_ms, took_ms)

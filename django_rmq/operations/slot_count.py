@@ -48,13 +48,15 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
     begun = resharding.under_way(broker, topic)
     # Settings with the present count, or with a former one, do not ask for a change.
     declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
-    wanted = slots or (begun.topic.slots if begun else declared)
-    if wanted is None:
+    slot_count = slots or (begun.topic.slots if begun else declared)
+    if slot_count is None:
         raise ConfigurationError(
             f'topic "{topic.name}" is not being re-slotted: give the new number of slots'
         )
     before = slot_counts(known)[0] if known else topic.slots
-    return SlotCountPlan(topic, before, wanted, begun is not None, resharding.obstacle(broker, topic, wanted))
+    return SlotCountPlan(
+        topic, before, slot_count, begun is not None, resharding.obstacle(broker, topic, slot_count)
+    )
 
 
 def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:

@@ -83,13 +83,13 @@ class WorkerList:
         serving = self.serving(topic)
         if not (topic.serial and serving.workers):
             return []
-        found = []
+        unowned = []
         for slot, counts in counted:
             if isinstance(counts, Counts) and counts.due and not counts.paused:
                 holding = holding_of(serving.owned_slots, slot)
                 if holding is None or holding.worker not in self._present:
-                    found.append(counts)
-        return found
+                    unowned.append(counts)
+        return unowned
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class WorkerStats:
 def workers(context: OperationContext) -> list[WorkerStats]:
     """Return all live workers, and how many slots of which topics each has."""
     context.actor.require(Permission.VIEW)
-    found = read_workers(context.broker)
+    all_stats = read_workers(context.broker)
     if not context.hides_topics:
-        return found
+        return all_stats
     known = context.topics()
-    return [seen for one in found if (seen := one.of_topics(known)) is not None]
+    return [seen for one in all_stats if (seen := one.of_topics(known)) is not None]
 
 
 def read_workers(broker: Broker) -> list[WorkerStats]:
@@ -144,17 +144,17 @@ def workers_of(live_workers: WorkerList) -> list[WorkerStats]:
     shared = {
         key: tuple(topic.name for topic in topics if not topic.serial) for key, topics in all_topics.items()
     }
-    found = [
+    stats = [
         WorkerStats(member, owned.get(member.worker.id, {}), shared[id(member.worker.topics)])
         for member in live_workers.members
     ]
-    return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
+    return sorted(stats, key=lambda one: (one.member.worker.host, one.member.worker.started))
 
 
 def serving(broker: Broker, topic: str) -> list[str]:
     """Return the live workers that serve ``topic``, as text. Raises ``ServerTrouble``."""
-    found = [one.member.worker for one in read_workers(broker)]
-    return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
+    workers = [one.member.worker for one in read_workers(broker)]
+    return [f"process {one.pid} on {one.host}" for one in workers if topic in one.capacity.topics]
 
 
 def worker_list(roster: Roster | RmqError) -> WorkerList:
@@ -172,11 +172,11 @@ def worker_list(roster: Roster | RmqError) -> WorkerList:
 def _worker_list_in_zookeeper() -> WorkerList | None:
     """Return the live workers if ZooKeeper is the coordinator, or None if it is not."""
     try:
-        found = coordinators.survey_zookeeper()
+        members = coordinators.survey_zookeeper()
     except ServerTrouble as error:
         # Redis can be read without ZooKeeper, so a page shows everything but the workers.
         return WorkerList(problem=str(error))
-    return None if found is None else WorkerList(found.members, found.holdings)
+    return None if members is None else WorkerList(members.members, members.holdings)
 
 
 def holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
@@ -342,8 +342,8 @@ def survey(context: OperationContext, names: Iterable[str] | None = None) -> Ove
 
 def topic(context: OperationContext, name: str) -> TopicStats:
     """Return the figures of one topic."""
-    (found,) = overview(context, [name])
-    return found
+    (stats,) = overview(context, [name])
+    return stats
 
 
 def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
@@ -371,16 +371,16 @@ def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
         for look in chain(*looks):
             go_on(look, pipeline)
         pipeline.execute()
-    found = []
+    sums = []
     for topic, parts in zip(topics, looks, strict=True):
         each_counts = [part.all_counts() for part in parts]
         counts = [*chain(*each_counts)]
         # The first six are the depths. A call of the property ``held`` for each slot would take longer.
         held[topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or any(each[:6])]
         paused = sum(part.paused(counted) for part, counted in zip(parts, each_counts, strict=True))
-        found.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))
+        sums.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))
     return Overview(
-        found, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
+        sums, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
     )
 
 
@@ -427,8 +427,10 @@ class _Look:
 
     def all_counts(self) -> list[tuple[int, Counts | RmqError]]:
         """Return what the slots hold that were counted, in order."""
-        found = {slot: counts for slot, counts in self.counts.items() if counts is not None}
-        return sorted([*found.items(), *((slot, answer.result()) for slot, answer in self._counted.items())])
+        counts_of = {slot: counts for slot, counts in self.counts.items() if counts is not None}
+        return sorted(
+            [*counts_of.items(), *((slot, answer.result()) for slot, answer in self._counted.items())]
+        )
 
     def paused(self, counts: Iterable[tuple[int, Counts | RmqError]]) -> int:
         """Return how many slots are paused. The ``counts`` say it of the slots that were counted at once."""
@@ -501,10 +503,10 @@ def _read_pauses(pipeline: BrokerPipeline, looks: Iterable[_Look]) -> Callable[[
 
 def _known(answer: Answer[T]) -> T | None:
     """Return what was answered, or None after an error about some slot. Raises ``ServerTrouble``: it concerns all topics."""
-    found = answer.result()
-    if isinstance(found, ServerTrouble):
-        raise found
-    return None if isinstance(found, RmqError) else found
+    reply = answer.result()
+    if isinstance(reply, ServerTrouble):
+        raise reply
+    return None if isinstance(reply, RmqError) else reply
 
 
 def _clock(broker: Broker, roster: Roster | RmqError) -> int:

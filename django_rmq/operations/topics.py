@@ -127,9 +127,9 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
     before = limited(topic, changed_limits(context.broker).get(name))
     changed = ChangedLimits(checked, context.actor.name, context.broker.now_ms())
     context.broker.run(registry.write_changed_limits(name, changed))
-    found = TopicLimits(topic, limited(topic, changed), changed)
-    context.record("change limits", name, {"changed": 1}, _change(before, found.topic))
-    return found
+    limits = TopicLimits(topic, limited(topic, changed), changed)
+    context.record("change limits", name, {"changed": 1}, _change(before, limits.topic))
+    return limits
 
 
 def reset_limits(context: OperationContext, name: str) -> TopicLimits:
@@ -180,7 +180,7 @@ class TopicCard(NamedTuple):
 
 def topic_card(context: OperationContext, name: str) -> TopicCard:
     """Return all rules of a topic. Raises ``ServerTrouble``."""
-    found = topic_limits(context, name)
+    limits = topic_limits(context, name)
     declared = context.declared(name)
     different = compare(declared, context.broker.definitions()).differences
     registered = {one.setting: str(one.registered) for one in different}
@@ -195,7 +195,7 @@ def topic_card(context: OperationContext, name: str) -> TopicCard:
         for key in TOPIC_KEYS
         if SETTINGS_OF_TYPES.get(key, declared.type) is declared.type
     ]
-    return TopicCard(found, rows, listeners().get(name), schedules(context, [name]))
+    return TopicCard(limits, rows, listeners().get(name), schedules(context, [name]))
 
 
 def _given(options: Any, *path: str) -> Mapping[str, object]:
@@ -276,8 +276,8 @@ class UndeclaredTopic:
             "resting": self.resting,
             "dead": self.dead,
         }
-        found = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
-        return f"at least {found}" if self.is_partial else found
+        counts_text = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
+        return f"at least {counts_text}" if self.is_partial else counts_text
 
 
 def stranded(context: OperationContext) -> list[UndeclaredTopic]:
@@ -330,15 +330,20 @@ def _looked_at(
     except ValueError:
         # Messages are counted in the same way in every topic. If the definition is incomplete, they cannot be moved.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
-    found: Counter[str] = Counter()
-    wanted = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
-    for counts in walk(broker, (inspect.count(topic, slot) for slot in wanted)):
-        found["waiting"] += counts.store
-        found["running"] += counts.prepare + counts.claimed
-        found["resting"] += counts.retry
-        found["dead"] += counts.dead
+    counted: Counter[str] = Counter()
+    chosen_slots = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
+    for counts in walk(broker, (inspect.count(topic, slot) for slot in chosen_slots)):
+        counted["waiting"] += counts.store
+        counted["running"] += counts.prepare + counts.claimed
+        counted["resting"] += counts.retry
+        counted["dead"] += counts.dead
     return UndeclaredTopic(
-        topic, found["waiting"], found["running"], found["resting"], found["dead"], len(wanted) < topic.slots
+        topic,
+        counted["waiting"],
+        counted["running"],
+        counted["resting"],
+        counted["dead"],
+        len(chosen_slots) < topic.slots,
     )
 
 

@@ -57,12 +57,12 @@ class Trash:
     def opened(cls, broker: Broker, wanted: Deletion) -> Trash:
         """Return the trash of an action; if it has begun already, with what it has kept so far."""
         now_ms = broker.now_ms()
-        found = broker.run(registry.read_deletions())
-        old = [one.id for one in found if now_ms >= one.until_ms]
+        deletions = broker.run(registry.read_deletions())
+        old = [one.id for one in deletions if now_ms >= one.until_ms]
         if old:
             broker.run(registry.forget_deletions(old))
-        alive = [one for one in found if one.can_be_undone(now_ms)]
-        known = next((one for one in found if one.id == wanted.id and now_ms < one.until_ms), None)
+        alive = [one for one in deletions if one.can_be_undone(now_ms)]
+        known = next((one for one in deletions if one.id == wanted.id and now_ms < one.until_ms), None)
         if known is not None and not known.undone_by:
             size = min(MOST_BYTES - known.kept_bytes, ALL_BYTES - sum(one.kept_bytes for one in alive))
             return cls(broker, known, size, is_new=False)
@@ -135,7 +135,7 @@ class Trash:
 def open_trash(context: OperationContext, kind: DeletionKind, topic: Topic, described: str) -> Trash:
     """Return the trash of an action; of one of several requests the same one for each."""
     trace = context.trace
-    wanted = Deletion(
+    deletion = Deletion(
         (trace and trace.undo) or uuid4().hex[:16],
         kind,
         topic.name,
@@ -146,17 +146,19 @@ def open_trash(context: OperationContext, kind: DeletionKind, topic: Topic, desc
         context.broker.now_ms(),
     )
     if trace is not None:
-        trace.undo = wanted.id
-    return Trash.opened(context.broker, wanted)
+        trace.undo = deletion.id
+    return Trash.opened(context.broker, deletion)
 
 
 def undoable(context: OperationContext, names: Collection[str] | None = None) -> list[Deletion]:
     """Return the actions that can be undone, the newest first, of all topics or those named."""
     context.actor.require(Permission.VIEW)
     names, now_ms = context.known(names), context.broker.now_ms()
-    found = context.broker.run(registry.read_deletions())
+    deletions = context.broker.run(registry.read_deletions())
     return [
-        one for one in reversed(found) if (names is None or one.topic in names) and one.can_be_undone(now_ms)
+        one
+        for one in reversed(deletions)
+        if (names is None or one.topic in names) and one.can_be_undone(now_ms)
     ]
 
 
@@ -168,17 +170,21 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     """
     context.actor.require(Permission.VIEW)
     known, now_ms = context.known(names), context.broker.now_ms()
-    found = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
-    if found is None or (known is not None and found.topic not in known) or not found.can_be_undone(now_ms):
+    stored = next((one for one in context.broker.run(registry.read_deletions()) if one.id == deletion), None)
+    if (
+        stored is None
+        or (known is not None and stored.topic not in known)
+        or not stored.can_be_undone(now_ms)
+    ):
         raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
-    topic = context.permitted(found.topic, PERMISSIONS[found.kind], at_once=True)
+    topic = context.permitted(stored.topic, PERMISSIONS[stored.kind], at_once=True)
     actions = context.broker.run(registry.read_actions())
-    if any(one.action.id == found.id and one.ended_ms is None for one in actions):
+    if any(one.action.id == stored.id and one.ended_ms is None for one in actions):
         raise OperationRefused(_("the action still runs in the background: stop it first"))
-    if topic.slots != found.slots:
+    if topic.slots != stored.slots:
         raise OperationRefused(_("topic %(topic)s has another slot count since then") % {"topic": topic.name})
-    steps = _restore(context, topic, found)
-    return context.recorded(f"undo {found.kind}", topic, found.described, steps)
+    steps = _restore(context, topic, stored)
+    return context.recorded(f"undo {stored.kind}", topic, stored.described, steps)
 
 
 def _restore(context: OperationContext, topic: Topic, found: Deletion) -> Iterator[BulkProgress]:

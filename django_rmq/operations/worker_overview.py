@@ -124,18 +124,18 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
     pipeline = context.broker.pipeline()
     asked, answer = pipeline.add(roster()), pipeline.add(read_reports())
     pipeline.execute()
-    found = asked.result()
-    live_workers = stats.worker_list(found)
+    roster_reply = asked.result()
+    live_workers = stats.worker_list(roster_reply)
     if live_workers.problem:
         # A value of another type is a conflict, and not a server that does not answer.
-        raise found if isinstance(found, RmqError) else ServerUnavailable(live_workers.problem)
+        raise roster_reply if isinstance(roster_reply, RmqError) else ServerUnavailable(live_workers.problem)
     reports = answer.result()
     if isinstance(reports, ServerTrouble):
         raise reports
     if isinstance(reports, RmqError):
         # Another program wrote a value of another type. The workers are known all the same.
         reports = {}
-    now_ms = context.broker.now_ms() if isinstance(found, RmqError) else found.now_ms
+    now_ms = context.broker.now_ms() if isinstance(roster_reply, RmqError) else roster_reply.now_ms
     live = {one.worker.id for one in live_workers.members}
     vanished = [
         VanishedWorker(worker, report)
@@ -183,7 +183,7 @@ def live_worker(
     ``names``: the topics that the actor may know of; the worker must serve no other. Raises ``OperationRefused``.
     """
     context.actor.require(Permission.VIEW, Permission.CONTROL_WORKERS)
-    found = [
+    matches = [
         one
         for one in _overview_of_all(context).workers
         if one.stats.member.worker.id == worker
@@ -192,15 +192,15 @@ def live_worker(
     known = context.known(names, Permission.CONTROL_WORKERS)
     if context.hides_topics:
         # Of a worker that serves none of its topics, the actor does not even learn that it lives.
-        found = [one for one in found if one.stats.of_topics(known or ()) is not None]
-    if len(found) != 1:
+        matches = [one for one in matches if one.stats.of_topics(known or ()) is not None]
+    if len(matches) != 1:
         which = (
             _("more than one live worker has the id %(id)r")
-            if found
+            if matches
             else _("no live worker has the id %(id)r")
         )
         raise OperationRefused(which % {"id": worker[:100]})
-    (one,) = found
+    (one,) = matches
     served = {topic.name for topic in one.stats.member.worker.topics}
     if known is not None and not served.issubset(known):
         raise OperationRefused(
@@ -234,10 +234,10 @@ def ask_worker(
     pipeline = context.broker.pipeline()
     # The time makes a repeated request another one.
     asked = pipeline.add(registry.ask_worker(member.id, f"{request} {context.broker.now_ms()}"))
-    kept = pipeline.add(registry.end_requests(REQUEST_MS))
+    ended = pipeline.add(registry.end_requests(REQUEST_MS))
     pipeline.execute()
     asked.get()
-    kept.get()
+    ended.get()
     context.record(
         request,
         "",
@@ -282,8 +282,8 @@ def running_messages(context: OperationContext, names: Collection[str] | None = 
 
     It takes two round trips, and reads no slot. Raises ``ServerTrouble`` if the workers are unknown.
     """
-    found = worker_overview(context)
-    known = [one for one in found.running if names is None or one.call.topic in names]
+    overview = worker_overview(context)
+    known = [one for one in overview.running if names is None or one.call.topic in names]
     listed = known[:MOST_RUNNING]
     topics = list({one.call.topic: one.topic for one in listed}.values())
     times = history.times(context.broker, topics) if topics else []
@@ -293,7 +293,7 @@ def running_messages(context: OperationContext, names: Collection[str] | None = 
         for topic, one in zip(topics, times, strict=True)
         if isinstance(one, Times) and any(one.took)
     }
-    return RunningMessages(found.now_ms, listed, found.unreported + len(known) - len(listed), usual)
+    return RunningMessages(overview.now_ms, listed, overview.unreported + len(known) - len(listed), usual)
 
 
 def _usual(times: Times) -> UsualTimes:
@@ -384,14 +384,14 @@ def message_stacks(context: OperationContext, name: str, message_id: str) -> Mes
     requests = pipeline.add(registry.read_stack_requests(list(reports)))
     stacks = pipeline.add(registry.read_stacks(list(reports)))
     pipeline.execute()
-    found = []
+    worker_stacks = []
     for (worker, report), asked, answered in zip(reports.items(), requests.get(), stacks.get(), strict=True):
         request = next((one for one in asked if _ends_with(one.id, sealed)), None)
         stack = next((one for one in answered if _ends_with(one.id, sealed)), None)
         asked_ms = request.asked_ms if request else stack.asked_ms if stack else None
         if worker in calls or asked_ms is not None:
-            found.append(WorkerStack(worker, report, calls.get(worker), asked_ms, stack))
-    return MessageStacks(overview.now_ms, found)
+            worker_stacks.append(WorkerStack(worker, report, calls.get(worker), asked_ms, stack))
+    return MessageStacks(overview.now_ms, worker_stacks)
 
 
 def _sealed(context: OperationContext, name: str, message_id: str) -> str:

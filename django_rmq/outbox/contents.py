@@ -72,14 +72,14 @@ def waiting(alias: str) -> list[Waiting]:
 
 def together(parts: Iterable[Waiting]) -> list[Waiting]:
     """Return the numbers of rows of several databases together, by topic."""
-    found: dict[str, Waiting] = {}
+    waits_of: dict[str, Waiting] = {}
     for one in parts:
-        had = found.get(one.topic, Waiting(one.topic))
+        had = waits_of.get(one.topic, Waiting(one.topic))
         known = [age for age in (had.oldest_ms, one.oldest_ms) if age is not None]
-        found[one.topic] = Waiting(
+        waits_of[one.topic] = Waiting(
             one.topic, had.messages + one.messages, had.refused + one.refused, max(known) if known else None
         )
-    return [found[name] for name in sorted(found)]
+    return [waits_of[name] for name in sorted(waits_of)]
 
 
 def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
@@ -90,10 +90,10 @@ def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
         refused=Count("id", filter=~is_waiting),
         oldest=Min("sent_ms", filter=is_waiting),
     )
-    found: Iterable[tuple[str, int, int, int | None]] = counted.values_list(
+    counts: Iterable[tuple[str, int, int, int | None]] = counted.values_list(
         "topic", "waiting", "refused", "oldest"
     )
-    return found
+    return counts
 
 
 def rows(
@@ -104,8 +104,8 @@ def rows(
     ``refused``: only those that the relay leaves out, or only the others.
     """
     chosen = with_sizes(_chosen(alias, topics, refused)).values(*LIGHT, "error", "failed_ms", "size")
-    found, fitting, left = _asked(alias, chosen[:limit]), set[int](), LIST_BYTES
-    for values in found:
+    answers, fitting, left = _asked(alias, chosen[:limit]), set[int](), LIST_BYTES
+    for values in answers:
         if values["size"] <= left:
             left -= values["size"]
             fitting.add(values["id"])
@@ -113,7 +113,7 @@ def rows(
     # A row whose contents are missing was deleted after the list was read: its message was sent, or a person deleted it.
     return [
         _found(alias, values, contents.get(values["id"]))
-        for values in found
+        for values in answers
         if values["id"] in contents or values["id"] not in fitting
     ]
 
@@ -123,10 +123,10 @@ def topic_of(database: str, number: int) -> str | None:
     # The name may come from a URL. ``using`` raises for a database that the settings do not have.
     if database not in aliases():
         return None
-    found: str | None = (
+    name: str | None = (
         model().objects.using(database).filter(pk=number).values_list("topic", flat=True).first()
     )
-    return found
+    return name
 
 
 def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> QuerySet[OutboxMessage]:

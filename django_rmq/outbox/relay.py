@@ -227,18 +227,18 @@ def relay(alias: str) -> RelayStep:
     """
     now, step, last = now_ms(), RelayStep(), 0
     due = model().objects.using(alias).filter(due_ms__lte=now).order_by("id").values_list("id", "identity")
-    while found := list(due.filter(id__gt=last)[:BATCH]):
+    while due_rows := list(due.filter(id__gt=last)[:BATCH]):
         if not last:
             # A step that waited for an unavailable server would lock these rows for as long, and keep others from them.
             connections.get_broker("coordinator").ping()
         with _bounded_transaction(alias):
-            held = _hold(alias, {identity for _, identity in found})
+            held = _hold(alias, {identity for _, identity in due_rows})
             if held.rows:
-                step.is_full = _send(alias, held, now, step) or len(found) == BATCH
+                step.is_full = _send(alias, held, now, step) or len(due_rows) == BATCH
         # Other relays hold all rows of this page, and send them. This step then looks at the rows behind them.
-        if held.rows or len(found) < BATCH:
+        if held.rows or len(due_rows) < BATCH:
             break
-        last = found[-1][0]
+        last = due_rows[-1][0]
     # If the step sent and refused nothing, Redis does not take these messages now, and the next step can wait.
     step.is_full = step.is_full and bool(step.rows or step.failed)
     for topic, results in step.results.items():
@@ -310,8 +310,10 @@ def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
     messages = [producer.restore(out) for _, out in plan.messages]
     replicas = get_config().outbox.replicas
     needed = [Durability(max(row.replicas, replicas), row.fsync) for row, _ in plan.messages]
-    wanted = Durability(max((one.replicas for one in needed), default=0), any(one.fsync for one in needed))
-    results, errors = producer.attempt(messages, wanted, removes=any(out.removes for out in messages))
+    durability = Durability(
+        max((one.replicas for one in needed), default=0), any(one.fsync for one in needed)
+    )
+    results, errors = producer.attempt(messages, durability, removes=any(out.removes for out in messages))
     troubles = dict(plan.refused)
     for index, (row, out) in enumerate(plan.messages):
         error = errors.get(index) or _shortcoming(out.topic, results[index], needed[index])
@@ -366,17 +368,17 @@ def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _
 
 def _topic(name: str, known: dict[str, Topic | CallerError]) -> Topic:
     """Return a topic on whose definition this process and Redis agree; raises ``CallerError``."""
-    found = known.get(name)
-    if found is None:
+    answer = known.get(name)
+    if answer is None:
         try:
-            found = get_config().topic(name)
-            connections.agree(found)
+            answer = get_config().topic(name)
+            connections.agree(answer)
         except CallerError as error:
-            found = error
-        known[name] = found
-    if isinstance(found, CallerError):
-        raise found
-    return found
+            answer = error
+        known[name] = answer
+    if isinstance(answer, CallerError):
+        raise answer
+    return answer
 
 
 def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqError | None:

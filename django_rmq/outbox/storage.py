@@ -115,12 +115,12 @@ def has_table(alias: str) -> bool:
         return False
     connection = connections[alias]
     with connection.cursor() as cursor:
-        found = model()._meta.db_table in connection.introspection.table_names(cursor)
-    if found:
+        exists = model()._meta.db_table in connection.introspection.table_names(cursor)
+    if exists:
         _missing.pop(alias, None)
     else:
         _missing[alias] = time.monotonic() + LOOK_SECONDS
-    return found
+    return exists
 
 
 MOST_OLDER = 200
@@ -222,8 +222,8 @@ def write(
             ids = insert(connection, made)
     except DatabaseError as error:
         raise explained(alias, error) from error
-    found = zip(ids, identities, messages, strict=True)
-    return [StoredSend(number, identity, out.act, needed) for number, identity, out in found]
+    written = zip(ids, identities, messages, strict=True)
+    return [StoredSend(number, identity, out.act, needed) for number, identity, out in written]
 
 
 def look(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] | None]:
@@ -235,13 +235,15 @@ def look(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] |
     for row in own:
         first.setdefault(row.identity, row.id)
     most = len(own) + len(first) + MOST_OLDER
-    found = visible(alias, first, most + 1)
-    if len(found) > most:
+    seen_rows = visible(alias, first, most + 1)
+    if len(seen_rows) > most:
         return existing(alias, [row.id for row in own]), None
-    there = {row.id for row in found}
+    there = {row.id for row in seen_rows}
     # An id above the first own one may belong to a transaction that commits later, so its row does not count as
     # older.
-    return {row.id for row in own if row.id in there}, [row for row in found if row.id < first[row.identity]]
+    return {row.id for row in own if row.id in there}, [
+        row for row in seen_rows if row.id < first[row.identity]
+    ]
 
 
 def conclude(
@@ -354,15 +356,15 @@ def visible(alias: str, identities: Collection[UUID], most: int | None = None) -
     table, *columns = _quoted(connection, *Older._fields)
     head = f"SELECT {', '.join(columns)} FROM {table} WHERE {columns[1]} IN "  # noqa: S608 - names of Django
     limit = "" if most is None else f" LIMIT {most:d}"
-    found: list[Older] = []
+    older_rows: list[Older] = []
     for some in parts(list(identities)):
         with connection.cursor() as cursor:
             cursor.execute(f"{head}({_places(some)}){limit}", [ready(one, connection) for one in some])
             for number, identity, act, due_ms in cursor.fetchall():
                 # A database without a type for UUIDs returns text.
                 known = identity if isinstance(identity, UUID) else UUID(identity)
-                found.append(Older(number, known, act, due_ms))
-    return found
+                older_rows.append(Older(number, known, act, due_ms))
+    return older_rows
 
 
 def existing(alias: str, ids: Iterable[int]) -> set[int]:
@@ -528,8 +530,8 @@ class OutboxSend:
         if len(current) == len(messages):
             return attempt(messages)
         results = [SendResult(out.topic.name, out.slot, out.member, OUTDATED) for out in messages]
-        found, failed = attempt([messages[index] for index in current]) if current else ([], {})
-        for index, result in zip(current, found, strict=True):
+        results_now, failed = attempt([messages[index] for index in current]) if current else ([], {})
+        for index, result in zip(current, results_now, strict=True):
             results[index] = result
         return results, {current[at]: error for at, error in failed.items()}
 
@@ -568,8 +570,8 @@ class DirectSend:
         if not get_config().testing:
             try:
                 with _apart(self._alias):
-                    found = visible(self._alias, {identity_of(out) for out in messages})
-                self._older = [row for row in found if row.id not in waiting]
+                    older_rows = visible(self._alias, {identity_of(out) for out in messages})
+                self._older = [row for row in older_rows if row.id not in waiting]
             except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
                 _complain("older", "Cannot look for older messages in the outbox: %s", error)
 

@@ -292,10 +292,10 @@ def _take_back(
         raise InvalidMessage(ID_IS_WHOLE)
     else:
         identity = identify_for_program(connections.present(declared), named_by_id)
-        found = _outgoing_of_id(connections.present(declared), identity)
-        if found is None:
+        outgoing = _outgoing_of_id(connections.present(declared), identity)
+        if outgoing is None:
             return RemoveResult("not_found", topic, b"")
-        out = found
+        out = outgoing
     out = out._replace(act=act)
     connection = commit_to_wait_for(on_commit, using)
     delivers = all(observer.delivers for observer in observers)
@@ -487,7 +487,7 @@ def send_messages(
     )
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
-    declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
+    declared, durability = get_config().topic(topic), check_durability(replicas, fsync)
     connection = commit_to_wait_for(on_commit, using)
     chunks: Iterable[Sequence[object]]
     if isinstance(bodies, (list, tuple)):
@@ -496,7 +496,7 @@ def send_messages(
         chunks = [list(bodies)]
     else:
         chunks = batched(bodies, ROUND_TRIP)
-    bulk = ChunkedSend(declared, shared, wanted, connection, using)
+    bulk = ChunkedSend(declared, shared, durability, connection, using)
     with observability.observe_send(declared, waits=connection is not None) as call:
         try:
             for chunk in chunks:

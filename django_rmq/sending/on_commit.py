@@ -62,8 +62,8 @@ class DeferredResult(SendResult):
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy in another process does not see the commit, so it holds the status of now.
-        told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
-        return SendResult, (*told, self.wanted)
+        values = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
+        return SendResult, (*values, self.wanted)
 
     def complete(self, outcome: SendResult) -> None:
         """Set the outcome of the message at the commit."""
@@ -410,8 +410,8 @@ def _flush(together: Sequence[DeferredSend]) -> None:
                 sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
             )
             needed.append(stored.wanted)
-        wanted = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
-        attempt = partial(producer.attempt, wanted=wanted, removes=any(map(_removes, sendable)))
+        durability = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
+        attempt = partial(producer.attempt, wanted=durability, removes=any(map(_removes, sendable)))
         outcomes, errors = attempt(messages) if stored is None else stored.attempt(messages, attempt)
         for error in errors.values():
             commit.fail(error)

@@ -474,19 +474,19 @@ class ArrowBulk:
                 pipeline.add(part)
         return pipeline
 
-    def _answers(self, call: PackedCall, found: list[object]) -> Answers:
+    def _answers(self, call: PackedCall, replies: list[object]) -> Answers:
         if call.bounds is not None:
-            found = self._with_declined(call, found[insert.PARTS - 1 :: insert.PARTS])
-        for answer in found:
+            replies = self._with_declined(call, replies[insert.PARTS - 1 :: insert.PARTS])
+        for answer in replies:
             if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):
                 raise answer
-        return found
+        return replies
 
-    def _with_declined(self, call: PackedCall, found: list[object]) -> list[object]:
+    def _with_declined(self, call: PackedCall, replies: list[object]) -> list[object]:
         """Return the answers, after sending what has to be looked at one by one."""
-        declined = [index for index, answer in enumerate(found) if not isinstance(answer, Counter)]
+        declined = [index for index, answer in enumerate(replies) if not isinstance(answer, Counter)]
         if not declined:
-            return found
+            return replies
         self._inserting.decline()
         pipeline = self._producer.broker.pipeline()
         for index in declined:
@@ -500,8 +500,8 @@ class ArrowBulk:
                 pipeline.add(send_commands.send_replace(self._topic, slot, scores, members))
         for index, answer in zip(declined, pipeline.execute()[1::2], strict=True):
             is_error = isinstance(answer, RmqError)
-            found[index] = answer if is_error else Counter(sent.status for sent in answer)
-        return found
+            replies[index] = answer if is_error else Counter(sent.status for sent in answer)
+        return replies
 
     def _follow(self, group: SlotRows, call: PackedCall) -> None:
         built = call.rows.build(group.rows.to_pylist())

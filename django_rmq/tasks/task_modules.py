@@ -42,15 +42,15 @@ def imported(path: object) -> object:
     return None
 
 
-def _member(found: object, names: list[str]) -> object:
+def _member(value: object, names: list[str]) -> object:
     for name in names:
         try:
             # ``getattr`` would call the ``__getattr__`` of a module, which may import the module that the path names.
-            held = object.__getattribute__(found, "__dict__")
+            held = object.__getattribute__(value, "__dict__")
         except AttributeError:
             return None
-        found = held.get(name) if isinstance(held, Mapping) else None
-    return found
+        value = held.get(name) if isinstance(held, Mapping) else None
+    return value
 
 
 def import_tasks() -> None:

@@ -72,6 +72,16 @@ def test_at_most_eight_module_names_occur_twice() -> None:
     assert len({name for name, times in names.items() if times > 1} - ADMITTED_MODULES) <= 8
 
 
+def test_a_local_is_named_for_what_it_holds() -> None:
+    stored = (
+        (function.name, node.id)
+        for function in functions()
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    assert {name: local for name, local in stored if local in ("found", "told")} == {}
+
+
 def test_a_module_is_a_noun() -> None:
     assert {name for name in (m.rpartition(".")[2] for m in modules()) if name.endswith("ing")} == PARTICIPLES
 

@@ -57,9 +57,9 @@ def _begun_trace(request: HttpRequest, run: str) -> Trace:
 def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
     """Store the trace of an action that goes on; return the name under which the next request finds it."""
     run = run or uuid4().hex
-    kept = {name: value for name, value in request.session.get(_TRACES, {}).items() if name != run}
+    traces = {name: value for name, value in request.session.get(_TRACES, {}).items() if name != run}
     request.session[_TRACES] = {
-        **dict(list(kept.items())[1 - _MOST_TRACES :]),
+        **dict(list(traces.items())[1 - _MOST_TRACES :]),
         run: [trace.entry, trace.outcomes, trace.undo],
     }
     return run
@@ -67,9 +67,9 @@ def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
 
 def _end_trace(request: HttpRequest, run: str) -> None:
     """Forget an action that has ended."""
-    kept = request.session.get(_TRACES, {})
-    if run in kept:
-        request.session[_TRACES] = {name: value for name, value in kept.items() if name != run}
+    traces = request.session.get(_TRACES, {})
+    if run in traces:
+        request.session[_TRACES] = {name: value for name, value in traces.items() if name != run}
 
 
 SLICE_SECONDS = 1.0
@@ -393,11 +393,11 @@ def background_live_view(pages: Pages, request: HttpRequest, operations: Operati
 
 
 def _context(pages: Pages, operations: Operations) -> dict[str, object]:
-    found, now_ms = operations.background_actions(), operations.broker.now_ms()
+    actions, now_ms = operations.background_actions(), operations.broker.now_ms()
     return {
         "heading": _("In the background"),
         "now_ms": now_ms,
-        "lines": [_line(pages, one, now_ms) for one in reversed(found)],
+        "lines": [_line(pages, one, now_ms) for one in reversed(actions)],
         "stop_url": pages.url("background"),
         "undo_url": pages.url("undo"),
         "kept": kept_sentence(),

@@ -122,11 +122,11 @@ def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> di
 def _outbox_link(operations: Operations, url: str) -> Link:
     """Return the way to the outbox, with what is in it. Refused and old messages need somebody's attention."""
     try:
-        found = operations.shared_outbox()
+        waits = operations.shared_outbox()
     except RmqError:
         return Link(_("Outbox"), url, _("unreadable"), True)
-    waiting, refused = sum(one.messages for one in found), sum(one.refused for one in found)
-    age = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
+    waiting, refused = sum(one.messages for one in waits), sum(one.refused for one in waits)
+    age = max(((one.oldest_ms or 0) / 1000 for one in waits), default=0.0)
     notes = []
     if waiting:
         notes.append(
@@ -156,37 +156,37 @@ def _figures(
     topics that are first.
     """
     names = list(operations.topics())
-    wanted = query.get("q", "").strip()[:LONGEST_SEARCH]
-    matching = [name for name in names if wanted.lower() in name.lower()]
+    search = query.get("q", "").strip()[:LONGEST_SEARCH]
+    matching = [name for name in names if search.lower() in name.lower()]
     # What one page can show is read alone; more than that is better shared with those who look at all topics.
     seen = operations.shared_survey(matching if len(matching) <= TOPICS_SHOWN else None)
     chosen = frozenset(matching)
-    found = [one for one in seen.topics if one.topic.name in chosen]
+    topics = [one for one in seen.topics if one.topic.name in chosen]
     show, sort = query.get("show", ""), query.get("sort", "")
     show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
-    listed = _listed(found, pinned, show, sort)
+    listed = _listed(topics, pinned, show, sort)
     count = max(1, -(-len(listed) // TOPICS_SHOWN))
     at = min(max(number_of(query.get("p")), 1), count)
     shown = {one.topic.name: one for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
-    recent = charts.recent(operations, found, shown)
-    given = {"q": wanted, "show": show, "sort": sort}
+    recent = charts.recent(operations, topics, shown)
+    given = {"q": search, "show": show, "sort": sort}
     return {
         "overview": True,
         "rows": [row_of(one, recent[name], pages.url("change", quote(name))) for name, one in shown.items()],
         "pinned": pinned,
         "show": show,
         "sort": sort,
-        "filters": _filters(found, given),
+        "filters": _filters(topics, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
-        "totals": DashboardTotals.of(found, recent, seen.workers),
+        "totals": DashboardTotals.of(topics, recent, seen.workers),
         "trends": _trends(operations, [one.topic for one in listed]),
         "findings": findings_panel(
-            pages, operations.shared_health(found, seen.problem, only_these=bool(wanted))
+            pages, operations.shared_health(topics, seen.problem, only_these=bool(search))
         ),
         "now_ms": seen.now_ms,
         "as_of": seen.now_ms if kept_ms(seen) > KEPT_MS else None,
-        "search": wanted,
-        "searchable": len(names) > TOPICS_SHOWN or bool(wanted),
+        "search": search,
+        "searchable": len(names) > TOPICS_SHOWN or bool(search),
         "topics": len(listed),
         "page": at,
         "pages": count,

@@ -155,7 +155,7 @@ def panel(
     """Return the content of the list."""
     form = filter_form(operations, topic, state, request.GET)
     wanted = form.wanted
-    errors = [str(error) for found in form.errors.values() for error in found]
+    errors = [str(error) for field_errors in form.errors.values() for error in field_errors]
     cursor = request.GET.get("cursor", "")
     try:
         listing = operations.listing(topic.name, state, cursor=cursor, wanted=wanted)
@@ -213,13 +213,13 @@ def _cut(text: str) -> str:
 def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show the messages of all topics that have the given id or key, or contain the given text."""
     text = request.GET.get("q", "").strip().replace("\0", "")[:LONGEST_ID]
-    found = operations.search_messages(text)
+    result = operations.search_messages(text)
     context = {
         "heading": _("Find messages"),
         "search": text,
         "search_url": pages.url("search"),
-        "found": found,
-        "lines": [_found_line(pages, operations, copy, request, text) for copy in found.copies],
+        "found": result,
+        "lines": [_found_line(pages, operations, copy, request, text) for copy in result.copies],
         "now_ms": operations.broker.now_ms(),
         "urls": PageAddresses(),
     }
@@ -301,7 +301,9 @@ def export_view(pages: Pages, request: HttpRequest, operations: Operations, topi
     form = filter_form(operations, topic, state, request.GET)
     wanted = form.wanted
     if form.errors:
-        raise InvalidRequest(" ".join(str(error) for found in form.errors.values() for error in found))
+        raise InvalidRequest(
+            " ".join(str(error) for field_errors in form.errors.values() for error in field_errors)
+        )
     copies = _exported(operations, topic, state, wanted)
     # An error of the first message is a page; a later one ends the download as one that failed.
     first = next(copies, None)
@@ -322,9 +324,9 @@ def _exported(operations: Operations, topic: Topic, state: str, wanted: Filter) 
     try:
         while is_first or (cursor and examined < MOST_EXAMINED):
             limit = min(PAGE_EXPORTED, MOST_EXPORTED - count)
-            found = operations.listing(topic.name, state, cursor=cursor, wanted=wanted, limit=limit)
-            cursor, examined, is_first = found.cursor, examined + found.scanned, False
-            for copy in found.copies:
+            page = operations.listing(topic.name, state, cursor=cursor, wanted=wanted, limit=limit)
+            cursor, examined, is_first = page.cursor, examined + page.scanned, False
+            for copy in page.copies:
                 yield copy
                 count, size = count + 1, size + copy.size
                 if count >= MOST_EXPORTED or size >= MOST_BYTES:
@@ -408,14 +410,14 @@ def causes_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
 
 
 def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:
-    found = operations.causes(
+    causes = operations.causes(
         None if topic is None else [topic.name], limit=MESSAGES_READ, seconds=READ_SECONDS
     )
     now_ms = operations.broker.now_ms()
-    groups = [(name, group) for name, grouped in found.topics for group in grouped.rows]
+    groups = [(name, group) for name, grouped in causes.topics for group in grouped.rows]
     lines = [
         _group_line(pages, operations, operations.declared(name), group, now_ms)
-        | {"share": group.count / found.looked_at}
+        | {"share": group.count / causes.looked_at}
         for name, group in sorted(groups, key=lambda pair: -pair[1].count)
     ]
     context = {
@@ -423,7 +425,7 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
         "title": _("Dead by cause"),
         "is_one": topic is not None,
         "lines": lines,
-        "found": found,
+        "found": causes,
         "now_ms": now_ms,
         "urls": PageAddresses() if topic is None else pages.places(topic.name),
         "all_url": pages.url("causes"),

@@ -35,16 +35,16 @@ def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
         return _act(pages, request, operations)
     state, topic = request.GET.get("state", ""), request.GET.get("topic", "").replace("\0", "")[:100]
     state = state if state in ("waiting", "refused") else ""
-    found, problems = operations.outbox_as_known()
-    names = [one.topic for one in found]
+    waits, problems = operations.outbox_as_known()
+    names = [one.topic for one in waits]
     chosen, unread = operations.outbox_rows(
         [topic] if topic else None, refused={"waiting": False, "refused": True}.get(state), limit=ROWS_SHOWN
     )
-    oldest = max(((one.oldest_ms or 0) / 1000 for one in found), default=0.0)
+    oldest = max(((one.oldest_ms or 0) / 1000 for one in waits), default=0.0)
     context = {
         "heading": _("Outbox"),
-        "waiting": sum(one.messages for one in found),
-        "refused": sum(one.refused for one in found),
+        "waiting": sum(one.messages for one in waits),
+        "refused": sum(one.refused for one in waits),
         "oldest_seconds": oldest,
         "is_old": is_old_in_outbox(oldest),
         "lines": [_line(pages, operations, one) for one in chosen],

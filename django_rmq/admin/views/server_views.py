@@ -48,7 +48,7 @@ def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> 
 def _slow_commands(operations: Operations) -> tuple[list[dict[str, object]], str]:
     """Return the slowest commands that the servers remember, and a sentence if there is none to show."""
     try:
-        found = operations.slow_commands()
+        commands = operations.slow_commands()
     except ServerRefused:
         return [], _("The user of Redis may not read the slow log.")
     lines = [
@@ -58,7 +58,7 @@ def _slow_commands(operations: Operations) -> tuple[list[dict[str, object]], str
             "milliseconds": one.microseconds / 1000,
             "at_ms": one.at_ms,
         }
-        for one in found
+        for one in commands
     ]
     return lines, "" if lines else _("The slow log is empty.")
 

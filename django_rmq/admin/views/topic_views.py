@@ -36,20 +36,20 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
     """Return the content for a part of the slots."""
     first = number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
     first = first if first < topic.slots else 0
-    found = operations.slots(topic.name, first, SLOTS_SHOWN)
-    last = first + len(found.rows) - 1
+    page = operations.slots(topic.name, first, SLOTS_SHOWN)
+    last = first + len(page.rows) - 1
     note = _("The fullest slot is %(times)s times as full as the mean.") % {
-        "times": number_format(round(found.skew, 1))
+        "times": number_format(round(page.skew, 1))
     }
     return {
         "panel": "admin/django_rmq/topic/_slots.html",
         "workers": _workers(operations, topic),
-        "slots": [_row(one) for one in found.rows],
-        "fullest": max((one.counts.store for one in found.rows), default=0) or 1,
-        "skew_note": note if found.skew else _("All slots are empty."),
+        "slots": [_row(one) for one in page.rows],
+        "fullest": max((one.counts.store for one in page.rows), default=0) or 1,
+        "skew_note": note if page.skew else _("All slots are empty."),
         "part_note": _("Slots %(first)s to %(last)s of %(slots)s.")
         % {"first": first, "last": last, "slots": topic.slots}
-        if len(found.rows) < topic.slots
+        if len(page.rows) < topic.slots
         else "",
         "previous": first - SLOTS_SHOWN if first else None,
         "next": last + 1 if last + 1 < topic.slots else None,
@@ -96,10 +96,10 @@ def _workers(operations: Operations, topic: Topic) -> list[dict[str, object]]:
 
 def history_panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     """Return the content for the requested hours."""
-    kept = operations.config.history_retention
-    offered = charts.spans(kept or 0.0)
-    wanted = number(request.GET.get("hours"))
-    hours = wanted if wanted in offered else min(6, offered[-1])
+    retention = operations.config.history_retention
+    offered = charts.spans(retention or 0.0)
+    asked_hours = number(request.GET.get("hours"))
+    hours = asked_hours if asked_hours in offered else min(6, offered[-1])
     try:
         minutes, problem = charts.read(operations, topic, hours), ""
     except WrongType as error:
@@ -107,7 +107,7 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
     sampled = any(minute.depth for minute in minutes)
     if problem:
         note = problem
-    elif not kept:
+    elif not retention:
         note = _('No history is kept: RMQ["HISTORY_RETENTION"] is None.')
     elif not sampled:
         note = _("No samples in this period. Workers sample once a minute.")
@@ -133,21 +133,21 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
 def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[str, object]:
     """Return the content about the rules of a topic."""
     card = operations.topic_card(topic.name)
-    found = card.limits
+    limits = card.limits
 
     def declared(name: str) -> str:
-        return limit_text(getattr(found.declared, name)) if name in found.different else ""
+        return limit_text(getattr(limits.declared, name)) if name in limits.different else ""
 
     return {
         "panel": "admin/django_rmq/topic/_settings.html",
         "limits": {
-            "rate": limit_text(found.topic.max_rate),
+            "rate": limit_text(limits.topic.max_rate),
             "declared_rate": declared("max_rate"),
-            "in_flight": limit_text(found.topic.max_in_flight),
+            "in_flight": limit_text(limits.topic.max_in_flight),
             "declared_in_flight": declared("max_in_flight"),
-            "changed": found.changed is not None,
-            "by": visible(found.changed.by) if found.changed is not None else "",
-            "at_ms": found.changed.at_ms if found.changed is not None else None,
+            "changed": limits.changed is not None,
+            "by": visible(limits.changed.by) if limits.changed is not None else "",
+            "at_ms": limits.changed.at_ms if limits.changed is not None else None,
         },
         "settings": card.settings,
         "listener": card.listener,
@@ -219,8 +219,8 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
     row = row_of(figures, charts.recent(operations, [figures], {topic.name})[topic.name], places.topic)
-    wanted = request.GET.get("tab", "")
-    tab = wanted if wanted in (*STATES, "slots", "history", "settings") else "store"
+    asked_tab = request.GET.get("tab", "")
+    tab = asked_tab if asked_tab in (*STATES, "slots", "history", "settings") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}
     places.live = f"{places.live}?{urlencode(query)}"
     limits = operations.topic_limits(topic.name)
@@ -289,9 +289,9 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
     """Show what Spark queries hold of a topic, and return the claims of one of them."""
     places = pages.places(topic.name)
     try:
-        found = operations.claims(topic.name)
+        claims = operations.claims(topic.name)
         if request.method == "POST":
-            return _act_on_claims(pages, request, operations, topic, found)
+            return _act_on_claims(pages, request, operations, topic, claims)
     except CallerError as error:
         if isinstance(error, NotPermitted):
             raise
@@ -301,7 +301,7 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
         "heading": _("Claims"),
         "lines": [
             {"row": one, "name": visible(one.consumer), "state": CLAIM_STATES.get(one.state, one.state)}
-            for one in found
+            for one in claims
         ],
         "now_ms": time.time() * 1000,
         "acts": CLAIM_ACTS if operations.may(topic, Permission.REPLAY) else {},

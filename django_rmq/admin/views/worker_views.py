@@ -90,15 +90,15 @@ def stack_live_view(
 
 
 def _stack(pages: Pages, operations: Operations, topic: Topic, message_id: str) -> dict[str, object]:
-    found = operations.message_stacks(topic.name, short_id(message_id))
+    stacks = operations.message_stacks(topic.name, short_id(message_id))
     quoted = quote(topic.name)
     return {
         "topic": topic,
         "heading": _("Stack"),
         "short": message_id.rpartition("~")[2][:8],
-        "now_ms": found.now_ms,
-        "lines": [_worker_stack(one, found.now_ms) for one in found.workers],
-        "is_asked": any(one.asked_ms is not None for one in found.workers),
+        "now_ms": stacks.now_ms,
+        "lines": [_worker_stack(one, stacks.now_ms) for one in stacks.workers],
+        "is_asked": any(one.asked_ms is not None for one in stacks.workers),
         "message_url": pages.url("message", quoted, message_id),
         "running_url": pages.url("running"),
         "urls": PageAddresses(
@@ -129,10 +129,10 @@ def _ask(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
     try:
         if asked is None:
             raise OperationRefused(_("A worker can be asked to be quiet, to resume or to stop."))
-        found = operations.live_worker(request.POST.get("worker", ""))
+        overview = operations.live_worker(request.POST.get("worker", ""))
         if asked != "resume" and "confirmed" not in request.POST:
-            return pages.render(request, "topic/confirm.html", _question(operations, found, asked, back))
-        worker = operations.ask_worker(found.stats.member.worker.id, asked)
+            return pages.render(request, "topic/confirm.html", _question(operations, overview, asked, back))
+        worker = operations.ask_worker(overview.stats.member.worker.id, asked)
         text = {
             "quiet": _(
                 "Worker %(worker)s was asked to take no more messages. It does so within five seconds."
@@ -189,14 +189,14 @@ def _question(
 
 
 def _running(pages: Pages, operations: Operations) -> dict[str, object]:
-    found = operations.running_messages()
-    lines = _calls(pages, operations, found)
+    running = operations.running_messages()
+    lines = _calls(pages, operations, running)
     return {
         "heading": _("Running now"),
-        "now_ms": found.now_ms,
+        "now_ms": running.now_ms,
         "lines": lines,
-        "unlisted": found.unlisted,
-        "shows_progress": any(one.call.progress is not None for one in found.messages),
+        "unlisted": running.unlisted,
+        "shows_progress": any(one.call.progress is not None for one in running.messages),
         "has_actions": any(line["may_cancel"] or line["may_stack"] for line in lines),
         "workers_url": pages.url("workers"),
         "urls": PageAddresses(live=pages.url("running_live")),
@@ -236,24 +236,25 @@ def _calls(pages: Pages, operations: Operations, found: RunningMessages) -> list
 
 
 def _context(pages: Pages, operations: Operations) -> dict[str, object]:
-    found = operations.worker_overview()
+    overview = operations.worker_overview()
     known = operations.topics()
     return {
         "heading": _("Workers"),
-        "now_ms": found.now_ms,
-        "workers": _lines(found, set(known))[:WORKERS_SHOWN],
-        "count": len(found.workers),
-        "hosts": len({one.stats.member.worker.host for one in found.workers}),
-        "threads": sum(one.stats.member.worker.threads for one in found.workers),
-        "taken": sum(one.report.taken for one in found.workers if one.report),
+        "now_ms": overview.now_ms,
+        "workers": _lines(overview, set(known))[:WORKERS_SHOWN],
+        "count": len(overview.workers),
+        "hosts": len({one.stats.member.worker.host for one in overview.workers}),
+        "threads": sum(one.stats.member.worker.threads for one in overview.workers),
+        "taken": sum(one.report.taken for one in overview.workers if one.report),
         "vanished": [
             {"short": one.id[:8], "report": _shown(one.report), "at_ms": one.report.at_ms}
-            for one in found.vanished
+            for one in overview.vanished
         ],
         "unserved": [
-            {"name": name, "url": pages.url("change", quote(name))} for name in found.unserved[:TOPICS_NAMED]
+            {"name": name, "url": pages.url("change", quote(name))}
+            for name in overview.unserved[:TOPICS_NAMED]
         ],
-        "more_unserved": max(0, len(found.unserved) - TOPICS_NAMED),
+        "more_unserved": max(0, len(overview.unserved) - TOPICS_NAMED),
         "running_url": pages.url("running"),
         "may_control": operations.actor.may(Permission.CONTROL_WORKERS),
         "act_url": pages.url("workers"),

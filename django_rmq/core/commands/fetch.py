@@ -59,14 +59,14 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
 def _held(reply: list[Reply]) -> list[HeldReply] | None:
     if reply[0] == b"busy":
         return None
-    rows, found = reply[1], []
+    rows, held = reply[1], []
     for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
         # If another program has put the message into Prepare, there is no record.
         receipt, original, *mark = (record or b"0 0").split(b" ")
         original, _, timeout = original.partition(b":")
         delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)
-        found.append(HeldReply(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))
-    return found
+        held.append(HeldReply(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))
+    return held
 
 
 def _acquired(reply: list[Reply]) -> list[Acquired]:

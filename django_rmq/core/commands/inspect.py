@@ -121,11 +121,11 @@ def _counts(reply: list[Reply]) -> Counts:
 
 
 def _looked(reply: list[Reply]) -> list[DescribeReply]:
-    found = []
+    replies = []
     for row in reply:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
-        found.append(DescribeReply(store, prepare, retry, dead, claim, *row[5:]))
-    return found
+        replies.append(DescribeReply(store, prepare, retry, dead, claim, *row[5:]))
+    return replies
 
 
 def _found(reply: list[Reply]) -> FoundReply:
@@ -299,11 +299,11 @@ def _flat(reply: list[Reply]) -> list[Reply]:
 
 
 def _written(areas: Sequence[Area]) -> list[object]:
-    told = [
+    rows = [
         (area.state, "" if area.score is None else number(area.score), area.rank, area.looked)
         for area in areas
     ]
-    return [part for one in told for part in one]
+    return [part for one in rows for part in one]
 
 
 def seek(

@@ -189,8 +189,8 @@ _REPORTS = Single(reports_key)
 
 
 def _reports(key: bytes, reply: Reply) -> dict[str, WorkerReport]:
-    found = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in _pairs(reply))
-    return {worker: report for worker, report in found if report is not None}
+    reports = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in _pairs(reply))
+    return {worker: report for worker, report in reports if report is not None}
 
 
 def write_report(worker: str, report: WorkerReport) -> Call[int]:
@@ -212,8 +212,8 @@ _CODE_VERSIONS = Single(code_versions_key)
 
 
 def _code_versions(key: bytes, reply: Reply) -> list[CodeVersion]:
-    found = (decode_code_version(name.decode("utf-8", "replace"), kept) for name, kept in _pairs(reply))
-    return [version for version in found if version is not None]
+    versions = (decode_code_version(name.decode("utf-8", "replace"), text) for name, text in _pairs(reply))
+    return [version for version in versions if version is not None]
 
 
 def write_code_version(version: CodeVersion) -> Call[int]:
@@ -249,7 +249,7 @@ def _stacks_field(worker: str) -> str:
 
 
 def _requests(reply: Sequence[Reply]) -> WorkerRequests:
-    return WorkerRequests(*(text(found or b"") for found in reply))
+    return WorkerRequests(*(text(value or b"") for value in reply))
 
 
 _STACKS = Single(stacks_key)
@@ -276,7 +276,7 @@ def ask_for_stacks(worker: str, request: str) -> Call[int]:
 
 
 def _stack_requests(reply: Sequence[Reply]) -> list[list[StackRequest]]:
-    return [decode_stack_requests(found or b"") for found in reply]
+    return [decode_stack_requests(value or b"") for value in reply]
 
 
 def read_stack_requests(workers: Sequence[str]) -> Call[list[list[StackRequest]]]:
@@ -295,7 +295,7 @@ def end_stacks(after_ms: int) -> Call[int]:
 
 
 def _stacks(reply: Sequence[Reply]) -> list[list[Stack]]:
-    return [decode_stacks(found or b"") for found in reply]
+    return [decode_stacks(value or b"") for value in reply]
 
 
 def read_stacks(workers: Sequence[str]) -> Call[list[list[Stack]]]:
@@ -307,8 +307,8 @@ _CHANGED_LIMITS = Single(changed_limits_key)
 
 
 def _limits(key: bytes, reply: Reply) -> dict[str, ChangedLimits]:
-    found = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in _pairs(reply))
-    return {topic: changed for topic, changed in found if changed is not None}
+    limits = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in _pairs(reply))
+    return {topic: changed for topic, changed in limits if changed is not None}
 
 
 def read_changed_limits() -> Call[dict[str, ChangedLimits]]:

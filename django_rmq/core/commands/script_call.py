@@ -353,9 +353,9 @@ class Call(NamedTuple, Generic[T_co]):
         if not facts:
             return self.own
         own, place = iter(self.own), self.place
-        found = [FACTS[fact](prefix, place) if fact else next(own) for fact in facts]
-        found += own
-        return found
+        arguments = [FACTS[fact](prefix, place) if fact else next(own) for fact in facts]
+        arguments += own
+        return arguments
 
     def parts(self) -> list[Self]:
         """Return one call for each slot; a call at one place returns itself."""
@@ -368,8 +368,8 @@ class Call(NamedTuple, Generic[T_co]):
         try:
             decode = self.decode
             if isinstance(decode, OfKey):
-                found: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
-                return found
+                value: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
+                return value
             return decode(reply)
         # Any program may write to the keys, and a reply with its values must not end the thread that reads it.
         # rule: a_foreign_value_ends_the_process
@@ -412,10 +412,10 @@ class Answer(Generic[T]):
 
         Raises ``RuntimeError`` before the pipeline has run.
         """
-        found = self.result()
-        if isinstance(found, RmqError):
-            raise found
-        return found
+        answer = self.result()
+        if isinstance(answer, RmqError):
+            raise answer
+        return answer
 
 
 def form(script: str, topic: Topic) -> str:

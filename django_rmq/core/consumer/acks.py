@@ -246,7 +246,7 @@ class AckQueue:
     def send(self, pipeline: BrokerPipeline) -> tuple[SentAcks, list[AckCall]]:
         """Queue the acknowledgements of all slots that are not left alone; return them, and their calls in order."""
         sent_acks: SentAcks = {}
-        kept: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
+        postponed: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         parts: list[AckCall] = []
         now = 0.0
         for (slot, receipt), pending in self.pending.items():
@@ -254,7 +254,7 @@ class AckQueue:
                 now = now or time.monotonic()
                 # Redis has refused this slot a moment ago. A stopping worker tries it all the same, because it ends soon.
                 if slot.shut_until > now and not self._shutdown.begun:
-                    kept[slot, receipt] = pending
+                    postponed[slot, receipt] = pending
                     continue
             sent_acks[slot, receipt] = pending
             if pending.messages:
@@ -266,8 +266,8 @@ class AckQueue:
                 continue
             for ends, call in pending.calls(slot, receipt):
                 parts.append(AckCall(slot, receipt, ends, pending.repeated, pipeline.add(call)))
-        self.pending = kept
-        self.due = min((slot.shut_until for slot, _ in kept), default=float("inf"))
+        self.pending = postponed
+        self.due = min((slot.shut_until for slot, _ in postponed), default=float("inf"))
         if sent_acks:
             self._under_way.append(sent_acks)
         return sent_acks, parts
@@ -277,11 +277,11 @@ class AckQueue:
         self._answered(sent_acks)
         self.due = 0.0
         for key, pending in sent_acks.items():
-            kept = self.pending[key]
-            kept.add(pending)
-            kept.messages |= pending.messages
+            queued = self.pending[key]
+            queued.add(pending)
+            queued.messages |= pending.messages
             # Redis may have executed the calls. Then they are stale the next time, which is no reason for a warning.
-            kept.repeated = True  # rule: forgets_what_it_told_before
+            queued.repeated = True  # rule: forgets_what_it_told_before
 
     def confirm(self, sent_acks: SentAcks, parts: list[AckCall]) -> ServerTrouble | None:
         """Record the answers of Redis, and queue failed calls again, since sending twice is harmless.
@@ -298,12 +298,12 @@ class AckQueue:
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
                 # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
                 # mark. The next call names the members.
-                kept = self.pending[slot, receipt]
+                queued = self.pending[slot, receipt]
                 self.due = 0.0
-                kept.add(ends)
-                kept.messages |= messages
+                queued.add(ends)
+                queued.messages |= messages
                 if isinstance(words, RmqError):
-                    kept.repeated = True
+                    queued.repeated = True
                     trouble = self._slot_errors.of(slot, words) or trouble
                 continue
             if slot.shut_until:

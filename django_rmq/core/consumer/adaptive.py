@@ -72,8 +72,8 @@ class AdaptiveConcurrency:
         self._squares += each * each * messages
         self._used += in_use * messages
         self._most_used = max(self._most_used, in_use)
-        wanted = max(CALLS_AT_FIRST, self.limit * CALLS_PER_LIMIT // (2 if self._doubling else 1))
-        if self._messages >= wanted and now - self._since >= WINDOW_SECONDS:
+        needed = max(CALLS_AT_FIRST, self.limit * CALLS_PER_LIMIT // (2 if self._doubling else 1))
+        if self._messages >= needed and now - self._since >= WINDOW_SECONDS:
             self._close()
             self._begin(now)
 

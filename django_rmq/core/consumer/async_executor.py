@@ -316,8 +316,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
         uvloop: Any = import_module("uvloop")
     except ImportError:
         return asyncio.new_event_loop()
-    found: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return found
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 class AsyncExecutor(threading.Thread):

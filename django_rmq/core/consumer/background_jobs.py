@@ -119,9 +119,9 @@ class _Retention:
             slots = self._slots_of(self._topic)
             round_trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
             for number, part in enumerate(_parts(slots), 1):
-                found = self._trim_some(part)
-                trimmed += sum(found)
-                for slot, gone in zip(part, found, strict=True):
+                counts = self._trim_some(part)
+                trimmed += sum(counts)
+                for slot, gone in zip(part, counts, strict=True):
                     # One script deletes a bounded number of messages, so a slot that reached the bound may have more.
                     while gone >= MEMBERS_AT_ONCE:
                         yield 0.01
@@ -151,8 +151,8 @@ class _Retention:
     def _trim_some(self, slots: list[int]) -> list[int]:
         up_to = self._up_to()
         calls = [operate.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE) for slot in slots]
-        found = run_all(self._broker, calls)
-        slot_errors = [gone for gone in found if isinstance(gone, RmqError)]
+        answers = run_all(self._broker, calls)
+        slot_errors = [gone for gone in answers if isinstance(gone, RmqError)]
         if slot_errors:
             self._complain(
                 "trim",
@@ -160,7 +160,7 @@ class _Retention:
                 slot_errors[0],
             )
         # A slot that failed has its turn again in the next round.
-        return [0 if isinstance(gone, RmqError) else gone for gone in found]
+        return [0 if isinstance(gone, RmqError) else gone for gone in answers]
 
 
 def _parts(slots: Sequence[range]) -> Iterator[list[int]]:

@@ -45,12 +45,12 @@ class MemoryBudget:
 
     def grant(self, topic: Topic, limit: int) -> int:
         """Return how many bytes a prepare of ``limit`` messages may return, or 0 if the process has too many in flight."""
-        wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
+        size = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
         # Grants of prepares that are under way count in full, because it is unknown how much they return.
-        if self.held + self._granted + wanted > MOST:  # rule: takes_all_bytes
+        if self.held + self._granted + size > MOST:  # rule: takes_all_bytes
             return 0
-        self._granted += wanted
-        return wanted
+        self._granted += size
+        return size
 
     def answered(self, granted: int) -> None:
         """Release a grant, because its prepare was answered."""
@@ -86,10 +86,12 @@ class AsyncCapacity:
     """The topics of one worker with async listeners, and the batches of each that are in flight."""
 
     def __init__(self, topics: Iterable[Topic], listeners: Mapping[str, ListenerLike]) -> None:
-        found = [topic for topic in topics if listeners[topic.name].coroutine is not None]
-        self.concurrency = {topic.name: topic.concurrency for topic in found}
+        async_topics = [topic for topic in topics if listeners[topic.name].coroutine is not None]
+        self.concurrency = {topic.name: topic.concurrency for topic in async_topics}
         self.flows = {
-            topic.name: AdaptiveConcurrency(topic.concurrency) for topic in found if topic.flow == "auto"
+            topic.name: AdaptiveConcurrency(topic.concurrency)
+            for topic in async_topics
+            if topic.flow == "auto"
         }
         self._held: Counter[str] = Counter()
         """Topic -> the batches in flight that can run beside each other: of a serial slot only one counts."""
@@ -318,10 +320,10 @@ class Capacity:
         if overlaps and not topic.serial:
             return max(1, min(self.async_capacity.most(topic.name) * size, topic.prefetch, BATCH))
         seconds = self.async_capacity.seconds(topic.name) if overlaps else WORK_SECONDS
-        wanted = seconds / max(self.paces[topic.name].seconds, 1e-7)
+        pace_limit = seconds / max(self.paces[topic.name].seconds, 1e-7)
         if overlaps:
-            wanted = min(wanted, self.async_capacity.share(topic.name))
-        limit = max(size, min(int(wanted), max(topic.prefetch, size)))
+            pace_limit = min(pace_limit, self.async_capacity.share(topic.name))
+        limit = max(size, min(int(pace_limit), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
     def batch_size(self, topic: Topic) -> int:

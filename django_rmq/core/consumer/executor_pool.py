@@ -179,9 +179,9 @@ class Suspects:
         self._waiting.discard(batch)
         if self._kinds.pop(batch, None) is None or not self._waiting:
             return []
-        found = [other for other in self._free() if other in self._waiting]
-        self._waiting.difference_update(found)
-        return found
+        idle = [other for other in self._free() if other in self._waiting]
+        self._waiting.difference_update(idle)
+        return idle
 
     def _free(self) -> Iterator[Batch]:
         """Yield the suspects that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""

@@ -126,9 +126,9 @@ class DuePoll:
         for name, number, slot in self._next(server):
             by_topic[name].append((number, slot))
         return [
-            (name, found[start : start + HEADS])
-            for name, found in by_topic.items()
-            for start in range(0, len(found), HEADS)
+            (name, slots[start : start + HEADS])
+            for name, slots in by_topic.items()
+            for start in range(0, len(slots), HEADS)
         ]
 
     def _wake(
@@ -161,10 +161,10 @@ class DuePoll:
             for topic, number, slot in self._round
             if slot is None or _is_polled(slot, server)
         )
-        found = list(islice(sleeping, POLLED))
-        if len(found) < POLLED or len(self._table) <= POLLED:
+        polled = list(islice(sleeping, POLLED))
+        if len(polled) < POLLED or len(self._table) <= POLLED:
             self._round = None
-        return found
+        return polled
 
 
 def _is_polled(slot: ConsumedSlot, server: float) -> bool:
@@ -351,13 +351,13 @@ class FetchPlanner:
             ),
             unsettled=self._acks.unsettled,
         )
-        found = False
+        has_tokens = False
         for name, waiting in parked.items():
             for slot in list(islice(waiting, self._capacity.slots(name))) if waiting else ():
                 del waiting[slot]
                 self._schedule.ready(slot)
-                found = True
-        return found
+                has_tokens = True
+        return has_tokens
 
 
 class RoundTrip(NamedTuple):

@@ -215,9 +215,9 @@ class Heartbeat(threading.Thread):
         """Extend the batches whose time-out or notice asks for it, and abandon those whose listener runs too long."""
         now = uptime()
         # The subscriber's thread adds notices at the same time, so a copy is read.
-        for told, at in list(self._news.items()):
+        for news, at in list(self._news.items()):
             if now - at > NEWS_SECONDS:  # rule: forgets_news_of_what_is_not_in_hand_yet
-                del self._news[told]
+                del self._news[news]
         due: list[Batch] = []
         for batch in self._batches():
             thread, topic = batch.thread, batch.topic

@@ -259,14 +259,14 @@ def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
     message may succeed before that one. Such messages may have no outcome at all.
     """
     of = {id(message): (message, failure) for message, failure in outcomes}
-    kept: list[Outcome] = []
+    ended: list[Outcome] = []
     for message in group:
         if id(message) not in of:
             break
-        kept.append(of[id(message)])
-        if holds(kept[-1][1]):
+        ended.append(of[id(message)])
+        if holds(ended[-1][1]):
             break
-    return kept
+    return ended
 
 
 def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
@@ -276,14 +276,14 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
     """
     if messages and messages[0].topic.is_fifo:  # rule: lists_retries_last
         return _groups_in_line(messages, size)
-    found: list[list[Message]] = []
+    together: list[list[Message]] = []
     fresh: list[Message] = []
     for message in messages:
         if _has_failed(message):
-            found.append([message])
+            together.append([message])
         else:
             fresh.append(message)
-    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + found
+    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + together
 
 
 def _has_failed(message: Message) -> bool:
@@ -293,16 +293,16 @@ def _has_failed(message: Message) -> bool:
 
 
 def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
-    found: list[list[Message]] = []
+    groups: list[list[Message]] = []
     has_room = False
     for message in messages:
         is_fresh = not _has_failed(message)
-        if is_fresh and has_room and len(found[-1]) < size:
-            found[-1].append(message)
+        if is_fresh and has_room and len(groups[-1]) < size:
+            groups[-1].append(message)
         else:
-            found.append([message])
+            groups.append([message])
         has_room = is_fresh
-    return found
+    return groups
 
 
 def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
@@ -315,19 +315,19 @@ def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | N
     lists = deque(groups(messages, size) if size else [[message] for message in messages])
     while lists:
         group = lists.popleft()
-        found = (
+        ended = (
             call_group(listener.function, group)
             if size
             else [(group[0], call_one(listener.function, group[0], group[0]))]
         )
-        if found is None:
+        if ended is None:
             lists.extendleft([message] for message in reversed(group))
             continue
         if group[0].topic.is_strict:
-            found = in_line(group, found)
-            if len(found) < len(group) or holds(found[-1][1]):
+            ended = in_line(group, ended)
+            if len(ended) < len(group) or holds(ended[-1][1]):
                 lists.clear()
-        outcomes.update((id(message), outcome) for message, outcome in found)
+        outcomes.update((id(message), outcome) for message, outcome in ended)
     return [outcomes[id(message)] for message in messages if id(message) in outcomes]
 
 

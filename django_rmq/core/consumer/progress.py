@@ -161,12 +161,12 @@ class SharedProgress:
 
     def begun(self) -> dict[int, bool]:
         """Return the mark of each message that was begun, and whether it is done. Settled messages are no longer held."""
-        found: dict[int, bool] = {}
+        is_done: dict[int, bool] = {}
         used = MARKS * self._words[_USED]
         for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):
             if state:
-                found[mark] = state == DONE
-        return found
+                is_done[mark] = state == DONE
+        return is_done
 
     # --- its end
 
@@ -265,20 +265,20 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> Re
 
 def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
     """Yield the slots in which anything is in flight, in groups, until ``end`` by the monotonic clock."""
-    found: list[int] = []
+    occupied: list[int] = []
     for first in range(0, topic.slots, _LOOKED_AT):
         if time.monotonic() > end:
             return
         slots = range(first, min(first + _LOOKED_AT, topic.slots))
         heads = broker.run(inspect.heads(topic, slots, upkeep=True))
-        found += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
-        while len(found) >= _AT_ONCE:
+        occupied += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
+        while len(occupied) >= _AT_ONCE:
             if time.monotonic() > end:
                 return
-            yield found[:_AT_ONCE]
-            found = found[_AT_ONCE:]
-    if found:
-        yield found
+            yield occupied[:_AT_ONCE]
+            occupied = occupied[_AT_ONCE:]
+    if occupied:
+        yield occupied
 
 
 class _Ends:
@@ -306,7 +306,7 @@ def _settle_some(
 ) -> None:
     """Settle the messages that a dead worker has in flight in some slots, and record them in ``settled``."""
     telling = broker.pipeline()
-    told: list[tuple[Ending, int, Sequence[bytes]]] = []
+    asked: list[tuple[Ending, int, Sequence[bytes]]] = []
     calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
         # A slot that cannot be read is left to its time-outs, so that the others are settled.
@@ -328,8 +328,8 @@ def _settle_some(
                     telling.add(ack.commit(topic, slot, receipt, part))
                 else:
                     telling.add(ack.release(topic, slot, receipt, part))
-                told.append((end, slot, part))
-    for (end, slot, sent), words in zip(told, telling.execute(), strict=True):
+                asked.append((end, slot, part))
+    for (end, slot, sent), words in zip(asked, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
             # A message may have timed out between the question and this call; then another delivery of it may run already.
             ended = [member for member, word in zip(sent, words, strict=True) if word != "stale"]

@@ -272,10 +272,10 @@ class SlotAcquirer:
     def _told(self, name: str, slots: list[int], answer: list[Acquired] | RmqError) -> ServerTrouble | None:
         """Record the results for slots of a topic that were acquired in one call."""
         trouble: ServerTrouble | None = None
-        found: Sequence[Acquired | RmqError] = (
+        answers: Sequence[Acquired | RmqError] = (
             [answer] * len(slots) if isinstance(answer, RmqError) else answer
         )
-        for number, one in zip(slots, found, strict=True):
+        for number, one in zip(slots, answers, strict=True):
             if not isinstance(one, RmqError) and one.is_asleep:
                 self._table.sleep(name, number, one.epoch)
                 continue
@@ -320,14 +320,14 @@ class SlotAcquirer:
             try:
                 epoch = epochs[slot].get() if slot in epochs else None
                 held = helds[slot].get() if slot in helds else None
-                found = self._recovery.unknown(slot, held or [])
+                unknown = self._recovery.unknown(slot, held or [])
             except RmqError as error:
                 # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
                 trouble = self._slot_errors.of(slot, error) or trouble
                 continue
             slot.epoch = epoch
-            lost += found
-            if not found:
+            lost += unknown
+            if not unknown:
                 self._acquired(slot)
         if lost:
             adopted, other = self._recovery.adopt(lost, at)

@@ -317,10 +317,10 @@ class SlotTable:
                 self._unacquired.appendleft((topic, slots[count:]))
             states = self._states[topic]
             # Each slot only once: it may have been lost and assigned again meanwhile.
-            wanted = [number for number in dict.fromkeys(slots[:count]) if states[number] == _ASSIGNED]
-            count -= len(wanted)
-            if wanted:
-                taken.append((topic, wanted))
+            numbers = [number for number in dict.fromkeys(slots[:count]) if states[number] == _ASSIGNED]
+            count -= len(numbers)
+            if numbers:
+                taken.append((topic, numbers))
         return taken
 
     def put_back(self, taken: Iterable[tuple[str, list[int]]]) -> None:

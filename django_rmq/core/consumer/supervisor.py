@@ -443,11 +443,11 @@ def _is_subreaper() -> bool:
     try:
         import ctypes  # some builds of Python have none
 
-        found = ctypes.c_int(0)
-        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+        flag = ctypes.c_int(0)
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(flag), 0, 0, 0)
     except (ImportError, OSError, AttributeError, TypeError):
         return False
-    return bool(found.value)
+    return bool(flag.value)
 
 
 _PR_GET_CHILD_SUBREAPER = 37
@@ -461,14 +461,14 @@ def _has_ended_child() -> bool:
 
 def _ended_children() -> list[int]:
     """Return the children of this process that have ended and were not waited for."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         # A process may vanish between the listing and the reading of its file.
         with contextlib.suppress(OSError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if state == "Z" and int(parent) == os.getpid():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 FRESH_SECONDS = 15.0

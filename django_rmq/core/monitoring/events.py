@@ -144,9 +144,9 @@ class EventStream:
             lost = {"event": "dropped", "at": round(time.time() * 1000), "topic": "", "count": dropped}
             yield _line({**lost, **self._from})
         for one in noted:
-            told = {"event": one.event, "at": one.at_ms, "topic": one.topic}
+            common = {"event": one.event, "at": one.at_ms, "topic": one.topic}
             if not one.messages:
-                yield _line({**told, **one.more, **self._from})
+                yield _line({**common, **one.more, **self._from})
             for start in range(0, len(one.messages), IDS):
                 ids = [
                     self._name(one.topic, slot, member) for slot, member in one.messages[start : start + IDS]
@@ -155,7 +155,7 @@ class EventStream:
                     name: value[start : start + IDS] if isinstance(value, list) else value
                     for name, value in one.more.items()
                 }
-                yield _line({**told, "count": len(ids), "ids": ids, **more, **self._from})
+                yield _line({**common, "count": len(ids), "ids": ids, **more, **self._from})
 
     def _failed(self, taken: int, error: Exception, *, exc_info: bool = False) -> None:
         # Messages must not wait for their events, so events that could not be published are only counted.
@@ -185,7 +185,7 @@ def _payloads(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 def read(payload: bytes) -> list[dict[str, Any]]:
     """Return the events of one payload; lines that are not events are left out."""
-    found = []
+    events = []
     for line in payload.split(b"\n"):
         try:
             event = json.loads(line)
@@ -197,5 +197,5 @@ def read(payload: bytes) -> list[dict[str, Any]]:
             and isinstance(event.get("event"), str)
             and isinstance(event.get("at"), int)
         ):
-            found.append(event)
-    return found
+            events.append(event)
+    return events

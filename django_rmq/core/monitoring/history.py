@@ -325,8 +325,8 @@ class _Sampling:
         for number, part in enumerate(parts):
             if number:
                 yield pause
-            found = self._broker.run(activity.sample(self._topic, part))
-            whole = found if whole is None else whole.plus(found)
+            part_sample = self._broker.run(activity.sample(self._topic, part))
+            whole = part_sample if whole is None else whole.plus(part_sample)
         assert whole is not None
         record = MinuteRecord.of(whole, self._topic, self._broker.now_ms())
         self._broker.run(activity.keep_minute(self._topic, minute, record.encode(), self._keep))
@@ -494,22 +494,22 @@ class SummedHour:
         count = min(HOUR_MINUTES, now - before) + HELD_MINUTES
         hours = _each_last(broker, dict.fromkeys(self._topics, count))
         sums = summed(minutes for _, minutes in hours if not isinstance(minutes, RmqError))
-        found = {one.at_ms // 60_000: one for one in sums}
+        sum_of = {one.at_ms // 60_000: one for one in sums}
         return [
-            found.get(minute, SummedMinute(minute * 60_000, None, None)) for minute in range(before + 1, now)
+            sum_of.get(minute, SummedMinute(minute * 60_000, None, None)) for minute in range(before + 1, now)
         ]
 
 
 def _held_depths(minutes: Sequence[Minute]) -> list[Sequence[float] | None]:
     """Return what was due and dead, the last sample in place of one that is missing, for some minutes at most."""
-    found, last, missing = list[Sequence[float] | None](), None, 0
+    depths_held, last, missing = list[Sequence[float] | None](), None, 0
     for minute in minutes:
         if minute.depth:
             last, missing = (minute.depth.due, minute.depth.dead), 0
         else:
             missing += 1
-        found.append(last if missing <= HELD_MINUTES else None)
-    return found
+        depths_held.append(last if missing <= HELD_MINUTES else None)
+    return depths_held
 
 
 def _plus(sums: Sequence[float] | None, values: Sequence[float] | None) -> Sequence[float] | None:
@@ -523,25 +523,25 @@ T = TypeVar("T")
 
 def _answers(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
     """Run calls; return their answers, with errors of single topics in their places. Raises ``ServerTrouble``."""
-    found = run_all(broker, calls)
-    for one in found:
+    answers = run_all(broker, calls)
+    for one in answers:
         if isinstance(one, ServerTrouble):
             raise one
-    return found
+    return answers
 
 
 def _read(records: Sequence[bytes | None], first: int, count: int, now: int, step: int) -> list[Minute]:
     before: MinuteRecord | None = None
-    found: list[Minute] = []
+    minutes: list[Minute] = []
     for minute, raw in enumerate(records, first - LONGEST_GAP_MINUTES):
         record = MinuteRecord.parse(raw)
         if minute >= first:
-            found.append(_minute(minute, record, before))
+            minutes.append(_minute(minute, record, before))
         before = record or before
-    found += [Minute(minute * 60_000) for minute in range(now + 1, first + count)]
+    minutes += [Minute(minute * 60_000) for minute in range(now + 1, first + count)]
     if step == 1:
-        return found
-    return [_together(found[at : at + step]) for at in range(0, count, step)]
+        return minutes
+    return [_together(minutes[at : at + step]) for at in range(0, count, step)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,7 +595,7 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqE
         for start in range(0, topic.slots, SLOTS_AT_ONCE)
     ]
     answers = iter(_answers(broker, calls))
-    found: list[HistoryTotals | RmqError] = []
+    all_totals: list[HistoryTotals | RmqError] = []
     for topic in topics:
         samples: list[Sample] = []
         error: RmqError | None = None
@@ -604,8 +604,8 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqE
                 error = error or part
             else:
                 samples.append(part)
-        found.append(error or HistoryTotals(*counted(reduce(Sample.plus, samples).counters)[1]))
-    return found
+        all_totals.append(error or HistoryTotals(*counted(reduce(Sample.plus, samples).counters)[1]))
+    return all_totals
 
 
 def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:

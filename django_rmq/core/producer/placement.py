@@ -61,25 +61,25 @@ def in_milliseconds(
 
     Raises ``InvalidMessage`` for a value that is not a duration or an instant.
     """
-    found = dict(options)
-    if TIMES.isdisjoint(found):
-        return found
-    given = found.get
+    in_ms = dict(options)
+    if TIMES.isdisjoint(in_ms):
+        return in_ms
+    given = in_ms.get
     check_placement(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
-    for name in TIMES & found.keys():
-        value = found[name]
+    for name in TIMES & in_ms.keys():
+        value = in_ms[name]
         if value is None:
             continue
         if name in ("fixed_time", "expires"):
-            found[name] = instant_ms(name, value, zone)
+            in_ms[name] = instant_ms(name, value, zone)
         elif name == "timeout":
-            found[name] = _duration(
+            in_ms[name] = _duration(
                 name, value, timedelta(seconds=1), timedelta(seconds=MAX_TIMEOUT)
             ).total_seconds()
         else:
             least = SHORTEST_WAIT if name == "time_range" else timedelta()
-            found[name] = milliseconds(_duration(name, value, least, LONGEST_WAIT, is_short=True))
-    return found
+            in_ms[name] = milliseconds(_duration(name, value, least, LONGEST_WAIT, is_short=True))
+    return in_ms
 
 
 def instant_ms(name: str, value: object, zone: tzinfo | None = None) -> int:

@@ -155,9 +155,9 @@ class Mixed:
                 topic, slot, _, score, envelope, act, _ = self._messages[i]
                 shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
                 manner = (score if shares else 0, act, envelope is None)
-                found = latest.get((topic.name, slot))
-                if found is not None and found[0] == manner and len(found[1]) < BATCH:
-                    found[1].append(i)
+                open_group = latest.get((topic.name, slot))
+                if open_group is not None and open_group[0] == manner and len(open_group[1]) < BATCH:
+                    open_group[1].append(i)
                 else:
                     group = [i]
                     groups.append(group)
@@ -331,7 +331,7 @@ class BulkSend:
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
         """Add the results; send again the messages that slots refused, as their slot count changed, or left to ``send_merge``."""
-        found: dict[int, Sequence[Sent]] = {}
+        sent: dict[int, Sequence[Sent]] = {}
         has_left = False
         answered = len(trip.scattered)
         for (slots, _), reply in zip(trip.scattered, replies[:answered], strict=True):
@@ -343,7 +343,7 @@ class BulkSend:
                 if answer is None:
                     has_left = True
                 else:
-                    found[slot] = answer
+                    sent[slot] = answer
         for (slot, *_), reply in zip(trip.groups, replies[answered:], strict=True):
             # The topic was re-slotted after these messages were placed.
             if isinstance(reply, SlotMoved):
@@ -352,11 +352,11 @@ class BulkSend:
                 self.error = reply
                 return
             else:
-                found[slot] = [*found[slot], *reply] if slot in found else reply
+                sent[slot] = [*sent[slot], *reply] if slot in sent else reply
         if has_left:
-            self._send_again(trip, found)
+            self._send_again(trip, sent)
         else:
-            self._results.add(trip.slots, trip.members, found)
+            self._results.add(trip.slots, trip.members, sent)
 
     def lose(self, trip: BulkTrip, error: RmqError) -> None:
         """Record that the answer was lost, so that it is unknown whether these messages arrived."""
@@ -392,12 +392,12 @@ def _by_slot(
     groups: defaultdict[int, list[bytes]] = defaultdict(list)
     for slot, member in zip(slots, members, strict=True):
         groups[slot].append(member)
-    kept: defaultdict[int, list[bytes]] = defaultdict(list)
+    envelopes_of: defaultdict[int, list[bytes]] = defaultdict(list)
     if envelopes:
         for slot, envelope in zip(slots, envelopes, strict=True):
-            kept[slot].append(envelope)
+            envelopes_of[slot].append(envelope)
     for slot, group in groups.items():
-        texts: Sequence[bytes] = kept[slot] if envelopes else ()
+        texts: Sequence[bytes] = envelopes_of[slot] if envelopes else ()
         if len(group) <= BATCH:
             yield slot, group, texts
             continue
@@ -427,12 +427,12 @@ def _each(
     read: Callable[[Topic, object], bytes], topic: Topic, bodies: Sequence[object], first: int
 ) -> list[bytes]:
     """Encode each body; an error names the index of the bad one, counted from ``first``."""
-    found: list[bytes] = []
+    encoded: list[bytes] = []
     try:
-        found.extend(read(topic, body) for body in bodies)
+        encoded.extend(read(topic, body) for body in bodies)
     except InvalidMessage as error:
-        raise error.reworded(f"item {first + len(found)}: {error}") from None
-    return found
+        raise error.reworded(f"item {first + len(encoded)}: {error}") from None
+    return encoded
 
 
 def found_nothing(removed: SendResult) -> bool:
@@ -449,7 +449,7 @@ def missed(
     If a later send of the same message was accepted, its slot had not moved. The removal has then looked in the right slot,
     and a repetition would remove the message of the later send.
     """
-    found: list[int] = []
+    indexes: list[int] = []
     accepted: set[tuple[str, bytes]] = set()
     for index in reversed(range(len(messages))):
         out = messages[index]
@@ -457,8 +457,8 @@ def missed(
             if not isinstance(errors.get(index), SlotMoved):
                 accepted.add((out.topic.name, out.member))
         elif found_nothing(results[index]) and (out.topic.name, out.member) not in accepted:
-            found.append(index)
-    return found
+            indexes.append(index)
+    return indexes
 
 
 def with_later(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
@@ -607,16 +607,16 @@ class Producer:
         """
         latest = self._places.renewed(messages)
         attempt = self._attempt_removing if removes else self._attempt
-        looked = {out.topic.name: set(self._places.counts(out.topic)) for out in latest if out.removes}
+        slot_counts = {out.topic.name: set(self._places.counts(out.topic)) for out in latest if out.removes}
         results, errors = attempt(latest, wanted)
         # The re-slotting continues meanwhile, so a message may have to follow it more than once.
         for _ in range(REDIRECTS if errors or removes else 0):
-            moved, again = self._followed(latest, results, errors, looked)
+            moved, again = self._followed(latest, results, errors, slot_counts)
             if not again:
                 break
-            found, failed = attempt(again, wanted)
+            again_results, failed = attempt(again, wanted)
             for at, index in enumerate(moved):
-                results[index], latest[index] = found[at], again[at]
+                results[index], latest[index] = again_results[at], again[at]
                 errors.pop(index, None)
                 if at in failed:
                     errors[index] = failed[at]
@@ -686,10 +686,10 @@ class Producer:
             slots = self.slots(out) if out.removes else (out.slot,)
             placed += [out._replace(slot=slot) for slot in slots]
             owners += [index] * len(slots)
-        found, failed = self._attempt(placed, wanted, in_order=True)
+        placed_results, failed = self._attempt(placed, wanted, in_order=True)
         results: list[SendResult] = []
         errors: dict[int, RmqError] = {}
-        for at, (index, result) in enumerate(zip(owners, found, strict=True)):
+        for at, (index, result) in enumerate(zip(owners, placed_results, strict=True)):
             if index == len(results):
                 results.append(result)
             elif not found_nothing(result):

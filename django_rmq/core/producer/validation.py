@@ -179,9 +179,9 @@ _TAKEN = {
 
 
 def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
-    wanted = _OPTIONS[topic.type]
-    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != wanted)
-    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {wanted}=, not {names}")
+    option = _OPTIONS[topic.type]
+    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != option)
+    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {option}=, not {names}")
 
 
 def check_key(key: object) -> bytes:
@@ -211,14 +211,14 @@ def check_headers(headers: object) -> dict[str, str] | None:
             raise InvalidMessage(
                 f"headers must be pairs of str, got {abbreviated(name)}: {abbreviated(value)}"
             )
-    found = dict(headers)
+    copied = dict(headers)
     try:
-        size = len(json.dumps(found, ensure_ascii=False).encode())
+        size = len(json.dumps(copied, ensure_ascii=False).encode())
     except UnicodeEncodeError:
         raise InvalidMessage("headers contain text that is not valid Unicode") from None
     if size > MAX_HEADER_BYTES:
         raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
-    return found or None
+    return copied or None
 
 
 def check_max_retries(topic: Topic, value: object) -> int:

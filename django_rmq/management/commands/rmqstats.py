@@ -338,8 +338,8 @@ def _table(figures: list[TopicStats], rates: Rates) -> Table:
             cells[6].stylize("red")
         if not one.consumers:
             cells[COLUMNS.index("workers")].stylize("yellow")
-        told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in TopicCounters.RATES]
-        table.add_row(*cells, *told, Text(remarks_of(one), style="yellow"))
+        rates_cells = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in TopicCounters.RATES]
+        table.add_row(*cells, *rates_cells, Text(remarks_of(one), style="yellow"))
     return table
 
 

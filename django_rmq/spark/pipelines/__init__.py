@@ -268,25 +268,25 @@ class Context:
         return seen
 
     def _say_batches(
-        self, query: StreamingQuery, acknowledger: Acknowledger | None, seen: int, told: int
+        self, query: StreamingQuery, acknowledger: Acknowledger | None, seen: int, said: int
     ) -> tuple[int, int]:
         for progress in query.recentProgress:
             # For each source, because a Spark Connect server reports no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])
-            if progress["batchId"] > told and rows:
-                told = progress["batchId"]
+            if progress["batchId"] > said and rows:
+                said = progress["batchId"]
                 seen += rows
                 rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
                 waiting = [_waiting(source["latestOffset"]) for source in progress["sources"]]
-                self.say(f"batch {told}: {rows} messages, {rate:.0f}/s{''.join(waiting)}")
+                self.say(f"batch {said}: {rows} messages, {rate:.0f}/s{''.join(waiting)}")
                 observed = progress["observedMetrics"].get(MALFORMED)
                 # The progress of a Spark Connect server has the metric without its value.
                 bodies = 0 if observed is None else observed.asDict().get("bodies", 0)
                 if bodies:
-                    self.say(f"batch {told}: {bodies} bodies do not fit the schema and are stored unchanged")
+                    self.say(f"batch {said}: {bodies} bodies do not fit the schema and are stored unchanged")
                 if acknowledger is not None:
                     acknowledger.note(progress)
-        return seen, told
+        return seen, said
 
     def _let_end(self, query: StreamingQuery) -> None:
         """Return when the running batch has ended, or its time is up."""

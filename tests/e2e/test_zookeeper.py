@@ -362,7 +362,7 @@ def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
     client.delete(crew.ensemble.root)
 
     closed = crew.start(AUTH=["digest", "rmq:secret"])
-    # The path belongs to whoever comes first, and a command says that it consumes before its process has a session.
+    # The first worker takes the path, and a command says that it consumes before its process has a session.
     owner = KazooClient(crew.ensemble.hosts, auth_data=[("digest", "rmq:secret")])
     owner.start(10)
     eventually(lambda: owner.exists(crew.ensemble.root), "the path with its credentials")

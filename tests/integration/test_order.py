@@ -20,7 +20,8 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.placement import Send
-from django_rmq.core.producer.producer import ROUND_TRIP, Producer
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.round_trips import ROUND_TRIP
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
 from django_rmq.operations.consumption import LongPoll
 from tests.support.brokers import ClusterBroker

@@ -20,7 +20,8 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, instant_ms
-from django_rmq.core.producer.producer import ROUND_TRIP, TRIP_BYTES, Producer, batched
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.round_trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,

@@ -20,8 +20,8 @@ from django_rmq.core.consumer.invoke import CallGroup, run
 from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.bulk_send import _each
 from django_rmq.core.producer.placement import basis_of
-from django_rmq.core.producer.producer import _each
 from django_rmq.typed_bodies import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
 from tests.support.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
 

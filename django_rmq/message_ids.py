@@ -224,13 +224,13 @@ def find_moved(
     definition = broker.definitions().get(topic.name, {})
     if "reslot" not in definition:
         return search_result
-    named = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
+    searchable = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
     # A message that is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
-    staying = set(_held(broker, topic, [one for one in named if one.member is not None]))
+    staying = set(_held(broker, topic, [one for one in searchable if one.member is not None]))
     is_under_way = len(slot_counts(definition)) > 1
     candidates: defaultdict[MessageIdentity, list[MessageIdentity]] = defaultdict(list)
     """The id in another slot -> the ids that were given for it."""
-    for one in named:
+    for one in searchable:
         if one in staying:
             continue
         slots = _later_slots(one, definition)
@@ -243,11 +243,11 @@ def find_moved(
     sought = find_messages(broker, topic, [one for one in candidates if one.member is None], rounds=rounds)
     for one in sought.unseen:
         search_result.unseen.update(candidates[one])
-    held = _held(broker, topic, [one for one in candidates if one.member is not None])
-    for one, at in (*sought.messages.items(), *((one, one) for one in held)):
-        for given in candidates[one]:
+    found_members = _held(broker, topic, [one for one in candidates if one.member is not None])
+    for one, at in (*sought.messages.items(), *((one, one) for one in found_members)):
+        for id_given in candidates[one]:
             # ``_later_slots`` lists the likely slots first, so the first find counts.
-            search_result.messages.setdefault(given, at)
+            search_result.messages.setdefault(id_given, at)
     search_result.unseen -= search_result.messages.keys()
     return search_result
 
@@ -280,11 +280,11 @@ def _later_slots(identity: MessageIdentity, definition: Mapping[str, object]) ->
     """Return the slots to which re-slottings may have moved a message, the likely ones first."""
     counts = slot_counts(definition)
     # The id does not say for which slot count it was made. The smallest count that has its slot assumes the least.
-    known = min((n for n in (*counts, *former_slot_counts(definition)) if n > identity.slot), default=None)
-    if known is None:
+    nearest = min((n for n in (*counts, *former_slot_counts(definition)) if n > identity.slot), default=None)
+    if nearest is None:
         return []
     # The last bits of a message's CRC stay the same for every number of slots.
-    others = {one for count in counts for one in range(identity.slot % count, count, known)}
+    others = {one for count in counts for one in range(identity.slot % count, count, nearest)}
     own: dict[int, None] = {}
     if identity.member is not None:
         # Most messages are where their member places them. Others have a slot basis that the id does not contain.
@@ -367,8 +367,8 @@ class _Search:
         for digest, member in zip(self.digests, sought.members, strict=True):
             if member is not None:
                 members |= dict.fromkeys(self._wanted.pop(digest), member)
-        asked = [area for area, left in self._left.items() if left is not None]
-        self._left |= dict(zip(asked, sought.left, strict=True))
+        areas = [area for area, left in self._left.items() if left is not None]
+        self._left |= dict(zip(areas, sought.left, strict=True))
         for area in self._queues:
             self._left.setdefault(area, area)
         return members

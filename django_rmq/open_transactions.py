@@ -96,25 +96,25 @@ def _depths(opened: Mapping[str, BaseDatabaseWrapper]) -> dict[str, _Depth] | No
 
 def roll_back_open(before: Mapping[str, _Depth] | None = None) -> list[str]:
     """Roll back the transactions of this thread that are open now and were not ``before``; return their aliases."""
-    left: list[str] = []
+    open_aliases: list[str] = []
     for connection in _opened.connections.values():
         if connection.in_atomic_block or not (connection.autocommit or connection.connection is None):
             break
     else:
-        return left
+        return open_aliases
     for alias, connection in tuple(_opened.connections.items()):
         depth = (before or {}).get(alias, _NOTHING_OPEN)
         if len(connection.atomic_blocks) > depth.blocks:
-            left.append(alias)
+            open_aliases.append(alias)
             _roll_back(connection, depth)  # rule: leaves_a_transaction_open
         elif not connection.in_atomic_block and connection.connection is not None:
             if _has_manual_transaction(connection):
-                left.append(alias)
+                open_aliases.append(alias)
             # Django closes such a connection between requests. Its own method asks for a connection first, which a test may
             # forbid.
             if connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
                 connection.close()
-    return left
+    return open_aliases
 
 
 def _roll_back(connection: BaseDatabaseWrapper, depth: _Depth) -> None:
@@ -194,8 +194,8 @@ def call_closed(listener: str, function: ListenerFunction, argument: ListenerArg
         if opened:
             log_open(listener, roll_back_open(before))
         raise
-    if opened and (left := roll_back_open(before)):
-        raise error_of(listener, left)  # rule: commits_what_left_a_transaction_open
+    if opened and (open_aliases := roll_back_open(before)):
+        raise error_of(listener, open_aliases)  # rule: commits_what_left_a_transaction_open
     return returned
 
 

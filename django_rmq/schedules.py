@@ -84,8 +84,8 @@ def declared_schedules() -> dict[str, Schedule]:
     config = get_config()
     schedules = dict(config.schedules)
     for name, one in _schedules.items():
-        known = replace(one, timezone=one.timezone or config.time_zone)
-        if schedules.setdefault(name, known) != known:
+        complete = replace(one, timezone=one.timezone or config.time_zone)
+        if schedules.setdefault(name, complete) != complete:
             raise ConfigurationError(
                 f'schedule "{name}" is declared in RMQ["SCHEDULES"] and by @schedule, with different options'
             )

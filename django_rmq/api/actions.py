@@ -87,12 +87,12 @@ class ReplayMessageView(MessageRoute):
         one = self.id_of(declared, id)
         if "body" in fields:
             size = int(request.META["CONTENT_LENGTH"])
-            done = operations.replay_edited(
+            result = operations.replay_edited(
                 declared.name, one, body_for(declared, fields["body"]), charged_bytes=size
             )
         else:
-            done = operations.replay(declared.name, [one])
-        return outcome(done, one, {"replayed": 200, "merged": 200})
+            result = operations.replay(declared.name, [one])
+        return outcome(result, one, {"replayed": 200, "merged": 200})
 
 
 class BuryView(MessageRoute):
@@ -114,8 +114,8 @@ class BuryView(MessageRoute):
         declared = self.topic(topic)
         fields = self.read(requests.BuryFields, request.data)
         one = self.id_of(declared, id)
-        done = self.operations.bury(declared.name, [one], fields.get("why", ""))
-        return outcome(done, one, {"buried": 200, "running": 202})
+        result = self.operations.bury(declared.name, [one], fields.get("why", ""))
+        return outcome(result, one, {"buried": 200, "running": 202})
 
 
 class CancelView(MessageRoute):
@@ -133,14 +133,14 @@ class CancelView(MessageRoute):
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a waiting message. 202: it runs, and its listener is notified."""
         declared, operations = self.topic(topic), self.operations
-        named = self.named(declared, id)
-        if "id" in named:
-            done = operations.cancel(declared.name, [id])
+        arguments = self.named(declared, id)
+        if "id" in arguments:
+            result = operations.cancel(declared.name, [id])
         else:
-            id = operations.id_of(declared.name, **named)  # noqa: A001
+            id = operations.id_of(declared.name, **arguments)  # noqa: A001
             # Unlike an id, these find the message in the outbox as well.
-            done = ActionResult({id: operations.cancel_sent(declared.name, **named)})
-        return outcome(done, id, {"deleted": 200, "notified": 202})
+            result = ActionResult({id: operations.cancel_sent(declared.name, **arguments)})
+        return outcome(result, id, {"deleted": 200, "notified": 202})
 
 
 class RescheduleView(MessageRoute):
@@ -162,8 +162,8 @@ class RescheduleView(MessageRoute):
         declared = self.topic(topic)
         fields = self.read(requests.RescheduleFields, request.data)
         one, new = self.id_of(declared, id), {"due": fields.get("due"), "priority": fields.get("priority")}
-        done = self.operations.reschedule(declared.name, [one], **new)
-        return outcome(done, one, {"rescheduled": 200})
+        result = self.operations.reschedule(declared.name, [one], **new)
+        return outcome(result, one, {"rescheduled": 200})
 
 
 def _limits(asked: Fields) -> Limits:
@@ -199,8 +199,8 @@ class ReplayView(RmqView):
             )
             return Response(progress(run.result()))
         fields = self.read(requests.ReplayNamedFields, data)
-        done = operations.replay(declared.name, fields["ids"])
-        return Response(acted(done))
+        result = operations.replay(declared.name, fields["ids"])
+        return Response(acted(result))
 
 
 class RescheduleAllView(RmqView):

@@ -393,11 +393,11 @@ class MessageView(MessageRoute):
         query = self.read(requests.DeleteQuery, request.query_params)
         one, name, keep = self.id_of(declared, id, requests.DeleteQuery), declared.name, query["keep"]
         if "copy" in query:
-            done = operations.delete(name, [one], query["copy"], keep=keep)
+            result = operations.delete(name, [one], query["copy"], keep=keep)
         else:
-            done = operations.delete_only(name, one, keep=keep)
-        if "both" in done.outcomes:
+            result = operations.delete_only(name, one, keep=keep)
+        if "both" in result.outcomes:
             raise errors.Conflict(
                 "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"
             )
-        return outcome(done, one, {"deleted": 200, "running": 202})
+        return outcome(result, one, {"deleted": 200, "running": 202})

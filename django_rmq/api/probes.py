@@ -71,8 +71,8 @@ class PublicView(RmqView):
 
     def get_throttles(self) -> list[BaseThrottle]:
         """Return no throttles: a process whose probe is refused gets killed."""
-        known = getattr(self.request.user, "is_authenticated", False)
-        return super().get_throttles() if known else []
+        is_known = getattr(self.request.user, "is_authenticated", False)
+        return super().get_throttles() if is_known else []
 
 
 class LiveView(PublicView):
@@ -102,15 +102,15 @@ class _Ready:
         """
         probe = Operations(Actor("probe", "rest"))
         config = probe.config
-        known = self._found if self._config is config else None
-        if known is not None and time.monotonic() < self._until:
-            return known
-        if known is None:
+        readiness = self._found if self._config is config else None
+        if readiness is not None and time.monotonic() < self._until:
+            return readiness
+        if readiness is None:
             self._checking.acquire()
         elif not self._checking.acquire(blocking=False):
-            return known
+            return readiness
         try:
-            if known is None and self._found is not None and self._config is config:
+            if readiness is None and self._found is not None and self._config is config:
                 return self._found  # of the request for which this one has waited
             # Without topics, because clients without a login must not make the server count all slots.
             health = probe.health(HealthThresholds(needs_workers=False), ())
@@ -142,7 +142,7 @@ class ReadyView(PublicView):
         query = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
-            known = self.known()
+            topics = self.known()
             limits = HealthThresholds(
                 max_age=query.get("max_age"),
                 max_dead=query.get("max_dead"),
@@ -151,7 +151,7 @@ class ReadyView(PublicView):
                 max_schedule_lateness=query.get("max_schedule_lateness"),
                 max_running=query.get("max_running"),
             )
-            readiness = ready(operations.health(limits, known), set(known))
+            readiness = ready(operations.health(limits, topics), set(topics))
         elif request.query_params:
             self.permission_denied(request, "Only users with the permission view_topic may set limits.")
         else:

@@ -444,13 +444,13 @@ class WorkersView(RmqView):
     @documented("workers", answers={200: WorkersAnswer})
     def get(self, request: Request) -> Response:
         """List live workers with their slots and last reports, those that vanished, and topics without a worker."""
-        known = set(self.known())
+        topics = set(self.known())
         overview = self.operations.worker_overview()
         return Response(
             {
-                "results": [worker(one, known) for one in overview.workers],
+                "results": [worker(one, topics) for one in overview.workers],
                 "vanished": [VanishedWorkerAnswer.of(one) for one in overview.vanished],
-                "unserved": [name for name in overview.unserved if name in known],
+                "unserved": [name for name in overview.unserved if name in topics],
             }
         )
 

@@ -179,26 +179,26 @@ class MessageRoute(RmqView):
     def named(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> Fields:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
         params = self.read(query, self.request.query_params)
-        named: Fields = {name: params[name] for name in ("key", "body", "slot_basis") if name in params}
+        arguments: Fields = {name: params[name] for name in ("key", "body", "slot_basis") if name in params}
         if message_id != "-":
-            if named:
+            if arguments:
                 raise errors.Invalid("An id is the whole name of a message: give no key, body or slot_basis.")
             return {"id": message_id}
-        if not named.keys() & {"key", "body"}:
+        if not arguments.keys() & {"key", "body"}:
             raise errors.Invalid("Name the message by an id in the address, or by ?key= or ?body=.")
-        if "body" in named and topic.body == "json":
+        if "body" in arguments and topic.body == "json":
             try:
-                named["body"] = exact_json(named["body"])
+                arguments["body"] = exact_json(arguments["body"])
             except (ValueError, RecursionError) as error:
                 raise errors.Invalid(f"body is not JSON: {error}") from None
-        elif "body" in named:
-            named["body"] = body_for(topic, named["body"])
-        return named
+        elif "body" in arguments:
+            arguments["body"] = body_for(topic, arguments["body"])
+        return arguments
 
     def id_of(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> str:
         """Return the id of the message, which may not exist."""
-        named = self.named(topic, message_id, query)
-        return str(named["id"]) if "id" in named else self.operations.id_of(topic.name, **named)
+        arguments = self.named(topic, message_id, query)
+        return str(arguments["id"]) if "id" in arguments else self.operations.id_of(topic.name, **arguments)
 
 
 def outcome(done: ActionResult, message_id: str, good: Mapping[str, int]) -> Response:

@@ -327,9 +327,9 @@ def _missing(config: Config) -> Iterator[CheckMessage]:
     listeners = listener_registry.listeners()
     missing = [name for name, topic in config.topics.items() if topic.listener and name not in listeners]
     if len(missing) > NAMED:
-        named = ", ".join(f'"{name}"' for name in missing[:NAMED])
+        names = ", ".join(f'"{name}"' for name in missing[:NAMED])
         yield AppWarning(
-            f"{len(missing)} topics have no listener: {named} and {len(missing) - NAMED} more. Their messages "
+            f"{len(missing)} topics have no listener: {names} and {len(missing) - NAMED} more. Their messages "
             "are never delivered.",
             hint=f"Write a @listener for each in the {config.autodiscover}.py of an installed app, "
             'or set "LISTENER": False for those that REST or Spark consumes.',

@@ -90,15 +90,15 @@ class Problems(list[SettingsProblem]):
         if not isinstance(given, Mapping):
             self.report("E001", f"{place} is {kind(given)}: it must be a dict.")
             return {}
-        known = list(keys)
+        allowed = list(keys)
         for key in given:
-            if key not in known:
+            if key not in allowed:
                 self.report(
                     "E002",
-                    f"{place} has the unknown key {printable(key)}{did_you_mean(key, known)}",
-                    f"Allowed here: {', '.join(sorted(known))}.",
+                    f"{place} has the unknown key {printable(key)}{did_you_mean(key, allowed)}",
+                    f"Allowed here: {', '.join(sorted(allowed))}.",
                 )
-        return {key: value for key, value in given.items() if key in known}
+        return {key: value for key, value in given.items() if key in allowed}
 
     def values(self, place: str, given: object, keys: Keys) -> Values:
         """Return the parsed values by field; report those that cannot be used."""

@@ -62,8 +62,8 @@ def read_redis(problems: Problems, given: object) -> RedisServer | None:
 
 
 def _cluster(problems: Problems, place: str, given: Mapping[str, object]) -> RedisServer | None:
-    named = given.get("CLUSTER")
-    urls = [named] if isinstance(named, str) else named
+    nodes = given.get("CLUSTER")
+    urls = [nodes] if isinstance(nodes, str) else nodes
     if (
         set(given) != {"CLUSTER"}
         or not isinstance(urls, (list, tuple))

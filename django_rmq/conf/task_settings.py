@@ -163,9 +163,9 @@ class _Reader:
         later = self._topic(f"{prefix}-later", waiting)
         if len(self._problems) > before or later is None:
             return None
-        known = {name: queue for name, queue in queues.items() if queue is not None}
+        queues_read = {name: queue for name, queue in queues.items() if queue is not None}
         package = PATHS[str(self._given["BACKEND"])]
-        return TaskBackend(self._alias, package, settings, MappingProxyType(known), shared, later)
+        return TaskBackend(self._alias, package, settings, MappingProxyType(queues_read), shared, later)
 
     def _names(self) -> list[str]:
         names = self._given.get("QUEUES", [DEFAULT])

@@ -240,9 +240,9 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     built = current()
     producer = built.producers.get(purpose)
     if producer is None:
-        made = Producer(get_broker(purpose), built.slot_counts, built.followed)
+        new = Producer(get_broker(purpose), built.slot_counts, built.followed)
         # As in ``get_broker``: two threads may build a producer at the same time.
-        producer = built.producers.setdefault(purpose, made)
+        producer = built.producers.setdefault(purpose, new)
     return producer
 
 

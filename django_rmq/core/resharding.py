@@ -115,10 +115,10 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
             "slot could come before what is still on its way there. Declare a topic with another name"
         )
     if slots > counts[0] and hides_bases(broker, topic):
-        held = messages_held(broker, replace(topic, slots=counts[0]))
-        if held:
+        messages = messages_held(broker, replace(topic, slots=counts[0]))
+        if messages:
             return (
-                f"messages were sent with slot_basis=, which is not stored, so the new slots of its {held} "
+                f"messages were sent with slot_basis=, which is not stored, so the new slots of its {messages} "
                 "messages are unknown. Use fewer slots, or wait until the topic is empty"
             )
     return ""
@@ -340,11 +340,11 @@ def move(
     rest = iter(to_move)
     in_hand = list(islice(rest, at_once))
     while in_hand:
-        done = mover.advance(in_hand)
-        mover.progress.done += len(done)
-        in_hand = [family for family in in_hand if family not in done]
+        moved = mover.advance(in_hand)
+        mover.progress.done += len(moved)
+        in_hand = [family for family in in_hand if family not in moved]
         in_hand += islice(rest, at_once - len(in_hand))
-        if not done:
+        if not moved:
             report("waiting", mover.progress)
             pause(LOOK_SECONDS)
     return mover.progress

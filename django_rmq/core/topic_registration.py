@@ -62,11 +62,11 @@ def register_topics(
     of its values, and ``WrongType`` if a definition cannot be read. Topics that were registered before the
     error stay registered.
     """
-    known = broker.definitions()
+    definitions = broker.definitions()
     refused, agreed = {}, {}
     for topic in topics:
         # Another process may register the topic first: `define` then returns the definition of that process.
-        registered = agreed[topic.name] = known.of(topic.name) or broker.define(topic)
+        registered = agreed[topic.name] = definitions.of(topic.name) or broker.define(topic)
         different = differences(topic, registered)
         if topic.slots in former_slot_counts(registered):
             logger.warning(

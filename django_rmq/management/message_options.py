@@ -126,15 +126,17 @@ def is_named(options: Options) -> bool:
 
 def name_of(topic: Topic, options: Options) -> dict[str, Any]:
     """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
-    named = {name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None}
-    if not is_named(options) or ("id" in named and len(named) > 1):
+    arguments = {
+        name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None
+    }
+    if not is_named(options) or ("id" in arguments and len(arguments) > 1):
         raise CommandError("Name the message by --id, or by --key or --body.", returncode=2)
-    if "body" in named and topic.body != "text":
+    if "body" in arguments and topic.body != "text":
         try:
-            named["body"] = exact_json(named["body"])
+            arguments["body"] = exact_json(arguments["body"])
         except ValueError as error:
             raise CommandError(f"--body is not JSON: {error}", returncode=2) from None
-    return named
+    return arguments
 
 
 def as_json(one: MessageStatus) -> dict[str, object]:

@@ -162,29 +162,29 @@ def read_schedules(operations: Operations) -> list[ScheduleStats]:
 
 def schedule_tables(found: list[ScheduleStats]) -> Iterable[Table]:
     """Return the metrics of schedules."""
-    known = [one for one in found if not one.is_missing]
+    stored = [one for one in found if not one.is_missing]
     times = (
         (
             "next_timestamp_seconds",
             "When the schedule runs next; none for one that is paused.",
-            [(one, one.next_ms) for one in known],
+            [(one, one.next_ms) for one in stored],
         ),
         (
             "last_timestamp_seconds",
             "When the schedule was due last; none before its first run.",
-            [(one, one.last_ms) for one in known],
+            [(one, one.last_ms) for one in stored],
         ),
         (
             "lateness_seconds",
             "How much later than its time the latest tick of the schedule came into the queue, or is overdue.",
-            [(one, one.late_ms) for one in known],
+            [(one, one.late_ms) for one in stored],
         ),
     )
     for name, text, instants in times:
         rows = [((one.name, one.topic), ms / 1000) for one, ms in instants if ms is not None]
         yield MetricTable("gauge", f"rmq_schedule_{name}", text, SCHEDULE_LABELS, rows)
     states = (
-        ("paused", "1 if the schedule is paused, else 0.", [(one, one.is_paused) for one in known]),
+        ("paused", "1 if the schedule is paused, else 0.", [(one, one.is_paused) for one in stored]),
         (
             "missing",
             "1 if the schedule is declared and Redis does not know it, else 0.",
@@ -193,7 +193,7 @@ def schedule_tables(found: list[ScheduleStats]) -> Iterable[Table]:
         (
             "last_run_dead",
             "1 if the latest run of the schedule that has ended is dead, else 0.",
-            [(one, one.outcome == "dead") for one in known],
+            [(one, one.outcome == "dead") for one in stored],
         ),
     )
     for name, text, flags in states:
@@ -263,21 +263,21 @@ class RmqCollector(Collector):
 
     def tables(self) -> Iterable[Table]:
         """Return all metrics."""
-        known = self._recent_measurement()
-        measurement = known.measured
+        recent = self._recent_measurement()
+        measurement = recent.measured
         yield _single("rmq_up", "1 if Redis answered, else 0.", int(measurement is not None))
-        if known.outbox:
-            yield from outbox_tables(known.outbox)
+        if recent.outbox:
+            yield from outbox_tables(recent.outbox)
         if measurement is None:
             return
         yield _single(
-            "rmq_scrape_duration_seconds", "Duration of the queries to Redis for this scrape.", known.seconds
+            "rmq_scrape_duration_seconds", "Duration of the queries to Redis for this scrape.", recent.seconds
         )
-        yield from _servers(known.servers)
-        if known.workers is not None:
-            yield _single("rmq_workers", "Live worker processes.", known.workers)
-        if known.schedules:
-            yield from schedule_tables(known.schedules)
+        yield from _servers(recent.servers)
+        if recent.workers is not None:
+            yield _single("rmq_workers", "Live worker processes.", recent.workers)
+        if recent.schedules:
+            yield from schedule_tables(recent.schedules)
         yield from _depths(measurement)
         yield from _slots(measurement)
         yield from _serving(measurement)
@@ -336,27 +336,29 @@ def _operations() -> Operations:
 
 
 def _servers(found: list[ServerInfo]) -> Iterable[Table]:
-    known = [one for one in found if "role" in one.info]
+    reached = [one for one in found if "role" in one.info]
     values = (
         (
             "writable",
             "1 if the server takes writes, 0 if it refuses them.",
-            [int(not one.refusals) for one in known],
+            [int(not one.refusals) for one in reached],
         ),
         (
             "memory_used_bytes",
             "Memory of the server that counts for its limit.",
-            [one.memory_used for one in known],
+            [one.memory_used for one in reached],
         ),
         (
             "memory_limit_bytes",
             "Its limit, maxmemory; none without one.",
-            [one.memory_limit for one in known],
+            [one.memory_limit for one in reached],
         ),
     )
     for name, text, column in values:
         rows = [
-            ((server.node,), value) for server, value in zip(known, column, strict=True) if value is not None
+            ((server.node,), value)
+            for server, value in zip(reached, column, strict=True)
+            if value is not None
         ]
         yield MetricTable("gauge", f"rmq_redis_{name}", text, ("node",), rows)
 
@@ -366,13 +368,13 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[tuple[str, ...], float]], 
 
 
 def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
-    known = [one for one in found if one.totals is not None]
+    counted = [one for one in found if one.totals is not None]
     yield _gauge(
         "messages",
         "Messages by state: waiting, running, claimed (held by Spark), resting (after a failure), dead.",
         (
             ((one.figures.topic.name, state), getattr(one.depth or one.figures, field))
-            for one in known
+            for one in counted
             for state, field in STATES.items()
         ),
         "state",
@@ -380,7 +382,7 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     yield _gauge(
         "messages_due",
         "Messages that could be taken now: waiting, rested after a failure, timed out in flight, or lapsed.",
-        (((one.figures.topic.name,), (one.depth or one.figures).due) for one in known),
+        (((one.figures.topic.name,), (one.depth or one.figures).due) for one in counted),
     )
     yield _gauge(
         "oldest_due_age_seconds",
@@ -405,7 +407,7 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     yield _gauge(
         "measured_age_seconds",
         "Age of depths: 3 s, at most 11; of topics with very many slots also of counters, which workers sample every minute.",
-        (((one.figures.topic.name,), max(0, one.now_ms - one.sampled_ms) / 1000) for one in known),
+        (((one.figures.topic.name,), max(0, one.now_ms - one.sampled_ms) / 1000) for one in counted),
     )
 
 
@@ -439,14 +441,14 @@ def _slots(found: list[TopicMetrics]) -> Iterable[Table]:
 
 
 def _serving(found: list[TopicMetrics]) -> Iterable[Table]:
-    known = [one.figures for one in found if not one.figures.workers_problem]
+    figures = [one.figures for one in found if not one.figures.workers_problem]
     yield _gauge(
         "topic_workers",
         "Live worker processes that serve the topic.",
-        (((one.topic.name,), one.consumers) for one in known),
+        (((one.topic.name,), one.consumers) for one in figures),
     )
     yield _gauge(
-        "topic_threads", "Threads of these workers.", (((one.topic.name,), one.threads) for one in known)
+        "topic_threads", "Threads of these workers.", (((one.topic.name,), one.threads) for one in figures)
     )
 
 
@@ -467,13 +469,13 @@ def _seconds_since(at_ms: int | None, now_ms: int) -> float:
 
 
 def _counters(found: list[TopicMetrics]) -> Iterable[Table]:
-    known = [(one.figures.topic.name, one.totals) for one in found if one.totals is not None]
+    totals_of_topics = [(one.figures.topic.name, one.totals) for one in found if one.totals is not None]
     for name, (field, text) in COUNTERS.items():
-        values = ((topic, getattr(totals, field)) for topic, totals in known)
+        values = ((topic, getattr(totals, field)) for topic, totals in totals_of_topics)
         rows = [((topic,), value) for topic, value in values if value is not None]
         yield MetricTable("counter", f"rmq_{name}", text, ("topic",), rows)
     failed = list[tuple[tuple[str, str], float]]()
-    for topic, totals in known:
+    for topic, totals in totals_of_topics:
         if totals.expired is not None and totals.rejected is not None:
             overran = totals.overran or 0
             failed.append(((topic, "error"), totals.failed - totals.expired - totals.rejected - overran))
@@ -490,14 +492,18 @@ def _counters(found: list[TopicMetrics]) -> Iterable[Table]:
 
 
 def _histograms(found: list[TopicMetrics]) -> Iterable[Table]:
-    known = [(one.figures.topic, one.times) for one in found if one.times is not None]
+    histories = [(one.figures.topic, one.times) for one in found if one.times is not None]
     yield HistogramTable(
         "rmq_delivery_lateness_seconds",
         "Time from the due time of a message to its first delivery.",
-        [(topic.name, times.late, times.late_ms / 1000) for topic, times in known if not topic.is_priority],
+        [
+            (topic.name, times.late, times.late_ms / 1000)
+            for topic, times in histories
+            if not topic.is_priority
+        ],
     )
     yield HistogramTable(
         "rmq_listener_duration_seconds",
         "Duration of calls of the listener.",
-        [(topic.name, times.took, times.took_us / 1_000_000) for topic, times in known],
+        [(topic.name, times.took, times.took_us / 1_000_000) for topic, times in histories],
     )

@@ -41,9 +41,9 @@ _server: tuple[Config, dict[str, str | int]] | None = None
 
 def attributes(topic: str | None, operation: str) -> dict[str, str | int]:
     """Return the attributes of all spans and metrics of an operation; ``topic`` is None if it concerns several topics."""
-    named: SendOptions = {} if topic is None else {TOPIC: topic}
+    destination: SendOptions = {} if topic is None else {TOPIC: topic}
     kind = TYPES.get(operation, operation)
-    return {SYSTEM: "rmq", OPERATION: operation, OPERATION_TYPE: kind, **named, **_server_attributes()}
+    return {SYSTEM: "rmq", OPERATION: operation, OPERATION_TYPE: kind, **destination, **_server_attributes()}
 
 
 def error_type(error: BaseException) -> str:

@@ -247,8 +247,8 @@ def remove_message(
 
     Raises ``InvalidMessage`` or ``UnknownTopic`` at the call; if it is done at once, also ``ServerTrouble``.
     """
-    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
-    return _take_back("remove", topic, named, on_commit, using)
+    identity = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("remove", topic, identity, on_commit, using)
 
 
 def cancel_message(
@@ -269,8 +269,8 @@ def cancel_message(
     Returns the words of ``remove_message``, or ``claimed``: a Spark consumer has it, and cannot be notified. Only the
     delivery that runs now is cancelled, no later one.
     """
-    named = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
-    return _take_back("cancel", topic, named, on_commit, using)
+    identity = {"body": body, "key": key, "slot_basis": slot_basis, "id": id}
+    return _take_back("cancel", topic, identity, on_commit, using)
 
 
 aremove_message = coroutine_of(remove_message)
@@ -577,8 +577,8 @@ aensure_message = coroutine_of(ensure_message, partial(_send_shared, "ensure"))
 
 def _unknown_option(function: Callable[..., object], name: object, unknown: Iterable[str]) -> TypeError:
     """Return the error about an option that ``function`` does not have; it says which one the topic takes."""
-    option, known = next(iter(unknown)), list(signature(function).parameters)[:-1]
-    text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, known)}"
+    option, options = next(iter(unknown)), list(signature(function).parameters)[:-1]
+    text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, options)}"
     declared = get_config().topics.get(name) if isinstance(name, str) else None
     if declared is None:
         return TypeError(text.removesuffix("."))

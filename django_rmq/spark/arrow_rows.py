@@ -394,7 +394,7 @@ class Inserting:
     def _read(self) -> None:
         # Otherwise the first reading would last as long as loading.
         self._broker.load_scripts()
-        pipeline, asked = self._broker.pipeline(), time.monotonic()
+        pipeline, sent_at = self._broker.pipeline(), time.monotonic()
         for call in transaction_time():
             pipeline.add(call)
         reply = pipeline.execute()[-1]
@@ -403,7 +403,7 @@ class Inserting:
         if isinstance(reply, RmqError):
             self.decline()
         else:
-            self._reading = reply, asked
+            self._reading = reply, sent_at
 
 
 class ArrowBulk:

@@ -140,21 +140,23 @@ class ServerAddress(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _broker(server: ServerAddress) -> Broker:
-    given: dict[str, object] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
+    client_options: dict[str, object] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
     if server.provider is not None:
-        given["credential_provider"] = _credentials(server.provider)
+        client_options["credential_provider"] = _credentials(server.provider)
     urls = redis_url.several(server.url) if server.is_cluster else [server.url]
     try:
         if server.is_cluster:
             seeds, options = parse_seeds(urls)
             return ClusterBroker(
-                Cluster(seeds, {**options, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE),
+                Cluster(
+                    seeds, {**options, **client_options, **clients.own_options()}, patience=CLUSTER_PATIENCE
+                ),
                 server.prefix,
             )
-        return RedisBroker(server.client(given), server.prefix)
+        return RedisBroker(server.client(client_options), server.prefix)
     except (ValueError, TypeError) as error:
         where = ", ".join(map(redis_url.printable_url, urls))
-        told_why = redis_url.unusable(where, given, error)
+        told_why = redis_url.unusable(where, client_options, error)
         raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
 
 
@@ -189,8 +191,8 @@ def topic_of(name: str, definition: Definition | None, **local: Any) -> Topic:
             "django_rmq.spark.declaring.declare"
         )
     # Settings that a later version has registered are ignored.
-    known = {field.name for field in fields(Topic)}
-    parts = {name: value for name, value in definition.items() if name in known}
+    names = {field.name for field in fields(Topic)}
+    parts = {name: value for name, value in definition.items() if name in names}
     try:
         base_ms, cap_ms = definition["backoff"]
         parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}

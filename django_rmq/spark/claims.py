@@ -213,20 +213,20 @@ class Lease:
             for slot, number in held.items()
         )
         sizes = list(walk(self._broker, calls))
-        gone = [slot for slot, size in zip(held, sizes, strict=True) if size is None]
-        if not gone:
+        vanished = [slot for slot, size in zip(held, sizes, strict=True) if size is None]
+        if not vanished:
             return
         lost = 0
-        reads = (claims.read_claim(self._topic, slot, self._holder, held[gone[0]]) for slot in gone)
-        for slot, read in zip(gone, walk(self._broker, reads), strict=True):
+        reads = (claims.read_claim(self._topic, slot, self._holder, held[vanished[0]]) for slot in vanished)
+        for slot, claim in zip(vanished, walk(self._broker, reads), strict=True):
             # Acknowledged claims are not lost: a listener was faster than the next poll.
-            lost += read.state in ("lost", "returned")
+            lost += claim.state in ("lost", "returned")
             with self._lock:
                 if self._held.get(slot) == held[slot]:
                     del self._held[slot]
         if lost:
             self.warn(
-                held[gone[0]],
+                held[vanished[0]],
                 f"in {lost} slots its lease ended, or it was given back, while Spark processed the batch. Their "
                 "messages are delivered again",
             )
@@ -345,23 +345,23 @@ class Claims:
         newest = 0
         lost = 0
         ending: list[tuple[int, int]] = []
-        for slot, read in zip(slots, self.reads(slots, consumer), strict=True):
-            newest = max(newest, read.number)
-            if read.number > self._newest and consumer in self._known:
+        for slot, claim in zip(slots, self.reads(slots, consumer), strict=True):
+            newest = max(newest, claim.number)
+            if claim.number > self._newest and consumer in self._known:
                 raise self._used_twice(consumer)
-            if read.number > committed > 0 and read.state == "acked":
-                raise self._too_old(read.number)
-            is_own = read.number == committed and (own is None or slot in own)
-            if read.number > committed and read.state in ("open", "sealed"):
-                self.lease.hold(slot, consumer, read.number)
-            elif is_own and read.state in ("open", "sealed", "acked"):
-                ending.append((slot, read.number))
-            elif read.number <= committed and read.state in ("open", "sealed"):
+            if claim.number > committed > 0 and claim.state == "acked":
+                raise self._too_old(claim.number)
+            is_own = claim.number == committed and (own is None or slot in own)
+            if claim.number > committed and claim.state in ("open", "sealed"):
+                self.lease.hold(slot, consumer, claim.number)
+            elif is_own and claim.state in ("open", "sealed", "acked"):
+                ending.append((slot, claim.number))
+            elif claim.number <= committed and claim.state in ("open", "sealed"):
                 # An open claim came too late for its batch, and was never read. A sealed one is of another query, which had
                 # the name of this consumer before, and has not recorded it here.
-                self._return(slot, consumer, read.number)
+                self._return(slot, consumer, claim.number)
             else:
-                lost += is_own and read.state in ("lost", "returned")
+                lost += is_own and claim.state in ("lost", "returned")
                 self.lease.let_go(slot)
         lost += self._end(consumer, ending)
         if lost:
@@ -377,9 +377,9 @@ class Claims:
     def acknowledge(self, consumer: str, committed: int, slots: Sequence[int]) -> int:
         """Acknowledge the claim ``committed`` in ``slots``, without holding any; return how many slots had one."""
         ending = [
-            (slot, read.number)
-            for slot, read in zip(slots, self.reads(slots, consumer), strict=True)
-            if 0 < read.number == committed and read.state in ("open", "sealed", "acked")
+            (slot, claim.number)
+            for slot, claim in zip(slots, self.reads(slots, consumer), strict=True)
+            if 0 < claim.number == committed and claim.state in ("open", "sealed", "acked")
         ]
         # Another process, or the query itself, has acknowledged it first.
         self._end(consumer, list(ending))
@@ -431,9 +431,11 @@ class Claims:
     def due(self) -> int:
         """Return how many messages can be claimed, once all is back whose rest, time-out or lease is over."""
         counts = self.counts(range(self._topic.slots))
-        held = [slot for slot, count in enumerate(counts) if count.retry or count.prepare or count.claimed]
-        if self.bring_back(held):
-            for slot, count in zip(held, self.counts(held), strict=True):
+        occupied = [
+            slot for slot, count in enumerate(counts) if count.retry or count.prepare or count.claimed
+        ]
+        if self.bring_back(occupied):
+            for slot, count in zip(occupied, self.counts(occupied), strict=True):
                 counts[slot] = count
         return sum(count.due for count in counts)
 
@@ -442,14 +444,14 @@ class Claims:
 
         A script takes some hundred at most, so this repeats it until nothing is left.
         """
-        total, left = 0, list(slots)
-        while left:
+        total, rest = 0, list(slots)
+        while rest:
             # Each moves some hundred messages, and Redis serves nobody else between the calls of one round trip.
-            ended = list(walk(self._broker, (ack.expire(self._topic, slot) for slot in left), RETURNS))
-            rested = list(walk(self._broker, (ack.promote(self._topic, slot) for slot in left), RETURNS))
-            moved = {slot: sum(pair) for slot, *pair in zip(left, ended, rested, strict=True)}
+            ended = list(walk(self._broker, (ack.expire(self._topic, slot) for slot in rest), RETURNS))
+            rested = list(walk(self._broker, (ack.promote(self._topic, slot) for slot in rest), RETURNS))
+            moved = {slot: sum(pair) for slot, *pair in zip(rest, ended, rested, strict=True)}
             total += sum(moved.values())
-            left = [slot for slot, count in moved.items() if count]
+            rest = [slot for slot, count in moved.items() if count]
         return total
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
@@ -505,9 +507,9 @@ class Claims:
     def _counts_of(self, slots: list[int]) -> dict[int, Counts]:
         """Return the counts of slots, after what a dead consumer held there is back: until then it shuts them."""
         counts = dict(zip(slots, self.counts(slots), strict=True))
-        held = [slot for slot, count in counts.items() if count.claimed]
-        if self.bring_back(held):
-            counts.update(zip(held, self.counts(held), strict=True))
+        occupied = [slot for slot, count in counts.items() if count.claimed]
+        if self.bring_back(occupied):
+            counts.update(zip(occupied, self.counts(occupied), strict=True))
         return counts
 
     def _shares(self, due: dict[int, int], counts: dict[int, Counts], budget: int) -> dict[int, int]:
@@ -583,11 +585,11 @@ class Claims:
         """
         sizes: dict[int, int] = {}
         reads = self.reads(slots, consumer, number)
-        for slot, read in zip(slots, reads, strict=True):
-            if read.number > number or (read.number == number and read.state == "acked"):
+        for slot, claim in zip(slots, reads, strict=True):
+            if claim.number > number or (claim.number == number and claim.state == "acked"):
                 raise self._too_old(number)
-            if read.state == "sealed" and read.size:
-                sizes[slot] = read.size
+            if claim.state == "sealed" and claim.size:
+                sizes[slot] = claim.size
         # A driver before this one made what is not held here, and its lease may end before the next renewal of all.
         held = set(self.lease.slots(number))
         taken_over = [slot for slot in sizes if slot not in held]

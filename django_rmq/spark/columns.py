@@ -156,9 +156,9 @@ class WriteColumns:
     def __init__(
         self, schema: StructType, body_columns: Sequence[str], what: str, topic: Topic | None
     ) -> None:
-        known = {*OPTION_COLUMNS, *METADATA.fieldNames()} - set(body_columns)
+        reserved = {*OPTION_COLUMNS, *METADATA.fieldNames()} - set(body_columns)
         lower = {name: name.lower() for name in schema.fieldNames()}
-        self._ours = {name: low if low in known else name for name, low in lower.items()}
+        self._ours = {name: low if low in reserved else name for name, low in lower.items()}
         types = {self._ours[field.name]: field.dataType for field in schema.fields}
         if len(types) < len(schema.fields):
             raise ConfigurationError(
@@ -205,9 +205,9 @@ class WriteColumns:
 
 def taken_by(topic: Topic) -> set[str]:
     """Return the option columns that a topic takes."""
-    taken = {_SCORED.get(topic.type, "delay")}
-    taken |= set() if topic.slot_basis is not None else {"slot_basis"}
-    return taken | WITH_KEYS if topic.keyed else taken
+    names = {_SCORED.get(topic.type, "delay")}
+    names |= set() if topic.slot_basis is not None else {"slot_basis"}
+    return names | WITH_KEYS if topic.keyed else names
 
 
 def needed_by(topic: Topic) -> list[str]:
@@ -303,19 +303,19 @@ def rows_of(
     ``columns``: those of the options; times are in ms. ``bodies`` are encoded; ``parsed``: the same as plain data, if
     SLOT_BASIS needs it. ``now_ms``: the server's clock.
     """
-    given, scored = set(columns), _SCORED.get(topic.type)
+    column_names, scored = set(columns), _SCORED.get(topic.type)
     if (
         topic.is_fifo
         or topic.origin
         or topic.accumulate
-        or given - {"key", "slot_basis", scored}
+        or column_names - {"key", "slot_basis", scored}
         or not bodies
     ):
         return None
-    if topic.keyed != ("key" in given):
+    if topic.keyed != ("key" in column_names):
         return None
     members = _keys(batch.column("key")) if topic.keyed else bodies
-    column = batch.column(scored) if scored in given else None
+    column = batch.column(scored) if scored in column_names else None
     if topic.is_priority and topic.default_priority is not None:
         default = pa.scalar(topic.default_priority, pa.int64())
         column = pa.repeat(default, len(bodies)) if column is None else pc.coalesce(column, default)
@@ -325,10 +325,10 @@ def rows_of(
     scores, ranges = (None, when) if topic.type is TopicType.RANGE_MERGE else (when, None)
     if ranges is not None and len(set(members)) < len(members):
         return None
-    if topic.slot_basis is None and "slot_basis" not in given:
+    if topic.slot_basis is None and "slot_basis" not in column_names:
         return ArrowRows(members, build, scores, ranges, _enveloped(bodies) if topic.keyed else None)
     try:
-        bases = _bases(topic, batch, given, parsed)
+        bases = _bases(topic, batch, column_names, parsed)
         envelopes = _enveloped(bodies, bases) if topic.keyed and bases is not None else None
     except InvalidMessage:
         return None

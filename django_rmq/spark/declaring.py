@@ -30,10 +30,10 @@ def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  #
 
     Raises ``ConfigurationError`` for an invalid setting, and ``TopicMismatch`` if Redis has another definition.
     """
-    given = SourceOptions(
+    source_options = SourceOptions(
         {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "declare"
     )
-    name = given.topic()
+    name = source_options.topic()
     if type not in TYPES:
         raise ConfigurationError(
             f"topic {name}: type must be one of {', '.join(TYPES)}, got {abbreviated(type)}"
@@ -43,7 +43,7 @@ def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  #
     if settings.get("slot_basis") is not None and settings.get("body", "json") != "json":
         raise ConfigurationError(f'topic {name}: slot_basis is a field of the body, which needs body="json"')
     topic = Topic(name, TopicType(type), **settings)
-    register_topics(broker_of(given), [topic])
+    register_topics(broker_of(source_options), [topic])
     return topic
 
 

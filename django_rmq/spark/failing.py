@@ -72,10 +72,10 @@ def _outcomes(
     """Return ``outcome, messages`` of the answers of ``act`` for each row."""
     from pyspark.sql import functions as sql
 
-    given = dict(options)
+    own_options = dict(options)
 
     def outcomes(rows: pa.Array) -> pa.Array:
-        broker, topic = _reached(given)
+        broker, topic = _reached(own_options)
         words: list[str] = []
         for first in range(0, len(rows), BATCH):
             words += act(broker, topic, rows.slice(first, BATCH).to_pylist())
@@ -108,10 +108,10 @@ def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Callable
 
 
 def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
-    given = SourceOptions(
+    source_options = SourceOptions(
         {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task"
     )
-    return reached(given)
+    return reached(source_options)
 
 
 def _each_slot(
@@ -121,14 +121,14 @@ def _each_slot(
     by_slot: defaultdict[int, list[int]] = defaultdict(list)
     for at, row in enumerate(rows):
         by_slot[row["slot"]].append(at)
-    asked = [
+    places_by_slot = [
         (slot, places[first : first + STEP])
         for slot, places in by_slot.items()
         for first in range(0, len(places), STEP)
     ]
-    calls = [call(slot, [rows[at] for at in places]) for slot, places in asked]
+    calls = [call(slot, [rows[at] for at in places]) for slot, places in places_by_slot]
     outcomes = [""] * len(rows)
-    for (_, places), answer in zip(asked, walk(broker, calls, len(calls)), strict=True):
+    for (_, places), answer in zip(places_by_slot, walk(broker, calls, len(calls)), strict=True):
         for at, word in zip(places, answer, strict=True):
             outcomes[at] = words.get(word, word)
     return outcomes
@@ -149,17 +149,17 @@ def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
 
 
 def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    known = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
-    slots = sorted({rows[at]["slot"] for at in known})
+    located = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
+    slots = sorted({rows[at]["slot"] for at in located})
     reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
-    numbers = {slot: read.number for slot, read in zip(slots, reads, strict=True)}
+    numbers = {slot: claim.number for slot, claim in zip(slots, reads, strict=True)}
 
     def call(slot: int, part: Rows) -> Call[list[str]]:
         failures = [Failure(row["member"], row["kind"], error=row["error"] or "") for row in part]
         return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
 
     outcomes = ["not_found"] * len(rows)
-    for at, word in zip(known, _each_slot(broker, [rows[at] for at in known], call, {}), strict=True):
+    for at, word in zip(located, _each_slot(broker, [rows[at] for at in located], call, {}), strict=True):
         outcomes[at] = word
     return outcomes
 
@@ -202,8 +202,8 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
     """
     from pyspark.sql import functions as sql
 
-    given = _options(options, "fail")
-    _, topic = reached(given)
+    source = _options(options, "fail")
+    _, topic = reached(source)
     name = "key" if topic.keyed else "value"
     if missing := {"slot", name} - set(frame.columns):
         raise ConfigurationError(
@@ -217,17 +217,17 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
         (sql.lit(error) if isinstance(error, str) else error).cast("string").alias("error"),
     )
     outcomes: dict[str, int] = {
-        row.outcome: row.messages for row in fail_rows(rows, options, given.consumer).collect()
+        row.outcome: row.messages for row in fail_rows(rows, options, source.consumer).collect()
     }
     noted = outcomes.pop("ok", 0) + outcomes.pop("again", 0)
     if strangers := outcomes.pop("not_found", 0):
         raise ValueError(
-            f"{strangers} of {strangers + noted} rows are not messages of the batch of {given.consumer}: fail needs "
+            f"{strangers} of {strangers + noted} rows are not messages of the batch of {source.consumer}: fail needs "
             f"slot and {name} as they were read"
         )
     if lost := sum(outcomes.values()):
         raise LostRace(
-            f"the batch of {given.consumer} on topic {topic.name} is no longer its own: {lost} of the rows are "
+            f"the batch of {source.consumer} on topic {topic.name} is no longer its own: {lost} of the rows are "
             "delivered again as they were"
         )
     return noted
@@ -243,20 +243,20 @@ def fail_batch(options: Mapping[str, str]) -> int:
 
     Raises ``ConfigurationError`` without ``consumerId``, and ``ServerUnavailable`` after ``patience`` seconds.
     """
-    given = _options(options, "fail_batch")
-    consumer, patience = given.consumer, RetryPolicy(given.patience, f"topic {given.topic()}")
+    source = _options(options, "fail_batch")
+    consumer, patience = source.consumer, RetryPolicy(source.patience, f"topic {source.topic()}")
 
     def give_back() -> int:
-        broker, topic = reached(given)
+        broker, topic = reached(source)
         slots = range(topic.slots)
         reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
         messages = 0
-        for slot, read in zip(slots, reads, strict=True):
+        for slot, claim in zip(slots, reads, strict=True):
             # A claim that is lost already goes back by itself; this continues one whose answer was not received.
-            if read.state not in ("sealed", "lost"):
+            if claim.state not in ("sealed", "lost"):
                 continue
-            messages += read.size
-            while broker.run(claims.return_claim(topic, slot, consumer, read.number, spent=True))[1]:
+            messages += claim.size
+            while broker.run(claims.return_claim(topic, slot, consumer, claim.number, spent=True))[1]:
                 pass
         return messages
 
@@ -264,9 +264,9 @@ def fail_batch(options: Mapping[str, str]) -> int:
 
 
 def _options(options: Mapping[str, str], who: str) -> SourceOptions:
-    given = SourceOptions(options, STREAM, who)
-    if given.text("consumerId") is None:
+    source_options = SourceOptions(options, STREAM, who)
+    if source_options.text("consumerId") is None:
         raise ConfigurationError(
             f"option consumerId is missing: {who} needs the one with which the stream was loaded"
         )
-    return given
+    return source_options

@@ -52,11 +52,11 @@ def system_java() -> Path | None:
     Raises ``ConfigurationError`` for a JAVA_HOME without a Java, so that a mistake is not hidden by another
     Java.
     """
-    named = os.environ.get("JAVA_HOME")
-    if named and not os.access(Path(named) / "bin" / "java", os.X_OK):
-        raise ConfigurationError(f"JAVA_HOME is {named!r}, which does not contain bin/java")
+    home = os.environ.get("JAVA_HOME")
+    if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
+        raise ConfigurationError(f"JAVA_HOME is {home!r}, which does not contain bin/java")
     on_path = shutil.which("java")
-    for java in (Path(named) / "bin" / "java" if named else None, Path(on_path) if on_path else None):
+    for java in (Path(home) / "bin" / "java" if home else None, Path(on_path) if on_path else None):
         if java is not None and version_of(java) >= OLDEST:
             return java.resolve().parent.parent
     return None
@@ -194,13 +194,13 @@ def open_session(
 
     builder = SparkSession.builder.appName(name)
     if remote is not None:
-        chosen = {**OF_A_SESSION, **(conf or {})}
+        settings = {**OF_A_SESSION, **(conf or {})}
         builder = builder.remote(remote)
     else:
         master = master or LOCAL
-        chosen = _settings(master, conf or {})
+        settings = _settings(master, conf or {})
         builder = builder.master(master)
-    for key, value in chosen.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     # Spark logs a Python traceback before it raises; the error itself is enough.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)

@@ -25,8 +25,8 @@ class Acknowledger(StreamingQueryListener):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        known = {name.lower() for name in CONNECTION}
-        self._options = {name: value for name, value in options.items() if name.lower() in known}
+        names = {name.lower() for name in CONNECTION}
+        self._options = {name: value for name, value in options.items() if name.lower() in names}
         # A listener must not delay Spark; what cannot be acknowledged now is acknowledged at the next poll.
         self._at_once = {**self._options, "patience": "0"}
         self._topics = set(SourceOptions(self._options, CONNECTION, "Acknowledger").names("topic"))

@@ -110,7 +110,7 @@ def entry_batch(
     ]
     if len(schema) > len(columns):
         rows = [_told(topic, queue, entry) for entry in entries]
-        known: Sequence[Death | FailureRecord | None] = deaths or [
+        failures: Sequence[Death | FailureRecord | None] = deaths or [
             _failure(queue, entry) for entry in entries
         ]
         columns += [
@@ -118,11 +118,11 @@ def entry_batch(
             _instants([row[0] for row in rows]),
             pa.array([row[1] for row in rows], pa.int32()),
             _instants([row[2] for row in rows]),
-            pa.array([one and one.error.decode(errors="replace") for one in known], pa.string()),
+            pa.array([one and one.error.decode(errors="replace") for one in failures], pa.string()),
             _instants([entry.score if queue == "dead" else None for entry in entries]),
-            pa.array([one and _reason(one) for one in known], pa.string()),
-            pa.array([one and one.times for one in known], pa.int32()),
-            pa.array([one.first_score if isinstance(one, Death) else None for one in known], pa.float64()),
+            pa.array([one and _reason(one) for one in failures], pa.string()),
+            pa.array([one and one.times for one in failures], pa.int32()),
+            pa.array([one.first_score if isinstance(one, Death) else None for one in failures], pa.float64()),
             pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
             pa.array(envelopes if topic.keyed else [None] * n, pa.binary()),
             pa.array(map(_headers, repeat(topic), entries, envelopes), pa.map_(pa.string(), pa.string())),
@@ -160,14 +160,14 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
         return None, None, None
     own = content_of(topic, entry.member, entry.envelope).max_retries
     failure = _failure(queue, entry)
-    left = retries_left(topic, queue, score, failure.times if failure else 0, own)
-    left = topic.retries_of(own) if left is None else left
+    retries = retries_left(topic, queue, score, failure.times if failure else 0, own)
+    retries = topic.retries_of(own) if retries is None else retries
     if queue == "prepare":
-        return None, left, (score // 1000 + topic.timeout + 1) * 1000
+        return None, retries, (score // 1000 + topic.timeout + 1) * 1000
     if queue != "retry" and (topic.is_priority or is_retry(topic, score)):
-        return None, left, None
+        return None, retries, None
     has_fraction = (queue == "retry" or topic.is_fifo) and math.isfinite(score)
-    return math.floor(score) if has_fraction else score, left, None
+    return math.floor(score) if has_fraction else score, retries, None
 
 
 def _instants(ms: Sequence[float | None]) -> object:
@@ -291,12 +291,12 @@ class LiveRows:
     def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
         ranks = range(rank, rank + pages * size, size)
         for first, rows in zip(ranks, self._patience(lambda: self._pages(ranks)), strict=True):
-            known = 0 if self._place is None else self._place.passed(rows)
-            if first and not known:
+            passed = 0 if self._place is None else self._place.passed(rows)
+            if first and not passed:
                 self._rank = None
                 return
             self._rank = first + size
-            yield self._take(rows[2 * known :], is_last=len(rows) // 2 < size + (first > 0))
+            yield self._take(rows[2 * passed :], is_last=len(rows) // 2 < size + (first > 0))
             if self._is_over:
                 return
 
@@ -395,8 +395,8 @@ class Reader(DataSourceReader):
         for name in self._topics:
             topic = topic_of(name, definitions.of(name))
             slots = self._options.slots(topic.slots)
-            asked = [inspect.count(topic, slot) for slot in slots]
-            for slot, counts in zip(slots, walk(broker, asked), strict=True):
+            calls = [inspect.count(topic, slot) for slot in slots]
+            for slot, counts in zip(slots, walk(broker, calls), strict=True):
                 for queue in self._queues:
                     size = _size(counts, queue)
                     if size:
@@ -496,4 +496,4 @@ class PushdownReader(Reader):
             for task in partitions
             if isinstance(task, ReadTask)
         ]
-        return [ReadTask(left) for left in pieces if left]
+        return [ReadTask(part) for part in pieces if part]

@@ -91,12 +91,12 @@ class Table:
     driver: str | None = None
 
     def write(self, frame: DataFrame, query: str, number: int, *, may_repeat: bool) -> None:
-        named = _named(frame, query, number)
+        tagged = _named(frame, query, number)
         if may_repeat:
             # Without rows: this only creates the table if there is none.
-            self._append(named.limit(0))
-            self._delete(named.sparkSession, query, number)
-        self._append(named)
+            self._append(tagged.limit(0))
+            self._delete(tagged.sparkSession, query, number)
+        self._append(tagged)
 
     def _append(self, frame: DataFrame) -> None:
         writer = self._with_options(frame.write.format("jdbc"))
@@ -112,15 +112,15 @@ class Table:
         reader = self._with_options(session.read.format("jdbc"))
         reader = reader.option("sessionInitStatement", f"DELETE FROM {self.table} WHERE {where}")  # noqa: S608 - both are Spark's
         rows = reader.load()
-        left = rows.where((rows[names[QUERY]] == query) & (rows[names[BATCH]] == number)).count()
-        if left:
+        remaining = rows.where((rows[names[QUERY]] == query) & (rows[names[BATCH]] == number)).count()
+        if remaining:
             raise OperationRefused(
-                f"table {self.table} kept {left} rows of batch {number} of query {query} that were deleted"
+                f"table {self.table} kept {remaining} rows of batch {number} of query {query} that were deleted"
             )
 
     def _with_options(self, access: Access) -> Access:
-        chosen = access.option("url", self.url).option("dbtable", self.table)
-        return chosen.option("driver", self.driver) if self.driver else chosen
+        options = access.option("url", self.url).option("dbtable", self.table)
+        return options.option("driver", self.driver) if self.driver else options
 
 
 @dataclass

@@ -115,15 +115,15 @@ class SourceOptions:
 
     def number(self, name: str, default: float, *, low: float = -math.inf, high: float = math.inf) -> float:
         """Return an option as a number within its bounds."""
-        given = self.text(name)
-        if given is None:
+        text = self.text(name)
+        if text is None:
             return default
         try:
-            value = float(given)
+            value = float(text)
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise ConfigurationError(f"option {name} must be a number from {low} to {high}, got {given!r}")
+            raise ConfigurationError(f"option {name} must be a number from {low} to {high}, got {text!r}")
         return value
 
     def seconds(self, name: str, default: float, *, low: float = 0.0, high: float = DAY) -> float:
@@ -149,10 +149,10 @@ class SourceOptions:
 
     def flag(self, name: str, default: bool) -> bool:
         """Return an option as true or false."""
-        given = (self.text(name) or str(default)).lower()
-        if given not in ("true", "false"):
-            raise ConfigurationError(f"option {name} must be true or false, got {given!r}")
-        return given == "true"
+        text = (self.text(name) or str(default)).lower()
+        if text not in ("true", "false"):
+            raise ConfigurationError(f"option {name} must be true or false, got {text!r}")
+        return text == "true"
 
     def names(self, name: str, default: str = "") -> list[str]:
         """Return an option as a list of names."""

@@ -93,10 +93,10 @@ def split(sizes: dict[int, int], tasks: int, *, whole: bool = False) -> list[lis
             if not room:
                 parts.append([])
                 room = share
-            taken = size if whole else min(size - offset, room)
-            parts[-1].append(ClaimPart(slot, offset, taken))
-            offset += taken
-            room = max(0, room - taken)
+            part_size = size if whole else min(size - offset, room)
+            parts[-1].append(ClaimPart(slot, offset, part_size))
+            offset += part_size
+            room = max(0, room - part_size)
     return [part for part in parts if part]
 
 
@@ -112,16 +112,16 @@ class ClaimReader(NamedTuple):
         slot, offset, end = piece.slot, piece.offset, piece.offset + piece.rows
         claim = (self.topic, slot, task.consumer, task.number)
         first_page = min(FIRST_PAGE, piece.rows)
-        read = self.patience(lambda: self.broker.run(claims.read_claim(*claim, offset, first_page)))
-        if not read.rows:
+        page = self.patience(lambda: self.broker.run(claims.read_claim(*claim, offset, first_page)))
+        if not page.rows:
             return
-        yield self._batch(slot, read.rows, read.envelopes)
-        offset += len(read.rows) // 2
+        yield self._batch(slot, page.rows, page.envelopes)
+        offset += len(page.rows) // 2
         # If there are bodies, a script reads both together; Redis returns members alone faster without a
         # script.
-        plain = not read.envelopes
+        plain = not page.envelopes
         most, most_bytes = (MOST_ROWS, PAGE_BYTES) if plain else (BATCH, SCRIPT_BYTES)
-        size = min(fitting(read.rows, read.envelopes, most_bytes), most)
+        size = min(fitting(page.rows, page.envelopes, most_bytes), most)
         while offset < end:
             firsts = range(offset, min(end, offset + PAGES * size), size)
             parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))

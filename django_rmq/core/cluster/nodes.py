@@ -201,9 +201,9 @@ class Topology:
                 if not self._primaries:
                     raise trouble
                 return
-            known = list(self._nodes.values())
-            random.shuffle(known)
-            for node in sorted(known, key=lambda node: node.rests):
+            nodes = list(self._nodes.values())
+            random.shuffle(nodes)
+            for node in sorted(nodes, key=lambda node: node.rests):
                 try:
                     rows = node.ask("CLUSTER", "SLOTS")
                 except RedisError as error:

@@ -249,20 +249,20 @@ class NodeTrip:
     def _judge(self, node: Node, routed: RoutedCommand) -> None:
         """Decide whether an answered routed is done, repeated or redirected."""
         reply = routed.reply
-        asked, routed.asking = routed.asking, False
+        was_asking, routed.asking = routed.asking, False
         # ASK holds for one attempt only; the next one goes to the node that serves the hash slot.
-        if asked:
+        if was_asking:
             routed.node = None
         if not isinstance(reply, RedisError) or routed.hash_slot is None:
             return
         if isinstance(reply, AskError):
-            named = self._cluster.node(reply.host or node.host, reply.port)
+            target = self._cluster.node(reply.host or node.host, reply.port)
             # MOVED is the answer after a migration or a fail-over, for all later commands; ASK is one during a migration, for
             # this command only.
             if isinstance(reply, MovedError):
-                self._cluster.moved(routed.hash_slot, named)
+                self._cluster.moved(routed.hash_slot, target)
             else:
-                routed.node, routed.asking = named, True
+                routed.node, routed.asking = target, True
         # The node was restarted, or its scripts were flushed.
         elif isinstance(reply, NoScriptError):
             node.knows_scripts = False

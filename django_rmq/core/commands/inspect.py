@@ -53,8 +53,8 @@ AT_ONCE = 1_000
 
 def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
     """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
-    left = iter(calls)
-    while some := list(islice(left, at_once)):
+    remaining = iter(calls)
+    while some := list(islice(remaining, at_once)):
         yield from run_all(broker, some)
 
 
@@ -68,12 +68,12 @@ def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> It
 
 def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:
     """Return everything that ``owner`` holds in a slot; ``first`` is the first page. Raises ``RmqError``."""
-    held = first
+    deliveries = first
     page: list[HeldReply] | None = first
     while page and len(page) == BATCH:
-        page = broker.run(fetch.held(topic, slot, owner, len(held), BATCH))
-        held = [*held, *(page or ())]
-    return held
+        page = broker.run(fetch.held(topic, slot, owner, len(deliveries), BATCH))
+        deliveries = [*deliveries, *(page or ())]
+    return deliveries
 
 
 def _entries(rows: list[Reply]) -> list[Entry]:
@@ -100,9 +100,13 @@ def _groups(reply: list[Reply]) -> DeadGroups:
     word, rows, *after = reply
     groups = [
         DeadGroup(
-            line, size, float(first), [*_pairs(hours)], [(member, float(at)) for member, at in _pairs(named)]
+            line,
+            size,
+            float(first),
+            [*_pairs(hours)],
+            [(member, float(at)) for member, at in _pairs(samples)],
         )
-        for line, size, first, hours, *named in rows
+        for line, size, first, hours, *samples in rows
     ]
     return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
 
@@ -139,10 +143,10 @@ def _found(reply: list[Reply]) -> FoundReply:
 def _sought(areas: Sequence[Area]) -> Callable[[list[Reply]], LocateReply]:
     def parse(reply: list[Reply]) -> LocateReply:
         members, looked = reply
-        left = [
+        cursors = [
             None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
         ]
-        return LocateReply(members, left)
+        return LocateReply(members, cursors)
 
     return parse
 

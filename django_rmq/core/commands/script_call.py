@@ -291,8 +291,8 @@ def signature(script: str) -> Signature:
     if script not in lua.all_names():
         return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
     declared = lua.declaration(script)
-    named = [argument.name for argument in declared.arguments]
-    facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in named]
+    names = [argument.name for argument in declared.arguments]
+    facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in names]
     while facts and not facts[-1]:
         facts.pop()
     return Signature(tuple(key.name for key in declared.keys), tuple(facts), declared.reads)

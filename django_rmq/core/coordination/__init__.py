@@ -218,9 +218,9 @@ def less(these: Owned, those: Owned) -> Owned:
     """Return the slots in ``these`` that are not in ``those``."""
     rest: Owned = {}
     for topic, ranges in these.items():
-        left = tuple(_less(ranges, those.get(topic, ())))
-        if left:
-            rest[topic] = left
+        difference = tuple(_less(ranges, those.get(topic, ())))
+        if difference:
+            rest[topic] = difference
     return rest
 
 

@@ -187,7 +187,7 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
     lacking = {w: count - held[w] for w, count in share.items() if count > held[w]}
     free = _gaps(slots, staying)
     grown: list[Piece] = []
-    left: list[tuple[int, int]] = []
+    unassigned: list[tuple[int, int]] = []
     before = {stop: owner for _, stop, owner in staying}
     after = {start: owner for start, _, owner in staying}
     for start, stop in free:
@@ -204,9 +204,9 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
             grown.append((stop - take, stop, owner))
             stop -= take
         if start < stop:
-            left.append((start, stop))
+            unassigned.append((start, stop))
     takers = deque((w, lack) for w, lack in sorted(lacking.items()) if lack)
-    for start, stop in left:
+    for start, stop in unassigned:
         while start < stop:
             w, lack = takers.popleft()
             take = min(lack, stop - start)
@@ -323,19 +323,19 @@ def assign(
     kept = [
         _still_valid(topic, previous.get(topic.name, ()), index, set(serving[topic.name])) for topic in served
     ]
-    held = [_count(runs) for runs in kept]
+    held_counts = [_count(runs) for runs in kept]
     shares = round_quotas(
         [topic.slots for topic in served],
         [one.threads for one in capacities],
         [serving[topic.name] for topic in served],
-        held,
+        held_counts,
     )
     return {
         topic.name: tuple(
             SlotRun(start, stop, capacities[owner].worker)
             for start, stop, owner in lay_out(topic.slots, runs, count_held, share)
         )
-        for topic, runs, count_held, share in zip(served, kept, held, shares, strict=True)
+        for topic, runs, count_held, share in zip(served, kept, held_counts, shares, strict=True)
     }
 
 

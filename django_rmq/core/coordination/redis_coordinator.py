@@ -242,8 +242,8 @@ class RedisCoordinator(SharedCoordinator):
                 # What changed before the subscription was not published to this worker.
                 self._poked.set()
                 while not self._stopped.is_set():
-                    known = {self._members, self._number}
-                    if any(str(version) not in known for _, version in changes.get(timeout=1.0)):
+                    versions = {self._members, self._number}
+                    if any(str(version) not in versions for _, version in changes.get(timeout=1.0)):
                         self._poked.set()
             except RmqError:
                 self._stopped.wait(RETRY_SECONDS)

@@ -131,14 +131,14 @@ class SlotOwnership:
 
 def _first(owned: Owned) -> Owned:
     """Return the first ``PART`` slots of ``owned``."""
-    left, part = PART, {}
+    room, part = PART, {}
     for topic, ranges in owned.items():
         pieces: list[range] = []
         for piece in ranges:
-            if left == 0:
+            if room == 0:
                 break
-            pieces.append(piece[:left])
-            left -= len(pieces[-1])
+            pieces.append(piece[:room])
+            room -= len(pieces[-1])
         if pieces:
             part[topic] = tuple(pieces)
     return part

@@ -86,8 +86,8 @@ def _evaluated(value: Any) -> object:
     if hasattr(type(value), "_setup"):
         result = make(*arguments)
     else:
-        function, positional, named = arguments[:3]
-        result = function(*positional, **named)
+        function, positional, keywords = arguments[:3]
+        result = function(*positional, **keywords)
     if isinstance(result, (dict, list, tuple)):
         _check_keys(result)
     return result

@@ -62,9 +62,9 @@ def parse(url: str) -> SplitResult:
 
 def database(parts: SplitResult) -> str | None:
     """Return the database that a URL names in its query or its path, or None if it names none."""
-    named = dict(reversed(parse_qsl(parts.query))).get("db")
-    if named:
-        return named
+    number = dict(reversed(parse_qsl(parts.query))).get("db")
+    if number:
+        return number
     return None if parts.scheme == "unix" else (parts.path.strip("/") or None)
 
 

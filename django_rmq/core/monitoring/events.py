@@ -123,16 +123,16 @@ class EventStream:
                 self._changed.wait_for(lambda: self._noted or self._is_closed)
                 self._changed.wait_for(lambda: self._is_urgent, GATHER_SECONDS)
                 noted, self._noted = self._noted, deque()
-                taken, self._waiting = self._waiting, 0
+                count, self._waiting = self._waiting, 0
                 dropped, self._dropped = self._dropped, 0
                 self._is_publishing = True
             try:
                 for payload in _payloads(self._lines(noted, dropped)):
                     self._broker.publish_events(payload)
             except RmqError as error:
-                self._failed(taken + dropped, error)
+                self._failed(count + dropped, error)
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                self._failed(taken + dropped, error, exc_info=True)
+                self._failed(count + dropped, error, exc_info=True)
             with self._changed:
                 self._is_publishing = False
                 self._changed.notify_all()

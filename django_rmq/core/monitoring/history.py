@@ -369,12 +369,12 @@ class Lateness:
 
     def percentile(self, part: float) -> float:
         """Return the lateness in ms that this fraction (0 … 1) of the messages did not exceed, interpolated in its class."""
-        wanted = part * self.messages
+        rank = part * self.messages
         for bucket, reached in enumerate(accumulate(self.counts)):
-            if reached >= wanted and self.counts[bucket]:
+            if reached >= rank and self.counts[bucket]:
                 low = EDGES_MS[bucket - 1] if bucket else 0
                 high = EDGES_MS[bucket] if bucket < len(EDGES_MS) else EDGES_MS[-1]
-                return low + (high - low) * (1 - (reached - wanted) / self.counts[bucket])
+                return low + (high - low) * (1 - (reached - rank) / self.counts[bucket])
         return 0.0
 
 

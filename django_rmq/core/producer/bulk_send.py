@@ -142,23 +142,23 @@ class BulkSend:
     def _send_again(self, trip: BulkTrip, found: Mapping[int, Sequence[Sent]]) -> None:
         """Send the messages without an answer again; add the results of the whole trip."""
         answers = {slot: iter(sent) for slot, sent in found.items()}
-        made: list[SendResult] = []
+        results: list[SendResult] = []
         refused: list[int] = []
         again: list[Outgoing] = []
         envelopes: Sequence[bytes | None] = trip.envelopes or [None] * len(trip.members)
         for slot, member, crc, envelope in zip(trip.slots, trip.members, trip.crcs, envelopes, strict=True):
             sent = next(answers[slot], None) if slot in answers else None
             if sent is None:
-                refused.append(len(made))
+                refused.append(len(results))
                 again.append(Outgoing(trip.topic, slot, member, self._score, envelope, crc=crc))
                 sent = Sent("failed", math.nan)
-            made.append(
+            results.append(
                 SendResult(trip.topic.name, slot, member, cast("SendStatus", sent.status), sent.score)
             )
         followed, errors = self._follow(again)
         for index, result in zip(refused, followed, strict=True):
-            made[index] = result
-        self._results.extend(made)
+            results[index] = result
+        self._results.extend(results)
         self.error = next(iter(errors.values()), self.error)
 
 
@@ -195,8 +195,8 @@ def _bases(topic: Topic, bodies: Sequence[Any], first: int) -> list[bytes]:
         values = [body.get(topic.slot_basis) for body in bodies]
         # Equal values of one of these types have one basis; 1 and True are equal, and have two.
         if set(map(type, values)) in ({int}, {str}):
-            known = {value: basis_bytes(value) for value in set(values)}
-            return [known[value] for value in values]
+            basis_by_value = {value: basis_bytes(value) for value in set(values)}
+            return [basis_by_value[value] for value in values]
     return _each(basis_of_field, topic, bodies, first)
 
 

@@ -64,8 +64,8 @@ def in_milliseconds(
     in_ms = dict(options)
     if TIMES.isdisjoint(in_ms):
         return in_ms
-    given = in_ms.get
-    check_placement(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
+    get = in_ms.get
+    check_placement(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
     for name in TIMES & in_ms.keys():
         value = in_ms[name]
         if value is None:
@@ -284,12 +284,12 @@ class Placement:
 def built(places: Placement, topic: Topic, body: object, options: SendOptions) -> Outgoing:
     """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``. Times are in ms, timeout in s."""
     topic = places.present(topic)
-    given = options.get
-    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
+    get = options.get
+    score = check_score(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
     raw = encode_body(topic, body)
-    basis = basis_of(topic, body, given("slot_basis"))
-    key, headers, expires = given("key"), given("headers"), given("expires")
-    retries, timeout = given("max_retries"), given("timeout")
+    basis = basis_of(topic, body, get("slot_basis"))
+    key, headers, expires = get("key"), get("headers"), get("expires")
+    retries, timeout = get("max_retries"), get("timeout")
     if (is_alone := topic.is_fifo and key is None) and basis is None:
         basis = line_basis(topic)
     if topic.identity == "body":

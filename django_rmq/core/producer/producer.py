@@ -167,9 +167,9 @@ def missed(
 
 def with_later(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
     """Return these indexes in order, and those of the removals that must come after them."""
-    again, late, chosen = [], set(), set(moved)
+    again, late, moved_indexes = [], set(), set(moved)
     for index, out in enumerate(messages):
-        if index in chosen:
+        if index in moved_indexes:
             late.add((out.topic.name, out.member))
         elif not out.removes or (out.topic.name, out.member) not in late:
             continue

@@ -129,10 +129,10 @@ class RedisBroker:
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
                 raise named(key, translate(error)) from error
-            known = keys.definition(key, name, before)
-            definition = change(known)
-            if definition == known:
-                return known
+            present = keys.definition(key, name, before)
+            definition = change(present)
+            if definition == present:
+                return present
             after = json.dumps(definition, sort_keys=True)
             # The script writes only if the definition is still the one that was read; otherwise another process was faster.
             if self.run(registry.redefine(name, before, after)):
@@ -192,12 +192,12 @@ class RedisBroker:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
         from django_rmq.core.commands import inspect, registry
 
-        chosen = list(topics)
+        checked = list(topics)
         attempts: list[Callable[[], object]] = [partial(self.run, registry.roster())]
-        attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in chosen]
-        if chosen:
-            attempts.append(lambda: self.wakeups(chosen).close())
-        return clients.refused(self.prefix, chosen, self._each, attempts)
+        attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in checked]
+        if checked:
+            attempts.append(lambda: self.wakeups(checked).close())
+        return clients.refused(self.prefix, checked, self._each, attempts)
 
     def _ask(self, *command: object) -> Reply:
         try:
@@ -479,9 +479,9 @@ class RedisPipeline:
 
     def _take_calls(self) -> tuple[list[Call[object]], list[Answer[object]]]:
         """Return the collected calls and their answers, and start collecting again."""
-        taken = self._calls, self._answers
+        calls_and_answers = self._calls, self._answers
         self._calls, self._answers = [], []
-        return taken
+        return calls_and_answers
 
     @staticmethod
     def _reply(connection: Connection) -> Reply:

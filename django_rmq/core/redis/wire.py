@@ -132,14 +132,14 @@ class Frames:
         topic, slot = place
         own, varying = call.own, -call.varying
         key = (id(topic), slot, varying, own[:varying])
-        known = self._known.get(key)
-        if known is None:
+        prepared = self._known.get(key)
+        if prepared is None:
             if topic.slots > FRAMES:
                 # With more slots than are remembered, most entries would be dropped before they are used
                 # again.
                 return packed(command(call, self._prefix, None))
-            known = self._remember(key, topic, call)
-        return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))
+            prepared = self._remember(key, topic, call)
+        return b"".join((prepared[1], *map(_argument, own[varying:]), self._NO_CLOCK))
 
     def _remember(self, key: tuple[object, ...], topic: Topic, call: Call[object]) -> tuple[Topic, bytes]:
         # Long-lived processes may send with many topics and options, and the memory must not grow with them.
@@ -147,5 +147,5 @@ class Frames:
             self._known.clear()
         whole = command(call, self._prefix, None)
         fixed = whole[: -1 - call.varying]
-        known = self._known[key] = topic, b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, fixed)))
-        return known
+        prepared = self._known[key] = topic, b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, fixed)))
+        return prepared

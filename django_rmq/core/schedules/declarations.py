@@ -61,9 +61,9 @@ class Declarations:
 
         An older version, which the present one has replaced, does not, as long as there are workers with the present version.
         """
-        now_ms, known = self._broker.now_ms(), self._read()
+        now_ms, records = self._broker.now_ms(), self._read()
         for name, each in self._declared.items():
-            record = known.get(name)
+            record = records.get(name)
             if record is None or record.is_removed or record.declared == each:
                 self._declare(each, record)
             # rule: an_older_version_replaces_the_present_one
@@ -78,7 +78,7 @@ class Declarations:
                 )
             else:
                 self._declare(each, record)
-        for record in self._undeclared(known.values()):
+        for record in self._undeclared(records.values()):
             logger.info(
                 "Schedule %s of topic %s is not declared here; it is removed when no worker has declared it "
                 "for %d s",
@@ -87,7 +87,7 @@ class Declarations:
                 GONE_SECONDS,
                 extra={"rmq_event": "schedule_undeclared", "rmq_topic": record.declared.topic},
             )
-        self._replan_changed_zones(known.values(), now_ms)
+        self._replan_changed_zones(records.values(), now_ms)
 
     def reconcile(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
         """Compare the schedules in Redis with those that are declared here, and change them; return whether any was changed."""
@@ -96,23 +96,25 @@ class Declarations:
             # rule: an_outage_counts_as_silence
             self._silent.clear()  # Redis was unavailable, so other workers could not renew their declarations.
         self._looked = now
-        known = {record.name: record for record in records}
-        self._renew(known, now_ms)
-        changed = [name for name, each in self._declared.items() if self._restore(each, known.get(name), now)]
-        changed += [record.name for record in self._undeclared(known.values()) if self._remove(record, now)]
-        for name in self._silent.keys() - known.keys():
+        stored = {record.name: record for record in records}
+        self._renew(stored, now_ms)
+        changed = [
+            name for name, each in self._declared.items() if self._restore(each, stored.get(name), now)
+        ]
+        changed += [record.name for record in self._undeclared(stored.values()) if self._remove(record, now)]
+        for name in self._silent.keys() - stored.keys():
             del self._silent[name]
-        return self._replan_changed_zones(known.values(), now_ms) or bool(changed)
+        return self._replan_changed_zones(stored.values(), now_ms) or bool(changed)
 
     def end(self) -> None:
         """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
-        known = self._read()
+        records = self._read()
         run_all(
             self._broker,
             [
                 calls.renew_schedule(name, ends=True)
                 for name, each in self._declared.items()
-                if name in known and known[name].declared == each
+                if name in records and records[name].declared == each
             ],
         )
 

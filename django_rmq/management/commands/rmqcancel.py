@@ -27,11 +27,11 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]
-        named = name_of(operations.config.topic(name), options)
-        if "id" in named:
-            outcomes = operations.cancel(name, named["id"]).outcomes
+        arguments = name_of(operations.config.topic(name), options)
+        if "id" in arguments:
+            outcomes = operations.cancel(name, arguments["id"]).outcomes
         else:
-            outcomes = {operations.cancel_sent(name, **named): 1}
+            outcomes = {operations.cancel_sent(name, **arguments): 1}
         if options["json"]:
             self.print_json({"outcomes": outcomes})
         else:

@@ -36,16 +36,14 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
-        chosen = parser.add_mutually_exclusive_group()
-        chosen.add_argument(
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument(
             "--once", action="store_true", help="send what is due in all topics, then say what is left"
         )
-        chosen.add_argument("--watch", action="store_true", help="send what is due until SIGTERM or Ctrl-C")
-        chosen.add_argument("--list", action="store_true", help="list rows, oldest first")
-        chosen.add_argument("--retry", nargs="+", metavar="ID", help="have these rows sent at once")
-        chosen.add_argument(
-            "--delete", nargs="+", metavar="ID", help="delete these rows; they are never sent"
-        )
+        group.add_argument("--watch", action="store_true", help="send what is due until SIGTERM or Ctrl-C")
+        group.add_argument("--list", action="store_true", help="list rows, oldest first")
+        group.add_argument("--retry", nargs="+", metavar="ID", help="have these rows sent at once")
+        group.add_argument("--delete", nargs="+", metavar="ID", help="delete these rows; they are never sent")
         parser.add_argument("--refused", action="store_true", help="with --list: only rows that were refused")
         parser.add_argument(
             "--limit",
@@ -69,24 +67,24 @@ class Command(RmqCommand):
             self._show(options)
 
     def _relay_once(self, options: Options) -> None:
-        operations, done = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
+        operations, counts = self.operations(), dict.fromkeys(("sent", "failed", "waiting", "refused"), 0)
         steps, problems = operations.relay_outbox()
         for step in steps:
-            done["sent"] += step.sent
-            done["failed"] += step.failed
-        left, silent = operations.outbox_as_known()
-        for one in left:
-            done["waiting"] += one.messages
-            done["refused"] += one.refused
+            counts["sent"] += step.sent
+            counts["failed"] += step.failed
+        topics, silent = operations.outbox_as_known()
+        for one in topics:
+            counts["waiting"] += one.messages
+            counts["refused"] += one.refused
         if options["json"]:
-            self.print_json(done)
+            self.print_json(counts)
         else:
             sentence = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
-            self.stdout.write(f"outbox: {sentence.format_map(done)}")
+            self.stdout.write(f"outbox: {sentence.format_map(counts)}")
         self._require_answers(problems or silent)
-        if done["failed"]:
+        if counts["failed"]:
             raise CommandError(
-                f"{done['failed']} messages could not be sent; see rmqoutbox --list", returncode=1
+                f"{counts['failed']} messages could not be sent; see rmqoutbox --list", returncode=1
             )
 
     def _watch(self) -> None:

@@ -58,8 +58,8 @@ class Command(RmqCommand):
                 "--slot), or --all",
                 returncode=2,
             )
-        named = name_of(topic, options) if is_named(options) else {"id": []}
-        ids = named["id"] if "id" in named else [operations.id_of(name, **named)]
+        arguments = name_of(topic, options) if is_named(options) else {"id": []}
+        ids = arguments["id"] if "id" in arguments else [operations.id_of(name, **arguments)]
         if options["new_body"] is not None and len(ids) != 1:
             raise CommandError(
                 "--new-body requires one message, named by --id, --key or --body", returncode=2
@@ -129,19 +129,19 @@ class Command(RmqCommand):
             self._foretell_named(operations, name, ids, options)
             return
         if options["new_body"] is None:
-            done = operations.replay(name, ids)
+            result = operations.replay(name, ids)
         else:
             try:
                 body = exact_json(options["new_body"])
             except ValueError as error:
                 raise CommandError(f"--new-body is not JSON: {error}", returncode=2) from error
-            done = operations.replay_edited(name, ids[0], body)
+            result = operations.replay_edited(name, ids[0], body)
         if options["json"]:
-            self.print_json({"outcomes": done.outcomes, "found": done.found})
+            self.print_json({"outcomes": result.outcomes, "found": result.found})
         else:
-            self.stdout.write(f"{name}: {outcomes_text(done.outcomes)}")
-        replayed = sum(done.outcomes.get(word, 0) for word in ("replayed", "merged"))
-        self._complain_of(len(done.found) - replayed, len(done.found))
+            self.stdout.write(f"{name}: {outcomes_text(result.outcomes)}")
+        replayed = sum(result.outcomes.get(word, 0) for word in ("replayed", "merged"))
+        self._complain_of(len(result.found) - replayed, len(result.found))
 
     def _complain_of(self, missed: int, named: int) -> None:
         if missed:

@@ -73,8 +73,8 @@ class Command(RmqCommand):
             )
         new = {"priority": options["to_priority"], "due": _due(options)}
         if is_named(options):
-            named = name_of(topic, options)
-            ids = named["id"] if "id" in named else [operations.id_of(name, **named)]
+            arguments = name_of(topic, options)
+            ids = arguments["id"] if "id" in arguments else [operations.id_of(name, **arguments)]
             self._reschedule_named(operations, name, ids, new, options)
             return
 
@@ -94,20 +94,21 @@ class Command(RmqCommand):
     ) -> None:
         if options["dry_run"]:
             new_score(operations.config.topic(name), **new)
-            done, good = ActionResult({one: _foretold(operations, name, one) for one in ids}), "matching"
+            result, good = ActionResult({one: _foretold(operations, name, one) for one in ids}), "matching"
         else:
-            done, good = operations.reschedule(name, ids, **new), "rescheduled"
-        count = done.outcomes.get(good, 0)
+            result, good = operations.reschedule(name, ids, **new), "rescheduled"
+        count = result.outcomes.get(good, 0)
         if options["json"]:
-            self.print_json({"outcomes": done.outcomes, "found": done.found})
+            self.print_json({"outcomes": result.outcomes, "found": result.found})
         elif options["dry_run"]:
             self.stdout.write(f"{name}: {messages_text(count)} would be rescheduled")
         else:
-            self.stdout.write(f"{name}: {outcomes_text(done.outcomes)}")
-        missed = len(done.found) - count
+            self.stdout.write(f"{name}: {outcomes_text(result.outcomes)}")
+        missed = len(result.found) - count
         if missed:
             raise CommandError(
-                f"{missed} of {messages_text(len(done.found))} do not wait, or keep their place", returncode=1
+                f"{missed} of {messages_text(len(result.found))} do not wait, or keep their place",
+                returncode=1,
             )
 
 

@@ -69,10 +69,10 @@ class Command(RmqCommand):
             "reset": operations.reset_schedule,
             "delete": operations.delete_schedule,
         }
-        done = {name: acts[action](name) for name in options["names"]}
+        outcomes = {name: acts[action](name) for name in options["names"]}
         if options["json"]:
-            self.print_json(done)
-        for name, outcome in done.items() if not options["json"] else ():
+            self.print_json(outcomes)
+        for name, outcome in outcomes.items() if not options["json"] else ():
             self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
 
     def _list(self, operations: Operations, options: Options) -> None:

@@ -90,15 +90,15 @@ class Command(RmqCommand):
             comparisons = [
                 topic_definitions.apply(operations.broker, one, force=options["force"]) for one in comparisons
             ]
-        left = [] if options["topics"] else operations.stranded()
+        stranded = [] if options["topics"] else operations.stranded()
         rows = [_row(one, changed.get(one.topic.name)) for one in comparisons] + [
-            _left_row(one, registered[one.topic.name]) for one in left
+            _left_row(one, registered[one.topic.name]) for one in stranded
         ]
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
             self._print(rows)
-        holding = [f"{one.topic.name} ({one})" for one in left if one.held]
+        holding = [f"{one.topic.name} ({one})" for one in stranded if one.held]
         if holding:
             raise CommandError(
                 f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use --retire",
@@ -159,11 +159,11 @@ class Command(RmqCommand):
     def _print(self, rows: list[_Row]) -> None:
         width = max((len(row["topic"]) for row in rows), default=0)
         for row in rows:
-            known = row["declared"] or row["registered"]
-            kind = known.get("type", "unknown type")
+            definition = row["declared"] or row["registered"]
+            kind = definition.get("type", "unknown type")
             holds = f", {row['holds']} messages" if "holds" in row else ""
             self.stdout.write(
-                f"{row['topic']:<{width}}  {row['state']:<10}  {kind}, {known['slots']} slots{holds}"
+                f"{row['topic']:<{width}}  {row['state']:<10}  {kind}, {definition['slots']} slots{holds}"
             )
             for difference in row["differences"]:
                 self.stdout.write(

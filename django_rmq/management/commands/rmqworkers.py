@@ -86,11 +86,11 @@ class Command(RmqCommand):
 
 def _action(one: ActionProgress, now_ms: int) -> str:
     """Return a line about an action in the background."""
-    action, left = one.action, one.seconds_left(now_ms)
+    action, seconds = one.action, one.seconds_left(now_ms)
     counted = (
         f"{one.done} of {action.total}" if action.is_exact else f"{one.done} ({action.total} are searched)"
     )
-    more = f", {ago(left)} left" if left is not None else ""
+    more = f", {ago(seconds)} left" if seconds is not None else ""
     return one_line(
         f"{action.id}: {action.kind} of {action.topic} ({action.described}) by {action.by}: "
         f"{one.state(now_ms)}, {counted}: {outcomes_text(one.outcomes)}{more}"

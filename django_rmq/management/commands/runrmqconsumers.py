@@ -101,9 +101,9 @@ class Command(RmqCommand):
 
         def add(*names: str, **options: Any) -> None:
             action = parser.add_argument(*names, **options)
-            given = os.environ.get(f"{ENVIRONMENT}{action.dest.upper()}")
-            _describe(action, settings, given)
-            _from_environment(parser, action, given)
+            from_environment = os.environ.get(f"{ENVIRONMENT}{action.dest.upper()}")
+            _describe(action, settings, from_environment)
+            _from_environment(parser, action, from_environment)
 
         whole = at_least(1)
         add("topics", nargs="*", metavar="topic", help="only these topics")
@@ -222,12 +222,12 @@ class Command(RmqCommand):
     def _run_here(self, topics: list[Topic], how: ProcessOptions, verbosity: int) -> tuple[int, int]:
         """Run as the only worker, because no other process can use a broker in memory."""
         worker = WorkerProcess(topics, how)
-        asked: list[int] = []
+        signals_received: list[int] = []
 
         def ask(number: int, frame: object) -> None:
-            if asked:
+            if signals_received:
                 os._exit(1)
-            asked.append(number)
+            signals_received.append(number)
             worker.stop()
 
         with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=invoke.handle_signal):

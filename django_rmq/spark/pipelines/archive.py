@@ -71,12 +71,12 @@ class Archive(Pipeline):
     def _archive(self, context: Context, found: DataFrame, options: Options) -> None:
         with context.watching():
             rows = found.groupBy("topic", "date").count().collect()
-        held: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for row in rows:
-            held[row.topic] += row["count"]
-        for name, count in sorted(held.items()):
+            counts[row.topic] += row["count"]
+        for name, count in sorted(counts.items()):
             context.say(f"{name}: {count} dead messages")
-        if options["dry_run"] or not held:
+        if options["dry_run"] or not counts:
             context.say("nothing was archived")
             return
         dates = sorted({row.date for row in rows})
@@ -84,33 +84,33 @@ class Archive(Pipeline):
             f"{self._append(context, found, dates, options['path'])} messages written to {options['path']}"
         )
         if not options["keep"]:
-            for name in sorted(held):
+            for name in sorted(counts):
                 self._delete(context, found.where(found.topic == name), name, dates, options["path"])
 
     def _append(self, context: Context, found: DataFrame, dates: list[str], path: str) -> int:
         """Write the messages that the archive does not have; return their number."""
-        known = archive_of(context, path)
+        archive = archive_of(context, path)
         run = uuid4().hex
         with context.watching():
             fresh = found
-            if known is not None:
-                known = known.where(known.date.isin(dates))
-                fresh = found.join(known.select(*KEY), list(KEY), "left_anti")
+            if archive is not None:
+                archive = archive.where(archive.date.isin(dates))
+                fresh = found.join(archive.select(*KEY), list(KEY), "left_anti")
             fresh = fresh.selectExpr("*", f"'{run}' as run")
             fresh.write.partitionBy("topic", "date").mode("append").parquet(path)
-            known = archive_of(context, path)
-            assert known is not None, "rows were appended to it"
-            return known.where(f"run = '{run}'").count()
+            archive = archive_of(context, path)
+            assert archive is not None, "rows were appended to it"
+            return archive.where(f"run = '{run}'").count()
 
     def _delete(self, context: Context, found: DataFrame, topic: str, dates: list[str], path: str) -> None:
         from django_rmq.spark import failing
 
         # A message that is not in the files is not deleted, whatever happened to them.
-        known = archive_of(context, path)
-        assert known is not None, "rows were appended to it"
-        safe = known.where((known.topic == topic) & known.date.isin(dates)).select(*KEY).distinct()
-        chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
-        outcomes = tally(context, failing.discard(chosen, context.options(topic)))
+        archive = archive_of(context, path)
+        assert archive is not None, "rows were appended to it"
+        safe = archive.where((archive.topic == topic) & archive.date.isin(dates)).select(*KEY).distinct()
+        archived = found.select(*KEY).join(safe, list(KEY), "left_semi")
+        outcomes = tally(context, failing.discard(archived, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {told(outcomes)}")
 

@@ -168,12 +168,12 @@ def decoded(frame: DataFrame, schema: str) -> DataFrame:
     if not isinstance(body_type, StructType) or not body_type.fields:
         raise InvalidRequest(f"a schema is a list of columns, as 'sku string, n int', not {schema!r}")
     other_columns = [name for name in frame.columns if name != "value"]
-    taken = {name.lower() for name in (*other_columns, MALFORMED, *BATCH_COLUMNS)} & {
+    clashing = {name.lower() for name in (*other_columns, MALFORMED, *BATCH_COLUMNS)} & {
         name.lower() for name in body_type.fieldNames()
     }
-    if taken:
+    if clashing:
         raise InvalidRequest(
-            f"the schema cannot have a column {', '.join(sorted(taken))}: the result has one of that name"
+            f"the schema cannot have a column {', '.join(sorted(clashing))}: the result has one of that name"
         )
     whole = StructType([*body_type.fields, StructField(MALFORMED, StringType())])
     body = sql.from_json(text, whole, {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE"})

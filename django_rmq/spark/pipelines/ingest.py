@@ -254,12 +254,12 @@ class Ingest(Pipeline):
     def _send(self, context: Context, topic: Topic, given: dict[str, str], options: Options) -> None:
         """Send all at once, or only show it."""
         with context.watching():
-            read = _rows(context, options).count()
+            row_count = _rows(context, options).count()
         with context.kept(_chosen(context, topic, given, options)) as cached:
             with context.watching():
                 sent = cached.count()
             equal = "equal keys" if topic.keyed else "equal bodies"
-            context.say(f"{read} rows, {sent} messages after merging {equal}")
+            context.say(f"{row_count} rows, {sent} messages after merging {equal}")
             if options["dry_run"]:
                 for row in cached.limit(SHOWN).collect():
                     context.say(str(row.asDict()))
@@ -279,9 +279,9 @@ class _LeftOut:
 
     def told(self, messages: int, topic: Topic) -> str:
         """Return what became of ``messages``."""
-        left = self._count() - self._before
-        more = f"; {left} could not be sent and are in {self._path}" if left else ""
-        return f"{messages - left} messages sent to {topic.name}{more}"
+        left_out = self._count() - self._before
+        more = f"; {left_out} could not be sent and are in {self._path}" if left_out else ""
+        return f"{messages - left_out} messages sent to {topic.name}{more}"
 
     def _count(self) -> int:
         rows = None if self._path is None else stored_files(self._context.spark, self._path)
@@ -327,21 +327,21 @@ def _chosen(context: Context, topic: Topic, given: dict[str, str], options: Opti
 
 def _rows(context: Context, options: Options) -> DataFrame:
     source = options["source"]
-    chosen = options["format"] or next(
+    format_name = options["format"] or next(
         (name for name in FORMATS if source.rstrip("/").lower().removesuffix(".gz").endswith(f".{name}")),
         None,
     )
-    if chosen is None:
+    if format_name is None:
         raise InvalidRequest(f"the format of {source} is unknown: use --format {', '.join(FORMATS)}")
-    reader = context.spark.read.format(chosen)
-    if chosen == "csv":
+    reader = context.spark.read.format(format_name)
+    if format_name == "csv":
         reader = reader.options(header="true")
     for one in options["option"]:
         key, equals, value = one.partition("=")
         if not equals:
             raise InvalidRequest(f"--option {one!r} must be key=value")
         reader = reader.option(key, value)
-    rows = reader.option("url", source).load() if chosen == "jdbc" else reader.load(source)
+    rows = reader.option("url", source).load() if format_name == "jdbc" else reader.load(source)
     if options["where"]:
         rows = rows.where(options["where"])
     return rows.limit(options["limit"]) if options["limit"] else rows

@@ -227,8 +227,8 @@ def _counted(context: Context, dead: DataFrame, by: list[str]) -> Counter[tuple[
 
 def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tuple[object, ...]]:
     """Count messages by what their topics have kept of their ends, which is looked up here."""
-    chosen = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
-    rows = dead.selectExpr("topic", "slot", "member", *chosen)
+    columns = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
+    rows = dead.selectExpr("topic", "slot", "member", *columns)
     with context.watching():
         collected = rows.limit(MOST_LOOKED_UP + 1).collect()
     if len(collected) > MOST_LOOKED_UP:
@@ -239,8 +239,8 @@ def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tupl
     counted: Counter[tuple[object, ...]] = Counter()
     calls = (inspect.status(topics[row.topic], row.slot, bytes(row.member)) for row in collected)
     for row, answer in zip(collected, walk(context.broker, calls), strict=True):
-        known = status.read(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
-        counted[tuple(known if name == WORKER else row[f"by_{name}"] for name in by)] += 1
+        worker_name = status.read(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
+        counted[tuple(worker_name if name == WORKER else row[f"by_{name}"] for name in by)] += 1
     return counted
 
 

@@ -4,10 +4,10 @@
 PostgreSQL with one UPDATE. One thread takes the messages from Redis. The time is that from the first call to the end of the
 last one.
 
-``outbox``: four kinds of transactions take turns in one process, each of which writes one row of the project: with a second
-plain INSERT, with a send without the outbox, with both, and with a send through the outbox. A time includes all that follows
-the commit: the round trip to Redis, and the deletion of the row. The time until the commit, which is how long the transaction
-holds its locks, is measured beside it.
+``outbox``: five kinds of transactions take turns in one process, each of which writes one row of the project: with a second
+plain INSERT, with a send without the outbox, with both, and with a send through the outbox, of a message that its body
+identifies and of one without a key. A time includes all that follows the commit: the round trip to Redis, and the deletion of
+the row. The time until the commit, which is how long the transaction holds its locks, is measured beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests.e2e.outbox_deaths import database_of
 from tests.e2e.postgres import postgres
 from tests.support.workers import Worker, eventually
 
-GOAL = 1.3
+ONCE_GOAL = 1.3
+OUTBOX_GOAL = 2.0
 ACCOUNTS = 1_000
 WARM_UP = 50
 """Calls of a listener in each turn that are not measured: the first one connects to the database."""
@@ -63,12 +64,12 @@ def main() -> int:
         from django.db import connections
 
         stack.callback(connections.close_all)
-        measure, show, rounds, each = WORKS[options.work]
+        measure, show, goal, rounds, each = WORKS[options.work]
         times = measure(options.rounds or rounds, options.each or each)
     print(f"medians of {options.rounds or rounds} turns of {options.each or each}")
     ratio = show(times)
     write(options.json, where, milliseconds=times, ratio=ratio)
-    return 0 if ratio <= GOAL else 1
+    return 0 if ratio <= goal else 1
 
 
 def configure(database: dict[str, Any], redis_url: str) -> None:
@@ -83,7 +84,12 @@ def configure(database: dict[str, Any], redis_url: str) -> None:
         USE_TZ=True,
         RMQ={
             "REDIS": redis_url,
-            "TOPICS": {"direct": topic, "kept": {**topic, "OUTBOX": True}, "paid": paid},
+            "TOPICS": {
+                "direct": topic,
+                "kept": {**topic, "OUTBOX": True},
+                "alone": {"OUTBOX": True},
+                "paid": paid,
+            },
         },
     )
     django.setup()
@@ -152,11 +158,12 @@ def show_once(times: dict[str, list[float]]) -> float:
     ratios = [once / own for own, once in zip(times["own"], times["once"], strict=True)]
     rows = [[name, f"{statistics.median(values):.2f}"] for name, values in times.items()]
     print(text(("listener", "ms per message"), rows))
-    print(f"× {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f} by turn); goal: at most × {GOAL}")
+    print(f"× {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f} by turn); goal: at most × {ONCE_GOAL}")
     return ratio
 
 
 UNTIL_COMMIT = "until the commit"
+WITHOUT_KEY = "outbox, no key"
 
 
 def measure_outbox(rounds: int, each: int) -> dict[str, list[float]]:
@@ -186,9 +193,10 @@ def measure_outbox(rounds: int, each: int) -> dict[str, list[float]]:
         "send": lambda: send("direct"),
         "insert and send": insert_and_send,
         "outbox": lambda: send("kept"),
+        WITHOUT_KEY: lambda: send("alone"),
     }
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    times |= {f"{kind} {UNTIL_COMMIT}": [] for kind in ("insert", "outbox")}
+    times |= {f"{kind} {UNTIL_COMMIT}": [] for kind in ("insert", "outbox", WITHOUT_KEY)}
     for number in range(rounds + 1):
         for kind, work in kinds.items():
             committed: list[float] = []
@@ -209,7 +217,7 @@ def measure_outbox(rounds: int, each: int) -> dict[str, list[float]]:
 
 
 def show_outbox(times: dict[str, list[float]]) -> float:
-    """Print all kinds, and return how much longer the outbox takes than a plain INSERT."""
+    """Print all kinds, and return how much longer the outbox takes than a plain INSERT for a message without a key."""
     print(
         text(
             ("and one row", "ms"), [[kind, f"{statistics.median(each):.2f}"] for kind, each in times.items()]
@@ -219,15 +227,19 @@ def show_outbox(times: dict[str, list[float]]) -> float:
     def ratio(ours: str, theirs: str) -> float:
         return statistics.median(a / b for a, b in zip(times[ours], times[theirs], strict=True))
 
-    to_insert = ratio("outbox", "insert")
-    print(
-        f"outbox to INSERT × {to_insert:.2f}, to INSERT and send × {ratio('outbox', 'insert and send'):.2f}, to INSERT until "
-        f"the commit × {ratio(f'outbox {UNTIL_COMMIT}', f'insert {UNTIL_COMMIT}'):.2f}; goal: at most × {GOAL}"
-    )
-    return to_insert
+    for kind in ("outbox", WITHOUT_KEY):
+        until_commit = ratio(f"{kind} {UNTIL_COMMIT}", f"insert {UNTIL_COMMIT}")
+        print(
+            f"{kind}: to INSERT × {ratio(kind, 'insert'):.2f}, to INSERT and send × {ratio(kind, 'insert and send'):.2f}, to "
+            f"INSERT until the commit × {until_commit:.2f}; goal: at most × {OUTBOX_GOAL}"
+        )
+    return ratio(WITHOUT_KEY, "insert")
 
 
-WORKS = {"once": (measure_once, show_once, 9, 1_000), "outbox": (measure_outbox, show_outbox, 20, 50)}
+WORKS = {
+    "once": (measure_once, show_once, ONCE_GOAL, 9, 1_000),
+    "outbox": (measure_outbox, show_outbox, OUTBOX_GOAL, 20, 50),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

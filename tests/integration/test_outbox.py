@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -228,6 +229,20 @@ def test_with_it_a_transaction_makes_three_more(django_assert_num_queries: Any) 
     begin_and_commit, row_older_and_deletion = 2, 3
     with django_assert_num_queries(begin_and_commit + row_older_and_deletion), transaction.atomic():
         send_message("renders", 1, priority=100)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_a_key_there_is_no_older_row_to_ask_for(
+    django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_message("jobs", 0, key="k")
+    monkeypatch.setattr(storage, "SURE_SECONDS", 60)
+    with django_assert_num_queries(0):
+        send_message("jobs", 0)
+    begin_and_commit, row_and_deletion = 2, 2
+    with django_assert_num_queries(begin_and_commit + row_and_deletion), transaction.atomic():
+        send_messages("jobs", [1, 2])
+    assert (rows(), len(waiting("jobs"))) == ([], 4)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -514,6 +529,31 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
     assert is_removed or old.ok
     assert waiting("keyed") == {b"a": 900 if is_removed else 100}
     assert len(received) == 1, "by the relay, or by the send of its own"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
+    def relay_late() -> None:
+        time.sleep(2 * storage.SURE_SECONDS)
+        make_due()
+        assert relay("default").sent == 1
+
+    with before_each_flush(relay_late), transaction.atomic():
+        result = send_message("jobs", 1)
+    assert (result.status, rows(), len(waiting("jobs"))) == ("outdated", [], 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_removal_by_id_takes_the_row_of_its_send_along(is_older: bool) -> None:
+    if is_older:
+        result = left_behind(lambda: send_message("jobs", 1))
+        make_due()
+    with transaction.atomic():
+        if not is_older:
+            result = send_message("jobs", 1)
+        remove_message("jobs", id=result.id)
+    assert (rows(), waiting("jobs")) == ([], {})
 
 
 @pytest.mark.django_db(transaction=True)

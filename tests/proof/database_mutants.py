@@ -34,4 +34,15 @@ DATABASE_MUTANTS: dict[str, PythonMutant] = {
         "A send that a relay may have overtaken is sent again.",
         (OUTBOX + "a_send_that_a_relay_may_have_overtaken_is_sent_again",),
     ),
+    "looks_for_no_older_row": PythonMutant(
+        Operand(0, "True"),
+        "Before a send its older rows are looked for, unless its message can have none.",
+        (OUTBOX + "a_state_that_a_newer_transaction_has_replaced_is_not_sent",),
+    ),
+    "takes_an_old_row_for_there": PythonMutant(
+        Operand(1, "True"),
+        "A slow process looks for its row before it sends.",
+        (OUTBOX + "a_slow_process_looks_for_its_row_although_its_message_has_no_key",),
+        "looks_for_no_older_row",
+    ),
 }

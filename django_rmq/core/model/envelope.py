@@ -39,16 +39,21 @@ def draw_members(count: int) -> list[bytes]:
     return [MARK + drawn[at : at + WIDTH - 1] for at in range(0, len(drawn), WIDTH - 1)]
 
 
+def is_drawn(topic: Topic, member: bytes) -> bool:
+    """Return whether the member was drawn for a send without a key, so that no other send has the same member."""
+    return topic.is_fifo and member.startswith(MARK)
+
+
 def key_of(topic: Topic, member: bytes) -> str | None:
     """Return the key of a message, or None if it has none."""
-    if not topic.keyed or (topic.is_fifo and member.startswith(MARK)):
+    if not topic.keyed or is_drawn(topic, member):
         return None
     return member.decode("utf-8", "replace")
 
 
 def envelope_of(topic: Topic, member: bytes, stored: bytes | None) -> bytes | None:
     """Return the envelope of a message: the ``stored`` one, or else the one that its member holds. None if it has neither."""
-    if stored is None and topic.is_fifo and member.startswith(MARK) and member.startswith(b"0 {", WIDTH):
+    if stored is None and is_drawn(topic, member) and member.startswith(b"0 {", WIDTH):
         return member[WIDTH:]
     return stored if topic.keyed else None
 

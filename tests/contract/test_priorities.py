@@ -96,6 +96,19 @@ def test_a_retry_comes_back_at_its_own_priority(make_slot: MakeSlot) -> None:
     assert slot.take_one()[1].member == b"high"
 
 
+@pytest.mark.parametrize("retry_priority", ["original", "lowest"])
+def test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each(
+    make_slot: MakeSlot, retry_priority: str
+) -> None:
+    slot = make_slot(backoff=NO_BACKOFF, retry_priority=retry_priority, max_retries=5)
+    slot.send_replace([90, 90, 50], [b"first", b"failed", b"last"])
+    answer = slot.take(3)
+    slot.fail(answer.receipt, b"failed")
+    slot.release(answer.receipt, [b"first", b"last"])
+    left = {delivery.member: delivery.retries_left for delivery in slot.take(3).deliveries}
+    assert left == {b"first": 5, b"failed": 4, b"last": 5}
+
+
 @pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT])
 def test_the_articles_retry_waits_below_all_fresh_messages(
     make_slot: MakeSlot, clock: Clock, backoff: object

@@ -453,7 +453,7 @@ MUTANTS: dict[str, Mutant] = {
     "budget_ignores_settings": Mutant(
         As("if not is_retry(score) then return 16 end"),
         "A fresh message has the slot's own number of retries.",
-        "tests/contract/test_configuring.py::test_retries_up_to_sixteen_and_time_outs_change_while_messages_wait[redis-priority]",
+        "tests/contract/test_priorities.py::test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each[redis-original]",
     ),
     "retries_sink": Mutant(
         If("false"),
@@ -943,6 +943,11 @@ MUTANTS: dict[str, Mutant] = {
         If("false"),
         "Also of messages that have neither failed nor bodies one prepare hands out a bounded number of bytes.",
         "tests/contract/test_priorities.py::test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message[redis-False-range_merge]",
+    ),
+    "retries_as_fresh": Mutant(
+        If("false"),
+        "A retry among fresh priorities has the deliveries that are left of it.",
+        "tests/contract/test_priorities.py::test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each[redis-original]",
     ),
     "stranger_leaves_a_retry": Mutant(
         As("if redis.call('ZCARD', retry) > 0 then count('dropped', 0) end"),

@@ -226,7 +226,7 @@ end
 -- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
 --
 -- needs: body unusual kind timeout max_retries expected serial limit max_bytes
--- needs: receipt now_s in_flight wary suspicious free retries complete text_of budget own_limits has_lapsed
+-- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_lapsed
 
 local total = math.min(#free / 2, limit)
 local more = not complete or total < #free / 2
@@ -242,6 +242,17 @@ local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, f
 local members, flights, prepared, lefts, envelopes, lapsed = {}, {}, {}, {}, {}, {}
 local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
 local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
+if retries == math.huge and kind == 'priority' then
+  -- Equal priorities follow each other, so few of them have to be looked at.
+  local last
+  retries = 0
+  for i = 2, total * 2, 2 do
+    if free[i] ~= last then
+      last = free[i]
+      if is_retry(tonumber(last)) then retries = math.huge end -- rule: retries_as_fresh
+    end
+  end
+end
 if #kept == 0 and not wary and retries == 0 then
   -- This is the common case: nothing has failed, and every member is its own body.
   date, plain = text_of(stamp + max_retries), max_retries == expected

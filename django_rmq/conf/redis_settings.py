@@ -5,7 +5,6 @@ Nothing is connected here. ``connections.brokers`` makes clients of a ``RedisSer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -239,7 +238,7 @@ def _redis_caches() -> Iterator[tuple[str, list[str]]]:
     """Yield every alias that uses Redis, with the databases of its locations."""
     for alias, cache in getattr(settings, "CACHES", {}).items():
         location = cache.get("LOCATION", "")
-        urls = location if isinstance(location, (list, tuple)) else re.split("[,;]", str(location))
+        urls = location if isinstance(location, (list, tuple)) else redis_url.several(str(location))
         servers = []
         for url in urls:
             try:

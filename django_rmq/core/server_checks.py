@@ -21,32 +21,10 @@ TOLD = 5
 """The maximum number of refused commands that are named."""
 
 
-COMMANDS = (
-    *("exists", "expire", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan"),
-    *("hset", "hsetnx", "pexpire", "rename", "time", "type", "unlink", "zadd", "zcard", "zcount", "zmscore"),
-    *("zrange", "zrangebyscore", "zrangestore", "zrank", "zrem", "zremrangebyrank", "zrevrange"),
-    *("zrevrank", "zscore"),
-    *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),
-    *("script|load", "select", "subscribe", "unsubscribe"),
-)
-"""All commands that RMQ needs, in its scripts and beside them. ``replicas=`` also needs ``wait``, ``fsync=``
-``waitaof``."""
-
-CLUSTER_COMMANDS = ("asking", "cluster|slots")
-"""Additional commands for a Redis Cluster."""
-
-
 def places(prefix: str) -> list[str]:
     """Return the rules for the keys and channels of one project. No other project's prefix may begin with its prefix."""
     plain = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
     return [f"~{plain}*", f"~*_{{{plain}*", f"&{plain}*"]
-
-
-def rights(prefix: str, *, is_cluster: bool = False) -> list[str]:
-    """Return the rules of an ACL that allow only what RMQ needs."""
-    commands = (*COMMANDS, *CLUSTER_COMMANDS) if is_cluster else COMMANDS
-    # Redis 6.2 accepts no channel pattern after the &* with which it begins.
-    return ["resetkeys", "resetchannels", *places(prefix), "-@all", *(f"+{name}" for name in commands)]
 
 
 class Flaw(NamedTuple):

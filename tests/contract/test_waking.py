@@ -11,10 +11,11 @@ from redis.crc import key_slot
 
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.limits import GATE, NEVER
+from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from tests.oracle.bounds import GATE
 from tests.support.brokers import ClusterBroker
 
 MakeSlot = Callable[..., Slot]

@@ -29,7 +29,6 @@ from django_rmq.core.commands import operate
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.server_info import ServerInfo
-from django_rmq.core.server_checks import rights
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
@@ -37,6 +36,7 @@ from django_rmq.operations import Actor, Operations, shared_reads
 from django_rmq.operations.health import Finding, HealthThresholds
 from django_rmq.worker import startup
 from example_project.demo.redis_server import redis_server_binaries
+from tests.support.rights import rights
 from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
 from tests.support.workers import eventually
 

@@ -17,17 +17,18 @@ from django.urls import reverse
 from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
-from django_rmq.core import lua, server_checks
+from django_rmq.core import lua
 from django_rmq.core.model.keys import MAX_SLOTS, read
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import _HARMLESS, refused
-from django_rmq.core.server_checks import flaws, places, rights
+from django_rmq.core.server_checks import flaws, places
 from django_rmq.exceptions import ServerRefused
 from django_rmq.worker import startup
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
 from tests.support.brokers import Broker, direct
+from tests.support.rights import ALLOWED_COMMANDS, rights
 from tests.support.servers import RedisServer, ask
 from tests.support.workers import Heard, Worker, client_of, eventually, send
 
@@ -79,9 +80,9 @@ def test_the_commands_are_those_of_the_scripts_and_of_the_client() -> None:
     texts = [lua.load(name).text.decode() for name in lua.all_names()]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     asked = {str(command[0]).lower() for command in _HARMLESS}
-    rest = set(server_checks.COMMANDS) - called
-    assert called <= set(server_checks.COMMANDS)
-    assert asked <= set(server_checks.COMMANDS)
+    rest = set(ALLOWED_COMMANDS) - called
+    assert called <= set(ALLOWED_COMMANDS)
+    assert asked <= set(ALLOWED_COMMANDS)
     assert {name.partition("|")[0] for name in rest} == {
         *("auth", "client", "config", "evalsha", "hello", "info", "ping", "script", "select"),
         *("subscribe", "unsubscribe"),
@@ -102,7 +103,7 @@ def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url
 HANDSHAKE = ("auth", "client|setname", "config|get", "hello", "ping", "script|load", "select", "unsubscribe")
 """What depends on what the server knows already, on options of a connection, or is asked for its warnings alone."""
 
-NEEDED = [f"+{name}" for name in server_checks.COMMANDS if name not in HANDSHAKE]
+NEEDED = [f"+{name}" for name in ALLOWED_COMMANDS if name not in HANDSHAKE]
 
 
 @pytest.mark.parametrize("rule", [*NEEDED, *places("shop:")])

@@ -8,13 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from django_rmq.core.model.limits import (
-    BATCH,
-    CLAIM_LARGE,
-    CLAIM_LARGE_STEP_BYTES,
-    CLAIM_STEP,
-    CLAIM_STEP_BYTES,
-)
+from django_rmq.core.model.limits import BATCH, CLAIM_STEP
+from tests.oracle.bounds import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES
 from tests.oracle.slot import Slot
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django_rmq.core.model.keys import consumer_key
-from django_rmq.core.model.limits import BATCH, CLAIM_STEP_BYTES
+from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
+from tests.oracle.bounds import CLAIM_STEP_BYTES
 from tests.oracle.choosing import as_they_are, free_to_claim
 from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from django_rmq.core.model.limits import CLAIM_STEP_BYTES
+from tests.oracle.bounds import CLAIM_STEP_BYTES
 from tests.oracle.choosing import fit
 from tests.oracle.collecting import join
 from tests.oracle.failing import Copy, die, give_back, go_on

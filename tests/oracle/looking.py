@@ -9,10 +9,10 @@ from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model import keys as stored_hashes
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.limits import GATE
 from django_rmq.core.model.replies import RECORDS, Counts, Death, DescribeReply, FoundReply, Pauses
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
+from tests.oracle.bounds import GATE
 from tests.oracle.holding import newest_claim
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.listing import on_state

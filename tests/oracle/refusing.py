@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.model.limits import BATCH, GATE
+from django_rmq.core.model.limits import BATCH
 from django_rmq.exceptions import ServerRefused, SlotMoved
+from tests.oracle.bounds import GATE
 from tests.oracle.scores import is_fresh
 from tests.oracle.slot import Slot
 

@@ -8,10 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_rmq.core.model.limits import BATCH, GATE
+from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
+from tests.oracle.bounds import GATE
 from tests.oracle.collecting import collect
 from tests.oracle.debouncing import first_due, prolonged
 from tests.oracle.keyspace import Memory

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.limits import BATCH, GATE, NEVER
+from django_rmq.core.model.limits import BATCH, NEVER
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
+from tests.oracle.bounds import GATE
 from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
 from tests.oracle.holding import claim_shuts
 from tests.oracle.keyspace import Memory

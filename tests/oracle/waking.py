@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from django_rmq.core.model.limits import GATE, NEVER
+from django_rmq.core.model.limits import NEVER
+from tests.oracle.bounds import GATE
 from tests.oracle.numbers import bounded, ceil, floor
 from tests.oracle.scores import is_due
 from tests.oracle.slot import Slot

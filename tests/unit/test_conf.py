@@ -815,6 +815,16 @@ def test_djangos_own_redis_cache_counts_as_well() -> None:
     assert problem.id == "django_rmq.E011"
 
 
+@pytest.mark.parametrize("password", ["p,w", "p;w"])
+def test_a_password_with_a_separator_does_not_hide_a_cache_on_the_same_database(password: str) -> None:
+    caches = {
+        "pages": redis_cache(f"redis://:{password}@h/1"),
+        "more": redis_cache("redis://a/1,redis://h/1"),
+    }
+    problem, other = problems(caches, REDIS="redis://h/1")
+    assert [problem.id, other.id] == ["django_rmq.E011"] * 2
+
+
 def test_another_database_or_host_is_fine() -> None:
     caches = {
         "a": redis_cache("redis://h/1"),

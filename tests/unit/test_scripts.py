@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from pathlib import Path
 
 import pytest
 
 from django_rmq.core import lua
 from django_rmq.core.lua import Argument, HeaderError, Key
 from django_rmq.core.lua.header import parse
+from tests.oracle.bounds import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES, GATE
 
+SCRIPTS = Path(lua.__file__).parent
 HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
 
 
@@ -36,12 +40,21 @@ def test_a_header_tells_keys_and_arguments() -> None:
     assert (declared.rest, declared.many_slots) == ("failures", False)
 
 
-def test_a_header_tells_keys_that_are_chosen_by_state_and_keys_of_many_slots() -> None:
-    assert lua.declaration("between").keys == (Key("set", "ZSET", by_state=True),)
+def test_a_header_tells_keys_of_many_slots() -> None:
     heads = lua.declaration("heads")
     assert heads.many_slots
     assert [key.name for key in heads.keys] == ["store", "retry", "prepare", "control", "claimants"]
     assert {key.name for key in heads.keys if key.type == "HASH"} == {"control"}
+
+
+def test_the_oracle_has_the_bounds_of_the_scripts() -> None:
+    claims = (SCRIPTS / "slot" / "_claims.lua").read_text()
+    assert (
+        f"STEP_BYTES, LARGE, LARGE_STEP_BYTES = {CLAIM_STEP_BYTES}, {CLAIM_LARGE}, {CLAIM_LARGE_STEP_BYTES}\n"
+        in claims
+    )
+    for text in re.findall(r"\bGATE = .*|\bNEVER, GATE = .*", (SCRIPTS / "slot" / "_sleep.lua").read_text()):
+        assert text.endswith(f" {GATE}")
 
 
 def test_every_script_has_a_declaration() -> None:

@@ -9,11 +9,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 
-from django_rmq.core.commands.script_call import Answers, AtSlot, AtSlots, Call, Reply, cursor, form, moment
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    AtSlots,
+    Call,
+    Reply,
+    cursor,
+    each_or_error,
+    form,
+    moment,
+)
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError
 
 # The constructor of a named tuple is Python code; this makes the same object without a frame for each
 # message.
@@ -74,11 +82,6 @@ def _acquired(reply: list[Reply]) -> list[Acquired]:
     return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 
 
-def _acquired_in_parts(answers: Answers) -> Answers:
-    """Return what each part acquired, or the part's error in the place of its slot."""
-    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
 def acquire(topic: Topic, slot: int) -> Call[int]:
     """Acquire the slot: return the new epoch, which fences every older prepare."""
     return Call("acquire", AtSlot(topic, slot), (), int)
@@ -89,7 +92,7 @@ def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
 
     A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
     """
-    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, join=_acquired_in_parts)
+    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, join=each_or_error)
 
 
 def held(

@@ -19,6 +19,7 @@ from django_rmq.core.commands.script_call import (
     Reply,
     SetsOfSlots,
     cursor,
+    each_or_none,
     moment,
     number,
     same,
@@ -235,16 +236,12 @@ def _counts_of_each(reply: list[Reply]) -> list[Counts | None]:
     return [None if row is None else _counts(row) for row in reply]
 
 
-def _each_counted(answers: list[list[Counts | None] | RmqError]) -> list[Counts | None]:
-    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
 def counts(topics: Sequence[AtSlots]) -> Call[list[Counts | None]]:
     """Return what ``count`` returns for each of up to 64 slots, or None if ``count`` would be an error.
 
     The topics have the same type and the same TIMEOUT.
     """
-    return Call("counts", OfTopics(topics), (), _counts_of_each, join=_each_counted)
+    return Call("counts", OfTopics(topics), (), _counts_of_each, join=each_or_none)
 
 
 def between(
@@ -328,20 +325,12 @@ def seek(
     )
 
 
-def _known_heads(answers: list[list[int | None] | RmqError]) -> list[int | None]:
-    """Return the heads of all slots; None for the slots of an unavailable node.
-
-    The caller can work on the slots of the other nodes.
-    """
-    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
 def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
     """Return when each of up to 1,024 slots can next be taken from, in ms: 0 for now, None if nothing is waiting.
 
     ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
     """
-    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, join=_known_heads)
+    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, join=each_or_none)
 
 
 def _any(answers: list[bool | RmqError]) -> bool:
@@ -368,13 +357,9 @@ def _occupied(reply: list[int]) -> list[bool | None]:
     return [word == 1 for word in reply]
 
 
-def _each_occupied(answers: list[list[bool | None] | RmqError]) -> list[bool | None]:
-    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
 def occupied(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
     """Return of each of up to 1,024 slots whether it holds messages, or None if its server does not answer."""
-    return Call("occupied", AtSlots(topic, slots), (), _occupied, join=_each_occupied)
+    return Call("occupied", AtSlots(topic, slots), (), _occupied, join=each_or_none)
 
 
 def _pauses(reply: list[list[int]]) -> Pauses:

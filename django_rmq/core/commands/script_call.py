@@ -418,6 +418,16 @@ class Answer(Generic[T]):
         return answer
 
 
+def each_or_none(answers: Answers) -> Answers:
+    """Return the one answer in each part's list, or None for a part that has an error: the others can still be used."""
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def each_or_error(answers: Answers) -> Answers:
+    """Return the one answer in each part's list, or the part's error in its place."""
+    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
 def form(script: str, topic: Topic) -> str:
     """Return the name of ``script``, in its second form if ``topic`` keeps how messages end (OUTCOME_RETENTION)."""
     return script + SECOND if topic.outcome_retention_ms else script

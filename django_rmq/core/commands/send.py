@@ -12,10 +12,18 @@ from functools import lru_cache, partial
 from itertools import repeat
 from typing import Self
 
-from django_rmq.core.commands.script_call import Answers, AtSlot, AtSlots, Call, Packed, Reply, moved
+from django_rmq.core.commands.script_call import (
+    Answers,
+    AtSlot,
+    AtSlots,
+    Call,
+    Packed,
+    Reply,
+    each_or_error,
+    moved,
+)
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.exceptions import RmqError
 
 # Without the constructor of the named tuple, which is Python code.
 _new_sent: Callable[[tuple[object, ...]], Sent] = partial(tuple.__new__, Sent)
@@ -128,11 +136,6 @@ def _scattered(reply: list[Reply]) -> Answers:
     return [None if answer is None else _one_merged(answer) for answer in reply]
 
 
-def _of_parts(answers: Answers) -> Answers:
-    """Return the answer of each part's only slot, or the part's error."""
-    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
-
-
 class _Scatter(Call[Answers]):
     """A call whose last arguments are one for each slot."""
 
@@ -152,7 +155,7 @@ def scatter(topic: Topic, slots: Sequence[int], range_ms: int, members: Sequence
     Answers for each slot what ``send_merge`` answers, or None where nothing was done: that message needs ``send_merge``.
     A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
     """
-    return _Scatter("scatter", AtSlots(topic, slots), (range_ms, *members), _scattered, _of_parts)
+    return _Scatter("scatter", AtSlots(topic, slots), (range_ms, *members), _scattered, each_or_error)
 
 
 def send_replace(

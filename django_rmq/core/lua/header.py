@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_KEY = re.compile(r"KEYS\[(\d+)\] (\w+) +(ZSET|HASH)\b( BY STATE\b)?")
+_KEY = re.compile(r"KEYS\[(\d+)\] (\w+) +(ZSET|HASH)\b")
 _KEYS_OF_MANY = re.compile(r"KEYS\[1\.\.\.\] ((?:\w+ (?:ZSET|HASH)(?:, )?)+) of each slot")
 _ARGUMENT = re.compile(r"ARGV\[(\d+)\] (\w+)(?: (NUMBER|FLAG)\b)?")
 _REST = re.compile(r"ARGV\[(\d+)\.\.\.\] (\w+)")
@@ -36,8 +36,6 @@ class Key(NamedTuple):
     name: str
     type: str
     """``ZSET`` or ``HASH``."""
-    by_state: bool = False
-    """Whether the caller chooses it by the state that it requests."""
 
 
 class Argument(NamedTuple):
@@ -100,7 +98,7 @@ def parse(script: str, header: list[str]) -> Declaration:
             keys = [Key(*entry.split()) for entry in many[1].split(", ")]
             many_slots = True
         elif (key := _KEY.match(line)) and int(key[1]) == len(keys) + 1 and not many_slots:
-            keys.append(Key(key[2], key[3], bool(key[4])))
+            keys.append(Key(key[2], key[3]))
         elif (variable := _REST.match(line)) and int(variable[1]) == len(arguments) + 1 and not rest:
             rest = variable[2]
         elif re.fullmatch(r"ARGV\[#ARGV\] now", line) and rest:

@@ -95,17 +95,8 @@ BATCH = 1_000
 CLAIM_STEP = 10_000
 """The maximum number of messages that one script of a claim moves by commands of Redis: 0.6 to 1.4 µs each."""
 
-CLAIM_STEP_BYTES = 4_194_304
-"""The maximum number of bytes that one script of a claim moves, by estimate. Renaming a whole Store moves none."""
-
-CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES = 16_384, 1_048_576
-"""If the longest message has more bytes than the first, a script of a claim moves at most the second, by estimate."""
-
 NEVER = (1 << 53) - 1
 """A time in ms that never comes: the caller sleeps until it is woken."""
-
-GATE = 1 << 53
-"""``sleeping_until`` of a caller that was answered busy, and waits for the gate to open."""
 
 
 LAST_RETRY = 999

@@ -69,12 +69,12 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _delivery_end.give_back
 -- include: _retries.backoff
 -- include: _retries.end_failed
--- include: _expiry.has_lapsed
--- include: _expiry.bury_lapsed
+-- include: _lapse.has_lapsed
+-- include: _lapse.bury_lapsed
 -- include: _claims
 -- include: _delivery_end.expire_due
 -- include: _retries.promote_due
--- include: _priorities.note_undrained
+-- include: _undrained.note_undrained
 -- include: _scores.latest_due
 -- include: _insertion_end
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.

@@ -55,7 +55,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.end_failed
 -- include: _claims
 -- include: _delivery_end.expire_due
--- include: _priorities.note_undrained
+-- include: _undrained.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: expire_needs_memory
 local expired, earliest = expire_due(limit)

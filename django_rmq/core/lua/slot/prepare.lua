@@ -121,7 +121,7 @@ if in_flight > 0 or rests or claimed then
   claimed = claimed and redis.call('ZCARD', claimants) > 0
   claims_shut = claimed and claim_shuts()
 end
--- include: _priorities.note_undrained
+-- include: _undrained.note_undrained
 -- include: _scores.latest_due
 -- include: _cursor
 -- include: _sleep.next_due
@@ -154,12 +154,12 @@ end
 
 local free, retries, complete, is_head, last_score, last_member = choose()
 
--- include: _expiry.has_lapsed
+-- include: _lapse.has_lapsed
 -- include: _delivery.selection
 if #lapsed > 0 then
 -- include: _accumulation.bodies
 -- include: _deaths
--- include: _expiry.bury_lapsed
+-- include: _lapse.bury_lapsed
   bury_lapsed(lapsed)
 end
 if taken > 0 then

@@ -58,6 +58,13 @@ def note_opened_before() -> None:
         _note_opened(connection)
 
 
+def close_old() -> None:
+    """Do what ``close_old_connections`` of Django does, in a quarter of the time."""
+    # A connection that closes itself stays known, and a listener may open others meanwhile.
+    for connection in tuple(_opened.connections.values()):
+        connection.close_if_unusable_or_obsolete()
+
+
 def is_any_open(alias: str) -> bool:
     """Return whether any thread of this process is in a transaction of the database ``alias``, or has autocommit off."""
     # The list of references is made in one step, so another thread may open a connection meanwhile.

@@ -9,6 +9,7 @@ thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps con
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -16,8 +17,8 @@ from typing import TypeVar
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.core.cache import caches
-from django.db import close_old_connections, reset_queries
 from django.db import connections as databases
+from django.db import reset_queries
 
 from django_rmq import open_transactions
 from django_rmq.conf import is_debug
@@ -94,7 +95,7 @@ def hooks() -> Hooks:
     threads = SyncThreads()
     return Hooks(
         before=_begin_batch,
-        after=close_old_connections,
+        after=open_transactions.close_old,
         end=databases.close_all,
         around=_around,
         overlapping=threads.around,
@@ -102,11 +103,22 @@ def hooks() -> Hooks:
     )
 
 
+class _Thread(threading.local):
+    """What is known of the executor thread that asks."""
+
+    has_caches = False
+
+
+_thread = _Thread()
+
+
 def _begin_batch() -> None:
-    close_old_connections()
-    # Caches belong to the context. Those of the thread are made here, or each call would make its own, and connect it.
-    with suppress(Exception):
-        caches.all()
+    open_transactions.close_old()
+    if not _thread.has_caches:
+        # Caches belong to the context. Those of the thread are made here, or each call would make its own, and connect it.
+        with suppress(Exception):
+            caches.all()
+            _thread.has_caches = True
 
 
 def _around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
@@ -125,14 +137,14 @@ def _around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
 
 
 def _begin_call() -> None:
-    close_old_connections()
+    open_transactions.close_old()
     if is_debug():
         reset_queries()
 
 
 def _end_call() -> list[str]:
     left = open_transactions.roll_back_open()
-    close_old_connections()
+    open_transactions.close_old()
     return left
 
 

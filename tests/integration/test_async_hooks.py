@@ -21,12 +21,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from django_rmq import open_transactions
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.observability import telemetry
 from django_rmq.signals import message_started
-from django_rmq.worker import listener_hooks
 from django_rmq.worker.listener_hooks import SyncThreads
 from django_rmq.worker.listener_registry import isolated, listener, listeners
 
@@ -41,7 +41,7 @@ def message(n: int = 1) -> Message:
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads in which old connections were closed."""
     found: list[int] = []
-    monkeypatch.setattr(listener_hooks, "close_old_connections", lambda: found.append(threading.get_ident()))
+    monkeypatch.setattr(open_transactions, "close_old", lambda: found.append(threading.get_ident()))
     return found
 
 

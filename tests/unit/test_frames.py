@@ -9,7 +9,7 @@ import pytest
 from hiredis import pack_command
 
 from django_rmq.core import lua
-from django_rmq.core.commands import send
+from django_rmq.core.commands import ack, fetch, send
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import Topic, TopicType
@@ -72,14 +72,27 @@ def test_what_is_sent_with_and_without_an_envelope_has_a_frame_each() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", TopicType)
-def test_only_what_will_be_used_again_is_remembered(monkeypatch: pytest.MonkeyPatch, kind: TopicType) -> None:
-    monkeypatch.setattr(wire, "FRAMES", 8)
-    for slots, remembered in ((8, 1), (16, 0)):
-        told, topic = Told(None, "", None), Topic("t", kind, slots=slots)
-        for _ in range(2):
-            told.run(sent(topic, 3, 1_000, b"m", b""))
-        assert len(told.frames) == remembered
+@pytest.mark.parametrize("slots", [range(1), range(10), range(90, 110), [0, 1_048_575]])
+def test_a_worker_s_calls_are_framed_for_all_slots_together(slots: Sequence[int]) -> None:
+    told = Told(None, "p0:_1}", None)
+    topics = [
+        Topic(name, kind, slots=1 << 20, outcome_retention_ms=retention)
+        for name in ("t_0", "10")
+        for kind in TopicType
+        for retention in (None, 60_000)
+    ]
+    told.answer = [b"empty", b""]
+    for topic in topics:
+        for slot in slots:
+            for after in (None, ("1.5", b"m")):
+                for call in (
+                    fetch.prepare(topic, slot, "owner", 7, 100, 65_536, after),
+                    ack.commit_all(topic, slot, 12, 3),
+                ):
+                    told.run(call)
+                    command: Any = wire.command(call, told.prefix, None)
+                    assert told.told == pack_command(command)
+    assert len(told.frames) == 2 * len(topics) * len({len(str(slot)) for slot in slots})
 
 
 @pytest.mark.parametrize("kind", TopicType)

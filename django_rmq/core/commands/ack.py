@@ -34,7 +34,7 @@ def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[st
 
     Answers ok for each, or an empty list if none has ended, so that `commit` has to name them.
     """
-    return Call(form("commit_all", topic), AtSlot(topic, slot), (receipt, size), _of_all(size))
+    return Call(form("commit_all", topic), AtSlot(topic, slot), (receipt, size), _of_all(size), varying=2)
 
 
 def _written(failures: Sequence[Failure]) -> list[object]:

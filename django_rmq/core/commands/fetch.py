@@ -117,4 +117,5 @@ def prepare(
         AtSlot(topic, slot),
         (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
         _prepared(topic.max_retries),
+        varying=5,
     )

@@ -278,6 +278,10 @@ class ServerConnection:
         is_framed = call.varying and self.clock is None
         return self.frames.written(call) if is_framed else wire.packed(self.command(call))
 
+    def pieces(self, call: Call[object]) -> Sequence[bytes | memoryview]:
+        """Return the command that runs a call, encoded for the wire, in pieces."""
+        return wire.pieces(self.command(call)) if wire.has_packed(call) else (self.packed(call),)
+
     def run(self, call: Call[T]) -> T:
         """Run a call and return the meaning of its reply."""
         try:
@@ -443,8 +447,8 @@ class RedisPipeline:
             connection = exchange.take_connection()
             waits = durability_commands(self._wanted, connection) if self._wanted is not None else []
             # A generator: the words of a command are garbage as soon as it is encoded.
-            commands = chain(map(exchange.command, self._calls), waits)
-            connection.send_packed_command(wire.chunks(commands))
+            pieces = chain(chain.from_iterable(map(exchange.pieces, self._calls)), map(wire.packed, waits))
+            connection.send_packed_command(list(wire.chunks(pieces)))
         except RedisError as error:
             self._give_up(connection)
             raise translate(error) from error

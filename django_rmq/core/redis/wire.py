@@ -27,8 +27,8 @@ Text = TypeVar("Text")
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Only tests pass one: scripts otherwise use the clock of Redis."""
 
-FRAMES = 16_384
-"""The number of slots for which a broker remembers how one message is sent there."""
+FRAMES = 4_096
+"""The number of beginnings of commands that a broker remembers: one for each script, topic and length of a slot's number."""
 
 AT_ONCE = 65_536
 """The number of bytes of a pipeline that are sent with one system call."""
@@ -79,24 +79,17 @@ def has_packed(call: Call[object]) -> bool:
     return bool(call.own) and isinstance(call.own[-1], Packed)
 
 
-def chunks(commands: Iterable[Command]) -> list[bytes]:
-    """Return commands encoded for the wire, in pieces that are large enough for a system call each."""
-    return list(_gathered(piece for command in commands for piece in _pieces(command)))
-
-
-def _pieces(command: tuple[object, ...]) -> list[bytes | memoryview]:
-    """Return the pieces of a command, whose last argument or the one before it may be packed already."""
+def pieces(command: Command) -> list[bytes | memoryview]:
+    """Return the pieces of a command whose last argument, or the one before it, is encoded already."""
     more = [each.count * each.width - 1 for each in command[-2:] if isinstance(each, Packed)]
-    if not more:
-        return [packed(command)]
     pieces: list[bytes | memoryview] = []
     for each in command:
         pieces += each.data if isinstance(each, Packed) else (_argument(each),)
     return [b"*%d\r\n" % (len(command) + sum(more)), *pieces]
 
 
-def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Join small pieces, so that each is large enough for a system call."""
+def chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Join the pieces of encoded commands, so that each is large enough for a system call."""
     together: list[bytes | memoryview] = []
     size = 0
     for piece in pieces:
@@ -110,9 +103,10 @@ def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 class Frames:
-    """Writes calls that differ only in their last arguments: everything before those is encoded once for all calls.
+    """Writes calls at one slot that differ only in the slot and in their last arguments.
 
-    It halves the time to send one message.
+    Everything before those arguments is encoded once, in pieces between which the number of the slot stands. It halves the
+    time to send one message.
     """
 
     _NO_CLOCK = _argument(b"")
@@ -120,7 +114,7 @@ class Frames:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         # Each entry holds its topic: the id of a topic that was garbage-collected could become that of another one.
-        self._known: dict[tuple[object, ...], tuple[Topic, bytes]] = {}
+        self._known: dict[tuple[object, ...], tuple[Topic, list[bytes]]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -130,22 +124,29 @@ class Frames:
         place = call.place
         assert isinstance(place, AtSlot)
         topic, slot = place
-        own, varying = call.own, -call.varying
-        key = (id(topic), slot, varying, own[:varying])
+        own, varying, digits = call.own, -call.varying, b"%d" % slot
+        # The length of an encoded key depends on the number of digits.
+        key = (call.script, id(topic), len(digits), varying, own[:varying])
         prepared = self._known.get(key)
         if prepared is None:
-            if topic.slots > FRAMES:
-                # With more slots than are remembered, most entries would be dropped before they are used
-                # again.
-                return packed(command(call, self._prefix, None))
-            prepared = self._remember(key, topic, call)
-        return b"".join((prepared[1], *map(_argument, own[varying:]), self._NO_CLOCK))
+            prepared = self._remember(key, topic, call, digits)
+        return b"".join((digits.join(prepared[1]), *map(_argument, own[varying:]), self._NO_CLOCK))
 
-    def _remember(self, key: tuple[object, ...], topic: Topic, call: Call[object]) -> tuple[Topic, bytes]:
+    def _remember(
+        self, key: tuple[object, ...], topic: Topic, call: Call[object], digits: bytes
+    ) -> tuple[Topic, list[bytes]]:
         # Long-lived processes may send with many topics and options, and the memory must not grow with them.
         if len(self._known) >= FRAMES:
             self._known.clear()
         whole = command(call, self._prefix, None)
-        fixed = whole[: -1 - call.varying]
-        prepared = self._known[key] = topic, b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, fixed)))
+        count = int(str(whole[2]))
+        behind_keys = b"".join(map(_argument, whole[3 + count : -1 - call.varying]))
+        pieces = [b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, whole[:3])))]
+        for name in map(_argument, whole[3 : 3 + count]):
+            # The name of a key ends with the number of its slot, and perhaps the end of its hash tag.
+            before, _, after = name.rpartition(digits)
+            pieces[-1] += before
+            pieces.append(after)
+        pieces[-1] += behind_keys
+        prepared = self._known[key] = topic, pieces
         return prepared

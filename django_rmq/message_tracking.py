@@ -49,7 +49,7 @@ def message_status(
             raise InvalidMessage(ID_IS_WHOLE)
         return _of_id(declared, id)
     connections.agree(declared)
-    connections.present(declared)
+    connections.refresh_definitions()
     producer = connections.get_producer()
     out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     # While the topic is being re-slotted, the message has two possible slots.
@@ -57,7 +57,7 @@ def message_status(
     status = _status_in(declared, slots, out.member)
     # The topic may have been re-slotted since this process looked at its definition.
     if status.state == "unknown":
-        connections.present(declared, at_once=True)
+        connections.refresh_definitions(at_once=True)
         present = list(dict.fromkeys(producer.slots(out)))
         if present != slots:
             status = _status_in(declared, present, out.member)
@@ -89,7 +89,7 @@ def replay_message(
     places: Iterable[MessageIdentity]
     if id is None:
         connections.agree(declared)
-        connections.present(declared, at_once=True)
+        connections.refresh_definitions(at_once=True)
         producer = connections.get_producer()
         out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
         places = [MessageIdentity(slot, out.member) for slot in dict.fromkeys(producer.slots(out))]
@@ -101,7 +101,7 @@ def replay_message(
     for at in places:
         member = at.member or b""
         (outcome,) = broker.run(
-            operate.replay(connections.present(declared, at_once=True), at.slot, [member])
+            operate.replay(connections.with_present_slots(declared, at_once=True), at.slot, [member])
         )
         if outcome in ("replayed", "merged"):
             observability.announce_replayed(topic, {outcome: 1}, "program")

@@ -16,11 +16,12 @@ from django_rmq.connections.brokers import (
     get_shared_connection,
     in_memory,
     is_agreed,
-    present,
+    refresh_definitions,
     replaced_broker,
     server_flaws,
     slots_now,
     unreadable,
+    with_present_slots,
 )
 
 __all__ = [
@@ -36,9 +37,10 @@ __all__ = [
     "get_shared_connection",
     "in_memory",
     "is_agreed",
-    "present",
+    "refresh_definitions",
     "replaced_broker",
     "server_flaws",
     "slots_now",
     "unreadable",
+    "with_present_slots",
 ]

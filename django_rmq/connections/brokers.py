@@ -356,44 +356,52 @@ def agree(topic: Topic) -> None:
         built.agreed.add(topic.name)
 
 
-def present(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
+def with_present_slots(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
     """Return ``topic`` with all slots that may currently hold its messages, whatever the settings say.
 
-    It asks Redis every few seconds (each time if a ``broker`` is given, or ``at_once``). While Redis is unavailable, the
-    last known slots are used.
+    The definitions are those of ``refresh_definitions``, or read from ``broker`` if one is given.
     """
     if broker is not None:
         from django_rmq.core.topic_registration import as_registered
 
         return as_registered(topic, broker.definitions().get(topic.name, {}))
-    built, now = current(), time.monotonic()
-    if at_once or now >= built.next_look:
-        try:
-            definitions = get_broker().definitions()
-        except WrongType as error:
-            # Another program has put a value of another type in place of the definitions, so none of them can be
-            # read.
-            built.unreadable = dict.fromkeys(built.config.topics, str(error))
-        except ServerTrouble:
-            pass
-        else:
-            # A server that was flushed, or restarted without its data, has lost the definitions that it had.
-            if built.registered and not definitions and not definitions.unreadable:
-                definitions = _register_again(built.registered)
-            built.registered.update(
-                {name: definitions[name] for name in built.config.topics if name in definitions}
-            )
-            built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
-            built.slot_counts.update(
-                {
-                    name: slot_counts(definition)
-                    for name, definition in definitions.items()
-                    if "reslot" in definition
-                }
-            )
-        built.next_look = now + LOOK_SECONDS
+    refresh_definitions(at_once=at_once)
+    built = current()
     slots, followed = max(built.slot_counts.get(topic.name, (topic.slots,))), built.followed.get(topic.name)
     return replace(topic, slots=slots, **(followed or {})) if followed or slots != topic.slots else topic
+
+
+def refresh_definitions(*, at_once: bool = False) -> None:
+    """Read the definitions of all topics from Redis, if the last time is more than a few seconds ago, or ``at_once``.
+
+    While Redis is unavailable, the last known ones stay.
+    """
+    built, now = current(), time.monotonic()
+    if not at_once and now < built.next_look:
+        return
+    try:
+        definitions = get_broker().definitions()
+    except WrongType as error:
+        # Another program has put a value of another type in place of the definitions, so none of them can be read.
+        built.unreadable = dict.fromkeys(built.config.topics, str(error))
+    except ServerTrouble:
+        pass
+    else:
+        # A server that was flushed, or restarted without its data, has lost the definitions that it had.
+        if built.registered and not definitions and not definitions.unreadable:
+            definitions = _register_again(built.registered)
+        built.registered.update(
+            {name: definitions[name] for name in built.config.topics if name in definitions}
+        )
+        built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
+        built.slot_counts.update(
+            {
+                name: slot_counts(definition)
+                for name, definition in definitions.items()
+                if "reslot" in definition
+            }
+        )
+    built.next_look = now + LOOK_SECONDS
 
 
 def _register_again(registered: Mapping[str, Definition]) -> Definitions:
@@ -419,8 +427,8 @@ def _or_else(definition: Definition, found: Definition) -> Definition:
 
 
 def slots_now(topic: Topic) -> tuple[int, ...]:
-    """Return the slot counts by which messages of ``topic`` are placed; see ``present``."""
-    present(topic)
+    """Return the slot counts by which messages of ``topic`` are placed; see ``refresh_definitions``."""
+    refresh_definitions()
     return current().slot_counts.get(topic.name, (topic.slots,))
 
 

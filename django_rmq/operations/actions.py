@@ -156,7 +156,7 @@ def id_of(
     declared = context.declared(name, Permission.VIEW)
     # An action on the id shows whether the topic has a message with this key or body.
     require_search(context.actor, declared)
-    connections.present(declared)
+    connections.refresh_definitions()
     out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     return message_id(out.slot, out.member)
 

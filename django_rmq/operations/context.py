@@ -91,7 +91,7 @@ class OperationContext:
 
     def permitted(self, name: str, *permissions: Permission, at_once: bool = False) -> Topic:
         """Return a topic on which the actor has these permissions, like ``declared``, with the slots that it has in Redis."""
-        return connections.present(self.declared(name, *permissions), self._given, at_once=at_once)
+        return connections.with_present_slots(self.declared(name, *permissions), self._given, at_once=at_once)
 
     def in_present_slots(self, topic: Topic, act: Callable[[Topic], T]) -> T:
         """Perform an action in a slot, with the slot count that ``topic`` has now if the slot refuses this one."""
@@ -114,7 +114,7 @@ class OperationContext:
         declared = self.declared(name, *permissions)
         if self._given is None:
             connections.agree(declared)
-        return connections.present(declared, self._given)
+        return connections.with_present_slots(declared, self._given)
 
     def of_all_topics(self) -> OperationContext:
         """Return this context for an answer that actors with other rules share; each of them is shown a part of it."""

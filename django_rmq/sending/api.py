@@ -293,8 +293,8 @@ def _take_back(
     elif body is not None or any(value is not None for value in named.values()):
         raise InvalidMessage(ID_IS_WHOLE)
     else:
-        identity = identify_for_program(connections.present(declared), named_by_id)
-        outgoing = _outgoing_of_id(connections.present(declared), identity)
+        identity = identify_for_program(connections.with_present_slots(declared), named_by_id)
+        outgoing = _outgoing_of_id(connections.with_present_slots(declared), identity)
         if outgoing is None:
             return RemoveResult("not_found", topic, b"")
         out = outgoing
@@ -306,15 +306,15 @@ def _take_back(
     if not delivers:
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
-    # ``present`` reads the slot counts of a re-slotting that has begun; the producer places the removal by them.
-    connections.present(declared)
+    # This reads the slot counts of a re-slotting that has begun; the producer places the removal by them.
+    connections.refresh_definitions()
     older = outbox.DirectSend([out], using, rows_waiting(using)) if declared.outbox else None
     (found_at,), errors = producer.attempt([out], removes=True)
     if found_nothing(found_at) and identity is not None:
         # The message is not where its member places it. The send may have named a basis, and a re-slotting moved it.
         moved = find_moved(connections.get_broker(), declared, [identity], rounds=ALL_ROUNDS).messages
         if identity in moved:
-            out = _outgoing_at(connections.present(declared), moved[identity])._replace(act=act)
+            out = _outgoing_at(connections.with_present_slots(declared), moved[identity])._replace(act=act)
             (found_at,), errors = producer.attempt([out], removes=True)
     if older is not None:
         older.conclude([found_at])
@@ -627,7 +627,7 @@ def _named_by(
     """Return the slot and the member of an id, and the options with which its message is sent again."""
     if "key" in options:
         raise InvalidMessage("give key= or id=, not both")
-    identity = identify_for_program(connections.present(topic), name)
+    identity = identify_for_program(connections.with_present_slots(topic), name)
     # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
     if identity.member is None:
         held = find_held(connections.get_broker(), topic, identity)

@@ -130,7 +130,7 @@ def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
         # Without them, the permits of a limit that was changed end with their lease.
         with suppress(RmqError):
             changed = broker.run(read_changed_limits())
-        served = [limited(connections.present(topic), changed.get(topic.name)) for topic in topics]
+        served = [limited(connections.with_present_slots(topic), changed.get(topic.name)) for topic in topics]
         settled = settle(broker, served, notes)
         return_permits(broker, served, notes.owner)
     finally:
@@ -357,7 +357,9 @@ class WorkerProcess:
                 poll_seconds=config.consumer.poll_interval,
                 max_messages=options.max_messages,
                 max_idle_time=options.max_idle_time,
-                swept=[connections.present(topic) for topic in topics if topic not in self._topics],
+                swept=[
+                    connections.with_present_slots(topic) for topic in topics if topic not in self._topics
+                ],
             ),
             hooks=hooks(),
             notes=self._notes,
@@ -373,12 +375,12 @@ class WorkerProcess:
     def _new_duties(self, broker: Broker, times: history.TimesCount | None) -> list[Maintenance]:
         """Return a thread of duties for Redis, and one for each database that duties use."""
         minutes = round((self._config.history_retention or 0) / 60)
-        everything = [connections.present(topic) for topic in self._config.topics.values()]
+        everything = [connections.with_present_slots(topic) for topic in self._config.topics.values()]
         of_redis: list[Duty] = [
             # The first, because a duty that has not begun does nothing at the end.
             *([times.flushing] if times else []),
             *trim_dead(broker, everything, self._slots_to_look_after),
-            *history.sampling(broker, everything, minutes, self._may_sample, connections.present),
+            *history.sampling(broker, everything, minutes, self._may_sample, connections.with_present_slots),
             *schedules.duties(),
             self._keep_definitions,
             ReportDuty(
@@ -398,9 +400,9 @@ class WorkerProcess:
         return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
 
     def _keep_definitions(self) -> Generator[float, None, None]:
-        """Look now and then whether Redis still has the definitions of topics, which ``present`` registers again."""
+        """Look now and then whether Redis still has the definitions of topics, which are then registered again."""
         while True:
-            connections.present(self._topics[0])
+            connections.refresh_definitions()
             yield DEFINITIONS_SECONDS
 
     def _forgetting(self) -> Iterable[tuple[str, Duty]]:
@@ -537,7 +539,7 @@ class WorkerProcess:
         serving = [one.id for one in live_workers if any(topic.name == each.name for each in one.topics)]
         sharing = sorted(serving or [one.id for one in live_workers])
         return (
-            [range(sharing.index(me), connections.present(topic).slots, len(sharing))]
+            [range(sharing.index(me), connections.with_present_slots(topic).slots, len(sharing))]
             if me in sharing
             else ()
         )

@@ -156,7 +156,7 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
     (setting,) = change
     with shop(renders=RENDERS):
         send_message("renders", 1, priority=50)
-        before = connections.present(get_config().topic("renders"))
+        before = connections.with_present_slots(get_config().topic("renders"))
     with shop(renders={**RENDERS, **change}):
         assert send_message("renders", 2, priority=50).status == "stored"
         assert send_messages("renders", [3, 4], priority=50).counts() == {"stored": 2}
@@ -165,7 +165,7 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
         with transaction.atomic():
             result = send_message("renders", 5, priority=50)
         assert result.status == "stored"
-        assert connections.present(get_config().topic("renders")) == before
+        assert connections.with_present_slots(get_config().topic("renders")) == before
         (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert f'This process follows Redis: topic "renders": {setting} is ' in warning.getMessage()
         broker = direct(connections.get_broker())
@@ -449,11 +449,11 @@ def test_definitions_that_redis_has_lost_are_registered_again_as_they_were(
         topic = get_config().topic("renders")
         send_message("renders", 1, priority=100)
         run("rmqreslot", "renders", "16")
-        assert connections.present(topic, at_once=True).slots == 16
+        assert connections.with_present_slots(topic, at_once=True).slots == 16
         before = connections.get_broker().definitions()
         keys = list(redis_client.scan_iter(f"{prefix}*"))
         redis_client.delete(*keys)
-        assert connections.present(topic, at_once=True).slots == 16
+        assert connections.with_present_slots(topic, at_once=True).slots == 16
         assert connections.get_broker().definitions() == before
         assert "Redis has lost the definitions of all topics; 1 of them are registered again" in caplog.text
         connections.close()

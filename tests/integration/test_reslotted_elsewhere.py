@@ -315,7 +315,7 @@ def test_a_late_delivery_of_a_slot_that_is_no_more_is_stale() -> None:
     settled = SettledDelivery(deliveries.id(taken), deliveries.receipt(taken))
     assert deliveries.commit([settled]) == ["ok"]
     reslot("orders", 1)
-    connections.present(get_config().topics["orders"], at_once=True)
+    connections.with_present_slots(get_config().topics["orders"], at_once=True)
     assert person().deliveries("orders").commit([settled]) == ["stale"]
 
 

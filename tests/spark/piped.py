@@ -44,7 +44,7 @@ def reached(name: str) -> tuple[Any, Any]:
     from django_rmq.conf import get_config
 
     broker = connections.get_broker("worker")
-    return broker, connections.present(get_config().topic(name), broker)
+    return broker, connections.with_present_slots(get_config().topic(name), broker)
 
 
 class Project:

@@ -110,7 +110,7 @@ class Context:
         """
         topic = get_config().topic(name)
         connections.agree(topic)
-        return connections.present(topic)
+        return connections.with_present_slots(topic)
 
     def connection(self) -> dict[str, str]:
         """Return the options for the connection to Redis. Raises ``ConfigurationError``."""

@@ -364,6 +364,8 @@ def test_describe_keeps_the_end_of_a_long_traceback() -> None:
         text = describe(error)
     assert text.startswith("ValueError: bottom\n")
     assert text.rstrip().endswith('raise ValueError("bottom")')
+    # The first line that is kept is a whole one.
+    assert text.splitlines()[1].startswith("  ")
 
 
 # --- batches

@@ -169,12 +169,20 @@ class Unfit(Undecodable):
     """The body does not fit the type that BODY names. Another try would find the same body, so there is none."""
 
 
+LONGEST_TRACEBACK = 600
+"""Bytes of a traceback that are kept with a failure: its end."""
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and message, then the end of its traceback, within 1 KB."""
     head = cut_error(f"{name_of(error)}: {text_of(error)}", 400).decode()
     frames = traceback.format_tb(error.__traceback__, limit=-8)
     tail = "".join(frames).encode("utf-8", "backslashreplace")
-    return f"{head}\n{tail[-600:].decode('utf-8', 'ignore')}"
+    if len(tail) > LONGEST_TRACEBACK:
+        # It begins with a whole line, if the last one is not longer than all that is kept.
+        tail = tail[-LONGEST_TRACEBACK:]
+        tail = tail[tail.find(b"\n", 0, -1) + 1 :]
+    return f"{head}\n{tail.decode('utf-8', 'ignore')}"
 
 
 def name_of(error: BaseException) -> str:

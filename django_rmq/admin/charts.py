@@ -29,6 +29,9 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 10, 10, 24
 MARKER_WIDTH = 8
 """Units between two markers, or they become one."""
 
+DOT_WIDTH = 4
+"""Units of the line that stands for a value without neighbours."""
+
 MOST_LISTED = 20
 """The number of things that happened that are listed below charts: the last ones."""
 
@@ -228,11 +231,18 @@ def _points(values: Values, left: float, right: float, y: Callable[[float], floa
 
 
 def _path(stretches: list[list[_Point]]) -> str:
-    # A stretch of one point is drawn as a line of no length, which a round cap makes a dot.
     return "".join(
-        f"M{stretch[0][0]:g} {stretch[0][1]:g}" + "".join(f"L{x:g} {y:g}" for x, y in stretch[1:] or stretch)
-        for stretch in stretches
+        f"M{stretch[0][0]:g} {stretch[0][1]:g}" + "".join(f"L{x:g} {y:g}" for x, y in stretch[1:])
+        for stretch in map(_widened, stretches)
     )
+
+
+def _widened(stretch: list[_Point]) -> list[_Point]:
+    """Return a stretch of one point as a short line, which can be seen; others as they are."""
+    if len(stretch) > 1:
+        return stretch
+    x, y = stretch[0]
+    return [(x - DOT_WIDTH / 2, y), (x + DOT_WIDTH / 2, y)]
 
 
 def _area(stretches: list[list[_Point]], bottom: float) -> str:

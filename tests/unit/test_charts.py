@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.admin.charts import (
+    DOT_WIDTH,
     HEIGHT,
     HOUR_MINUTES,
     LEFT,
@@ -91,9 +92,11 @@ def test_a_missing_value_leaves_a_gap() -> None:
     assert len(found.readings) == 4
 
 
-def test_a_lone_value_is_a_dot() -> None:
+def test_a_lone_value_is_a_short_line_that_can_be_seen() -> None:
     found = drawn([None, 5, None])
-    assert re.fullmatch(r"M(\S+ \S+)L\1", found.lines[0].path)
+    left, top, right, bottom = map(float, re.findall(r"[\d.]+", found.lines[0].path))
+    assert right - left == DOT_WIDTH and top == bottom
+    assert (left + right) / 2 == (found.left + found.right) / 2
 
 
 def test_the_legend_has_last_least_and_most() -> None:

@@ -9,9 +9,12 @@ from uuid import uuid4
 
 from django import forms
 from django.http import QueryDict
+from django.utils import timezone
+from django.utils.functional import lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.admin.body_display import visible
+from django_rmq.admin.labels import Text
 from django_rmq.core.model.body_codec import encode_body, exact_json
 from django_rmq.core.model.limits import FASTEST, LARGEST, LONGEST_WAIT, MAX_TIMEOUT, SHORTEST_WAIT, SLOWEST
 from django_rmq.core.model.topic import Topic, TopicType
@@ -113,11 +116,18 @@ TYPED_TIME = "%Y-%m-%dT%H:%M:%S"
 """A date and time as a browser sends it."""
 
 
-class TypedTimeField(forms.DateTimeField):
-    """A date and time, for which a browser has a calendar."""
+def _with_time_zone(text: Text) -> str:
+    zone = _("Time zone: %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+    return f"{text} {zone}" if text else zone
 
-    def __init__(self, **options: Any) -> None:
+
+class TypedTimeField(forms.DateTimeField):
+    """A date and time, for which a browser has a calendar. Its help text names the time zone."""
+
+    def __init__(self, *, help_text: Text = "", **options: Any) -> None:
         super().__init__(
+            # The time zone may be another one with each request.
+            help_text=lazy(_with_time_zone, str)(help_text),
             widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format=TYPED_TIME),
             input_formats=[TYPED_TIME, "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
             **options,
@@ -319,13 +329,15 @@ class FilterForm(forms.Form):
             slot=given.get("slot"),
         )
 
-    @property
-    def described(self) -> list[tuple[str, str]]:
-        """The conditions in words: the label of each field that is not empty, and its value."""
+    def described(self, cause: str) -> list[tuple[str, str]]:
+        """Return the conditions in words: the label of each field that is not empty, and its value.
+
+        ``cause``: the text of the chosen cause, whose id says nothing to people; empty if it is unknown.
+        """
         parts = []
         for name, value in self.values:
             field = self.fields[name]
-            chosen = visible(value)
+            chosen = (cause if name == "cause" else "") or visible(value)
             if name == "age":
                 for group, ages in AGES[1:]:
                     chosen = next((f"{group} {label}" for age, label in ages if age == value), chosen)

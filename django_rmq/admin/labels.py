@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
+
+from django_rmq.core.model.schedule import Schedule
 
 Text = str | Promise
 
@@ -24,6 +27,29 @@ PLAIN_STATES: Mapping[str, Text] = {
     "retry": gettext_lazy("resting"),
 }
 """The words of the commands and of REST, where they are others than the names of the queues."""
+
+
+def timing_text(schedule: Schedule) -> str:
+    """Return when a schedule ticks, as people read it."""
+    return (
+        schedule.timing if schedule.every is None else _("every %(seconds)s s") % {"seconds": schedule.every}
+    )
+
+
+class StateLabel(NamedTuple):
+    """How pages name a state: as the docs name its queue, and in a plain word."""
+
+    name: str
+    word: str
+    """Empty if the language has the same word for both, or if there is none."""
+
+
+def state_label(state: str) -> StateLabel:
+    """Return the names of a state."""
+    name, word = str(STATES[state]), str(PLAIN_STATES.get(state, ""))
+    return StateLabel(name, "" if word == name else word)
+
+
 STATE_NOTES: Mapping[str, Text] = {
     "store": gettext_lazy("Waiting for its time or its turn."),
     "prepare": gettext_lazy("Running: a consumer is processing it."),

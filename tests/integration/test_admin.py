@@ -436,7 +436,9 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
         assert boss.get(address).status_code == 200
     given = {"act": "replay_all", "state": "dead", "error": "shop.Boom", "cause": line["group"].cause}
     asked = text(boss.post(line["act_url"], given))
-    assert "Replay 2 dead messages of timed?" in asked and line["group"].cause in asked
+    assert "Replay 2 dead messages of timed?" in asked
+    assert re.search(r"<dt>Cause</dt>\s*<dd>shop.Boom: order # of '…'</dd>", asked)
+    assert "Cause: shop.Boom: order # of '…'" in text(boss.get(line["url"]))
     assert "2 replayed" in text(
         boss.post(line["act_url"], {**given, "confirmed": "yes", "asked": "2"}, follow=True)
     )
@@ -1084,12 +1086,12 @@ def test_buttons_that_destroy_are_red_in_lists_and_on_the_page_of_a_message(
 
 
 def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:
-    kill(broker, "timed", b'{"a":1}')
+    kill(broker, "timed", b'{"a":1}', error="shop.Boom: a is 1\nTraceback")
     message_id = ids_of_dead(broker)
     page = text(boss.get(url("edit", "timed", message_id)))
-    assert '{\n  "a": 1\n}' in page
+    assert '{\n  "a": 1\n}' in page and ">shop.Boom: a is 1</p>" in page
     wrong = boss.post(url("edit", "timed", message_id), {"body": '{"a":'})
-    assert "This is not JSON" in text(wrong)
+    assert "This is not JSON" in text(wrong) and ">shop.Boom: a is 1</p>" in text(wrong)
     done = boss.post(url("edit", "timed", message_id), {"body": '{"a":\r\n 2}'}, follow=True)
     assert "1 replayed" in text(done)
     assert [

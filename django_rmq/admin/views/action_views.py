@@ -25,7 +25,7 @@ from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.forms import PARAMETERS
 from django_rmq.admin.labels import STATES
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
-from django_rmq.admin.views.message_views import filter_form
+from django_rmq.admin.views.message_views import cause_text, filter_form
 from django_rmq.admin.views.page import (
     Pages,
     back_of,
@@ -170,7 +170,10 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             if counted.is_complete:
                 carried.append(("asked", str(count)))
             question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
-            return _ask(pages, request, asked, question, carried, form_of_filter.described)
+            cause = ""
+            if wanted.cause:
+                cause = cause_text(operations.listing(topic.name, state, wanted=wanted, limit=1).copies)
+            return _ask(pages, request, asked, question, carried, form_of_filter.described(cause))
         if "background" in request.POST and act.name in KIND_OF:
             rate = form.cleaned_data.get("rate")
             keep = not form.cleaned_data.get("for_good")

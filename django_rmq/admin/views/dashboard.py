@@ -21,6 +21,7 @@ from django_rmq.admin.dashboard_rows import (
     needs_attention,
     row_of,
 )
+from django_rmq.admin.labels import state_label
 from django_rmq.admin.views.findings import findings_panel
 from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of
@@ -178,6 +179,7 @@ def _figures(
         "sort": sort,
         "filters": _filters(topics, given),
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
+        "states": {state: state_label(state) for state in ("store", "prepare", "retry")},
         "totals": DashboardTotals.of(topics, recent, seen.workers),
         "trends": _trends(operations, [one.topic for one in listed]),
         "findings": findings_panel(

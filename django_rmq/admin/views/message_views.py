@@ -54,7 +54,7 @@ from django_rmq.operations import (
     Permission,
 )
 from django_rmq.operations.authorization import is_redacted, may_search
-from django_rmq.operations.message_view import body_columns, copy_as_json
+from django_rmq.operations.message_view import body_columns, copy_as_json, error_pattern
 
 LONGEST_CELL = 40
 """Maximum number of characters of a value of a body in a list."""
@@ -167,11 +167,13 @@ def panel(
     note = ""
     if operations.actor.may(Permission.VIEW_BODIES) and not may_search(operations.actor, topic):
         note = _("Bodies of this topic are redacted and cannot be searched.")
+    cause = cause_text(listing.copies) if wanted.cause else ""
     return {
         "state": state,
         "filter_form": form,
         "filter_errors": errors,
         "filter_note": note,
+        "cause": cause,
         "filter_values": form.values,
         "filtered": not wanted.is_empty,
         "exported": "" if errors else urlencode([("tab", state), *form.values]),
@@ -193,6 +195,14 @@ def panel(
 def filter_form(operations: Operations, topic: Topic, state: str, data: QueryDict) -> FilterForm:
     """Return the filter form, filled with ``data``."""
     return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
+
+
+def cause_text(copies: Sequence[MessageCopy]) -> str:
+    """Return the cause of the messages of a list that shows one cause; empty if there are none."""
+    if not copies:
+        return ""
+    one = copies[0]
+    return visible(": ".join(filter(None, (one.error_class, error_pattern(one.error, one.error_class)))))
 
 
 def _cells(copy: MessageCopy, columns: Sequence[str]) -> list[str]:
@@ -499,6 +509,7 @@ def edit_view(
     context = {
         "heading": _("Edit and replay"),
         "submit": _("Replay with this body"),
+        "why": _why_it_died(operations, topic, short_id(message_id)),
         "form": form,
         "banner": banner,
         "notes": _notes(topic),
@@ -514,6 +525,15 @@ def _dead_copy(operations: Operations, topic: Topic, message_id: str) -> Message
     except (MessageGone, InvalidRequest):
         return None
     return next((copy for copy in copies if copy.state == "dead"), None)
+
+
+def _why_it_died(operations: Operations, topic: Topic, message_id: str) -> str:
+    """Return the first line of a dead message's error; empty if it is unknown."""
+    try:
+        dead = _dead_copy(operations, topic, message_id)
+    except ServerTrouble:
+        return ""
+    return "" if dead is None else visible(dead.error.partition("\n")[0])
 
 
 def _notes(topic: Topic) -> list[str]:

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import Banner, PageAddresses, is_late
+from django_rmq.admin.labels import timing_text
 from django_rmq.admin.views.page import Pages, page, tell
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
@@ -109,7 +110,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
         "banner": banner,
         "notes": [
             _("The settings say: %(timing)s. What is changed here stays after a deployment.")
-            % {"timing": one.declared.timing}
+            % {"timing": timing_text(one.declared)}
         ],
         "submit": _("Save"),
         "back_url": pages.url("schedules"),
@@ -121,9 +122,9 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
 def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, object]:
     return {
         "row": one,
-        "timing": visible(one.timing),
+        "timing": visible(timing_text(one.schedule)),
         "catch_up": CATCH_UPS.get(one.schedule.catch_up, one.schedule.catch_up),
-        "declared": visible(one.declared.timing) if one.override else "",
+        "declared": visible(timing_text(one.declared)) if one.override else "",
         "is_late": is_late(one),
         "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "problem": visible(one.problem),

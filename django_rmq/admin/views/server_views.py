@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, pgettext
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.views.page import Pages, page
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_info import ServerInfo, size_text
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import Operations, Permission
 from django_rmq.templatetags.rmq_times import duration, number
@@ -85,7 +85,7 @@ def _facts(server: ServerInfo) -> Iterator[Fact]:
         if value("role") == "slave"
         else _("primary"),
     )
-    yield _("Memory"), server.memory_text
+    yield _("Memory"), _memory(server)
     yield _("When memory is full"), server.policy
     yield _("Snapshots"), _snapshots(server, count)
     yield _("Append-only file"), _append_only(server)
@@ -97,6 +97,19 @@ def _facts(server: ServerInfo) -> Iterator[Fact]:
     yield _("Commands per second"), number(count("instantaneous_ops_per_sec"))
     yield _("Refused connections"), number(count("rejected_connections"))
     yield _("Keys deleted for want of memory"), number(count("evicted_keys"))
+
+
+def _memory(server: ServerInfo) -> str:
+    used, limit = server.memory_used, server.memory_limit
+    if used is None:
+        return ""
+    if limit is None:
+        return _("%(used)s are used, and there is no limit") % {"used": size_text(used)}
+    return _("%(used)s of %(limit)s are used (%(share)s)") % {
+        "used": size_text(used),
+        "limit": size_text(limit),
+        "share": f"{server.memory_share:.0%}",
+    }
 
 
 def _snapshots(server: ServerInfo, count: Callable[[str], int]) -> str:
@@ -118,7 +131,7 @@ def _append_only(server: ServerInfo) -> str:
 def _replicas(server: ServerInfo, count: Callable[[str], int]) -> str:
     connected = count("connected_slaves")
     if not connected:
-        return _("none")
+        return pgettext("replicas", "none")
     texts = []
     for at in range(connected):
         # slave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0

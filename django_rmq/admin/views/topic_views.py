@@ -19,7 +19,7 @@ from django_rmq.admin import charts
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import DashboardRow, PageAddresses, Tab, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
-from django_rmq.admin.labels import CLAIM_STATES, PLAIN_STATES, STATES
+from django_rmq.admin.labels import CLAIM_STATES, STATES, state_label, timing_text
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings import findings_panel
@@ -151,7 +151,7 @@ def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[s
         },
         "settings": card.settings,
         "listener": card.listener,
-        "schedules": card.schedules,
+        "schedules": [{"row": one, "timing": timing_text(one.schedule)} for one in card.schedules],
         "schedules_url": pages.url("schedules"),
         "limits_url": pages.url("limits", quote(topic.name)),
     }
@@ -260,15 +260,16 @@ def _tabs(row: DashboardRow, current: str) -> list[Tab]:
     counts = {"store": row.store, "prepare": row.prepare, "retry": row.retry, "dead": row.dead}
     if row.claims or current == "claim":
         counts["claim"] = row.claims
+    labels = {state: state_label(state) for state in counts}
     tabs = [
         Tab(
             state,
-            str(STATES[state]),
+            labels[state].name,
             f"{row.url}?tab={state}",
             state == current,
             count,
             state == "dead" and count > 0,
-            str(PLAIN_STATES.get(state, "")),
+            labels[state].word,
         )
         for state, count in counts.items()
     ]

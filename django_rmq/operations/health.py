@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import partial
 from typing import NamedTuple
 
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, override
 
@@ -120,7 +121,7 @@ CHECKS = {
     "paused": Check("topic", "deploy/runbooks.md#rmqpaused"),
     "undeclared": Check("dashboard", "how-to/change-topics.md#remove-or-rename-a-topic"),
 }
-"""All checks. Of findings of one severity, those of the first check come first."""
+"""All checks. Of findings of one severity, those of the first check come first, unless they delay nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class Finding:
     """How bad it is among the findings of its check: seconds, or messages."""
     is_intended: bool = False
     """Whether it follows from what a person has done on purpose, such as a pause."""
+    delays_nothing: bool = False
+    """Whether no message waits because of it. Those of its severity that delay messages are worse."""
 
     @property
     def is_well(self) -> bool:
@@ -216,7 +219,12 @@ def check_health(
 def sorted_by_severity(findings: Collection[Finding]) -> Health:
     """Return the health with these findings, worst first."""
     order = {name: at for at, name in enumerate(CHECKS)}
-    return Health(sorted(findings, key=lambda one: (-one.severity, order[one.name], -one.weight)))
+    return Health(
+        sorted(
+            findings,
+            key=lambda one: (-one.severity, one.delays_nothing, order[one.name], -one.weight),
+        )
+    )
 
 
 def _in_english(check: Callable[..., Iterator[Finding]], *arguments: object) -> Iterator[Finding]:
@@ -314,10 +322,10 @@ def judge_vanished(found: WorkerOverview) -> Iterator[Finding]:
     if found.vanished:
         age = max(0, found.now_ms - found.vanished[0].report.at_ms) / 1000
         text = ngettext(
-            "%(count)s worker vanished in the last hour: it reported last %(age).0f s ago",
-            "%(count)s workers vanished in the last hour: the last of them reported %(age).0f s ago",
+            "%(count)s worker vanished in the last hour: it reported last %(age)s ago",
+            "%(count)s workers vanished in the last hour: the last of them reported %(age)s ago",
             len(found.vanished),
-        ) % {"count": len(found.vanished), "age": age}
+        ) % {"count": len(found.vanished), "age": readable_duration(age)}
         yield Finding("vanished", "", Severity.NOTE, text, len(found.vanished))
 
 
@@ -387,10 +395,10 @@ def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
     """Find how long the oldest message of a topic has been in the outbox, and whether any was refused."""
     age = (one.oldest_ms or 0) / 1000
     text = ngettext(
-        "%(count)s message is in the outbox, and was sent %(age).0f s ago",
-        "the oldest of %(count)s messages in the outbox was sent %(age).0f s ago",
+        "%(count)s message is in the outbox, and was sent %(age)s ago",
+        "the oldest of %(count)s messages in the outbox was sent %(age)s ago",
         one.messages,
-    ) % {"count": one.messages, "age": age}
+    ) % {"count": one.messages, "age": readable_duration(age)}
     severity = _severity(age, limits.max_outbox_age, USUAL_LIMITS.max_outbox_age, limits.lateness)
     if one.refused:
         refused = ngettext(
@@ -420,7 +428,7 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
     elif one.is_paused:
         text = _("schedule %(name)s is paused") % name
     elif late:
-        text = _("schedule %(name)s is late by %(age).0f s") % {**name, "age": late}
+        text = _("schedule %(name)s is late by %(age)s") % {**name, "age": readable_duration(late)}
     else:
         text = _("schedule %(name)s is on time") % name
     usual = USUAL_LIMITS.max_schedule_lateness
@@ -437,8 +445,13 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
     return Finding("schedule", one.topic, severity, text, late, is_intended)
 
 
-def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Finding]:
-    """Find whether a topic can be read, has workers, is late, hangs, has dead messages, or is paused."""
+def judge_topic(
+    one: stats.TopicStats, limits: HealthThresholds, least: Severity = Severity.OK
+) -> Iterator[Finding]:
+    """Find whether a topic can be read, has workers, is late, hangs, has dead messages, or is paused.
+
+    ``least``: how bad a finding must be to be returned. There may be many topics, most of which are well.
+    """
     name = one.topic.name
     for problem in one.problems:
         yield Finding("redis", name, Severity.BAD, problem)
@@ -446,38 +459,31 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
         yield Finding("definition", name, Severity.BAD, one.definition_problem)
     # If the workers are unknown, none of them counts as missing.
     if limits.needs_workers and one.topic.listener and not one.workers_problem:
-        if one.consumers:
+        if not one.consumers:
+            yield _judge_unserved(one)
+        elif least == Severity.OK:
             yield _ok("workers", f"{one.consumers} live workers", name)
-        else:
-            yield Finding("workers", name, Severity.BAD, _("no live worker serves it"), one.due)
     part = ""
     if one.is_partial:
         part = _(" in %(looked)s of %(slots)s slots") % {"looked": one.looked_at, "slots": one.topic.slots}
+    waits = (one.unowned_ms or 0) / 1000
+    if waits > USUAL_UNOWNED:
+        yield Finding("unowned", name, Severity.NOTE, _unowned_text(one, waits, part), one.unowned_due)
     age = (one.age_ms or one.undrained_ms or 0) / 1000
-    yield from _judge_unowned(one, part)
     usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
     severity = _severity(age, limits.max_age, usual, limits.lateness)
     if one.is_paused:
         # A person has paused the topic on purpose, and the alerts do not report its lateness either.
         severity = min(severity, Severity.NOTE)
-    text = "nothing is overdue"
-    if age:
-        waits = (
-            _("a slot has not been drained for %(age).0f s%(part)s")
-            if one.topic.is_priority
-            else _("the oldest message has been due for %(age).0f s%(part)s")
-        )
-        text = waits % {"age": age, "part": part}
-        if one.paused_slots:
-            text = _("%(finding)s, and %(more)s") % {"finding": text, "more": _("it is paused")}
-    yield Finding("age", name, severity, text, age, one.is_paused)
+    if severity >= least:
+        yield Finding("age", name, severity, _age_text(one, age, part), age, one.is_paused)
     ran = (one.running_ms or 0) / 1000
     severity = _severity(ran, limits.max_running, USUAL_LIMITS.max_running, Severity.NOTE)
-    text = "nothing has run for long"
-    if ran:
-        text = _("the longest delivery has run for %(age).0f s%(part)s") % {"age": ran, "part": part}
-    yield Finding("running", name, severity, text, ran)
-    yield _judge_dead(one, limits, part)
+    if severity >= least:
+        yield Finding("running", name, severity, _running_text(ran, part), ran)
+    severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
+    if severity >= least:
+        yield Finding("dead", name, severity, _dead_text(one.dead, part), one.dead)
     if one.paused_slots:
         text = _("is paused")
         if not one.is_paused:
@@ -488,24 +494,48 @@ def judge_topic(one: stats.TopicStats, limits: HealthThresholds) -> Iterator[Fin
         yield Finding("paused", name, Severity.NOTE, text, is_intended=True)
 
 
-def _judge_dead(one: stats.TopicStats, limits: HealthThresholds, part: str) -> Finding:
-    severity = _severity(one.dead, limits.max_dead, USUAL_LIMITS.max_dead, Severity.NOTE)
-    text = "no message is dead"
-    if one.dead:
-        text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", one.dead)
-        text %= {"count": one.dead, "part": part}
-    return Finding("dead", one.topic.name, severity, text, one.dead)
+def _judge_unserved(one: stats.TopicStats) -> Finding:
+    text = _("no live worker serves it")
+    if one.due:
+        due = ngettext("%(count)s message is due", "%(count)s messages are due", one.due) % {"count": one.due}
+        text = _("%(finding)s, and %(more)s") % {"finding": text, "more": due}
+    return Finding("workers", one.topic.name, Severity.BAD, text, one.due, delays_nothing=not one.due)
 
 
-def _judge_unowned(one: stats.TopicStats, part: str) -> Iterator[Finding]:
-    waits = (one.unowned_ms or 0) / 1000
-    if waits > USUAL_UNOWNED:
-        text = ngettext(
-            "%(count)s message is due in slots that no worker has, for up to %(age).0f s%(part)s",
-            "%(count)s messages are due in slots that no worker has, for up to %(age).0f s%(part)s",
-            one.unowned_due,
-        ) % {"count": one.unowned_due, "age": waits, "part": part}
-        yield Finding("unowned", one.topic.name, Severity.NOTE, text, one.unowned_due)
+def _age_text(one: stats.TopicStats, age: float, part: str) -> str:
+    if not age:
+        return "nothing is overdue"
+    waits = (
+        _("a slot has not been drained for %(age)s%(part)s")
+        if one.topic.is_priority
+        else _("the oldest message has been due for %(age)s%(part)s")
+    )
+    text = waits % {"age": readable_duration(age), "part": part}
+    if one.paused_slots:
+        text = _("%(finding)s, and %(more)s") % {"finding": text, "more": _("it is paused")}
+    return text
+
+
+def _running_text(ran: float, part: str) -> str:
+    if not ran:
+        return "nothing has run for long"
+    age = readable_duration(ran)
+    return _("the longest delivery has run for %(age)s%(part)s") % {"age": age, "part": part}
+
+
+def _dead_text(dead: int, part: str) -> str:
+    if not dead:
+        return "no message is dead"
+    text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", dead)
+    return text % {"count": dead, "part": part}
+
+
+def _unowned_text(one: stats.TopicStats, waits: float, part: str) -> str:
+    return ngettext(
+        "%(count)s message is due in slots that no worker has, for up to %(age)s%(part)s",
+        "%(count)s messages are due in slots that no worker has, for up to %(age)s%(part)s",
+        one.unowned_due,
+    ) % {"count": one.unowned_due, "age": readable_duration(waits), "part": part}
 
 
 def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
@@ -517,3 +547,25 @@ def _severity(value: float, limit: float | None, usual: float | None, beyond_usu
 
 def _ok(name: str, text: str, topic: str = "") -> Finding:
     return Finding(name, topic, Severity.OK, text)
+
+
+def readable_duration(seconds: float | None) -> str:
+    """Return a length of time in one unit, with two digits or more: 85 ms, 4.2 s, 12 min, 3 h, 15 d."""
+    if seconds is None:
+        return ""
+    seconds = abs(seconds)
+    if seconds == 0:
+        return _("%(number)s s") % {"number": 0}
+    if seconds < 1:
+        return _("%(number)s ms") % {"number": _short(seconds * 1000)}
+    if seconds < 100:
+        return _("%(number)s s") % {"number": _short(seconds)}
+    if seconds < 6000:
+        return _("%(number)s min") % {"number": _short(seconds / 60)}
+    if seconds < 172_800:
+        return _("%(number)s h") % {"number": _short(seconds / 3600)}
+    return _("%(number)s d") % {"number": _short(seconds / 86_400)}
+
+
+def _short(number: float) -> str:
+    return number_format(round(number, 1) if number < 9.95 else round(number), use_l10n=True)

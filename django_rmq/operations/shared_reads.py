@@ -201,7 +201,11 @@ def shared_health(
     """
     context.actor.require(Permission.VIEW)
     names = {one.topic.name for one in figures}
-    findings = [finding for one in figures for finding in health.judge_topic(one, DEFAULT_THRESHOLDS)]
+    findings = [
+        finding
+        for one in figures
+        for finding in health.judge_topic(one, DEFAULT_THRESHOLDS, least=Severity.NOTE)
+    ]
     if problem:
         findings.append(Finding("coordinator", "", Severity.BAD, problem))
     for server in shared_servers(context):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -71,12 +70,12 @@ class WorkerList:
 
     def owned(self, topic: Topic) -> int:
         """Return how many slots of a topic live workers own."""
-        return sum(
+        owned, slots = 0, topic.slots
+        for one in self.serving(topic).owned_slots:
             # An assignment may be older than a re-slotting, and have slots that the topic no longer has.
-            max(0, min(one.stop, topic.slots) - one.start)
-            for one in self.serving(topic).owned_slots
-            if one.worker in self._present
-        )
+            if one.start < slots and one.worker in self._present:
+                owned += min(slots, one.stop) - one.start
+        return owned
 
     def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts | RmqError]]) -> list[Counts]:
         """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
@@ -349,36 +348,34 @@ def topic(context: OperationContext, name: str) -> TopicStats:
 def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` and the number of workers. Raises ``ServerTrouble``.
 
-    Slots that held messages at the last look are counted at once, and one command says of all others of a topic whether any
-    holds some now: the work grows with what there is, not with the number of slots.
+    Slots that held messages at the last look are counted at once, and one command says of many others whether any holds some
+    now: the work grows with what there is, not with the number of slots.
     """
     chosen = slots_to_look_at(topics)
     held = _held.setdefault(broker, {})
+    looks = [_Look(topic, chosen[topic.name], held.get(topic.name, ())) for topic in topics]
     pipeline = broker.pipeline()
     asked = pipeline.add(registry.roster())
-    looks = [
-        [_Look(pipeline, topic, slots, held.get(topic.name, ())) for slots in _parts(chosen[topic.name])]
-        for topic in topics
-    ]
-    take_counts = _count_held(pipeline, chain(*looks))
-    take_pauses = _read_pauses(pipeline, chain(*looks))
+    take_counts = _count_held(pipeline, looks)
+    others = [_OtherSlots(pipeline, parts) for parts in _grouped(looks)]
     pipeline.execute()
     roster = asked.result()
     live_workers, now_ms = worker_list(roster), _clock(broker, roster)
     take_counts()
-    take_pauses()
-    for go_on in (_Look.find, _Look.count_others):
-        for look in chain(*looks):
-            go_on(look, pipeline)
-        pipeline.execute()
+    for some in others:
+        some.find(pipeline)
+    pipeline.execute()
+    for some in others:
+        some.take_uncounted()
+    for look in looks:
+        look.count_others(pipeline)
+    pipeline.execute()
     sums = []
-    for topic, parts in zip(topics, looks, strict=True):
-        each_counts = [part.all_counts() for part in parts]
-        counts = [*chain(*each_counts)]
+    for look in looks:
+        counts = look.all_counts()
         # The first six are the depths. A call of the property ``held`` for each slot would take longer.
-        held[topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or any(each[:6])]
-        paused = sum(part.paused(counted) for part, counted in zip(parts, each_counts, strict=True))
-        sums.append(_summed(topic, len(chosen[topic.name]), paused, counts, live_workers, now_ms))
+        held[look.topic.name] = [slot for slot, each in counts if isinstance(each, RmqError) or any(each[:6])]
+        sums.append(_summed(look, counts, live_workers, now_ms))
     return Overview(
         sums, None if live_workers.problem else len(live_workers.members), live_workers.problem, now_ms
     )
@@ -389,48 +386,31 @@ _held: WeakKeyDictionary[Broker, dict[str, Sequence[int]]] = WeakKeyDictionary()
 
 
 class _Look:
-    """A look at some slots of a topic, in up to three round trips."""
+    """A look at the slots of a topic, in up to three round trips."""
 
-    __slots__ = ("_any", "_counted", "_occupied", "counts", "others", "paused_others", "topic", "unread")
+    __slots__ = ("_counted", "counts", "others", "paused_others", "slots", "topic", "uncounted")
 
-    def __init__(
-        self, pipeline: BrokerPipeline, topic: Topic, slots: Sequence[int], held: Sequence[int]
-    ) -> None:
-        """Ask whether a slot that was not ``held`` before has messages now."""
+    def __init__(self, topic: Topic, slots: Sequence[int], held: Sequence[int]) -> None:
         self.topic = topic
+        self.slots = slots
         self.counts: dict[int, Counts | None] = {slot: None for slot in held if slot in slots}
-        """What the slots hold that are counted at once. None if they have to be counted one by one."""
+        """What the slots hold that held messages at the last look. None if they have to be counted one by one."""
         self.others = [slot for slot in slots if slot not in self.counts] if self.counts else slots
         self.paused_others = 0
         """How many of the other slots are paused."""
-        self.unread: Sequence[int] = ()
-        """The other slots of which this cannot be read."""
-        self._any = pipeline.add(inspect.any_messages(topic, self.others)) if self.others else None
-        self._occupied: Answer[list[bool | None]] | None = None
+        self.uncounted: Collection[int] = ()
+        """The other slots that hold messages now, or about which something cannot be read: the count says why."""
         self._counted: dict[int, Answer[Counts]] = {}
 
-    def find(self, pipeline: BrokerPipeline) -> None:
-        """Ask which of the other slots hold messages, if any does. Raises ``ServerTrouble``."""
-        if self._any and _known(self._any) is not False:
-            self._occupied = pipeline.add(inspect.occupied(self.topic, self.others))
-
     def count_others(self, pipeline: BrokerPipeline) -> None:
-        """Count those, and the slots about which something cannot be read: the count says why. Raises ``ServerTrouble``."""
-        uncounted = {*self.unread, *(slot for slot, counts in self.counts.items() if counts is None)}
-        if self._occupied:
-            occupied = _known(self._occupied) or [None] * len(self.others)
-            uncounted.update(
-                slot for slot, holds in zip(self.others, occupied, strict=True) if holds is not False
-            )
-        for slot in uncounted:
+        """Count one by one the slots that are not counted yet."""
+        for slot in {*self.uncounted, *(slot for slot, counts in self.counts.items() if counts is None)}:
             self._counted[slot] = pipeline.add(inspect.count(self.topic, slot))
 
     def all_counts(self) -> list[tuple[int, Counts | RmqError]]:
         """Return what the slots hold that were counted, in order."""
-        counts_of = {slot: counts for slot, counts in self.counts.items() if counts is not None}
-        return sorted(
-            [*counts_of.items(), *((slot, answer.result()) for slot, answer in self._counted.items())]
-        )
+        counts_of = [(slot, counts) for slot, counts in self.counts.items() if counts is not None]
+        return sorted([*counts_of, *((slot, answer.result()) for slot, answer in self._counted.items())])
 
     def paused(self, counts: Iterable[tuple[int, Counts | RmqError]]) -> int:
         """Return how many slots are paused. The ``counts`` say it of the slots that were counted at once."""
@@ -467,38 +447,55 @@ def _count_held(pipeline: BrokerPipeline, looks: Iterable[_Look]) -> Callable[[]
     return take
 
 
-def _read_pauses(pipeline: BrokerPipeline, looks: Iterable[_Look]) -> Callable[[], None]:
-    """Ask which of the other slots are paused, those of several topics with one script.
+_Parts = list[tuple[_Look, Sequence[int]]]
 
-    The function that is returned takes the answers. It raises ``ServerTrouble``.
-    """
-    groups, room = list[list[_Look]](), 0
+
+def _grouped(looks: Iterable[_Look]) -> list[_Parts]:
+    """Return the other slots of all topics, in groups of as many as one script reads."""
+    groups, room = list[_Parts](), 0
     for look in looks:
-        if not look.others:
-            continue
-        if len(look.others) > room:
-            groups, room = [*groups, []], SLOTS_AT_ONCE
-        groups[-1].append(look)
-        room -= len(look.others)
-    asked = [
-        (some, pipeline.add(inspect.pauses([AtSlots(look.topic, look.others) for look in some])))
-        for some in groups
-    ]
+        for slots in _parts(look.others):
+            if len(slots) > room:
+                groups, room = [*groups, []], SLOTS_AT_ONCE
+            groups[-1].append((look, slots))
+            room -= len(slots)
+    return groups
 
-    def take() -> None:
-        for some, answer in asked:
-            pauses = _known(answer)
-            if pauses is None:
-                for look in some:
-                    look.unread = look.others
-            elif any(pauses):
-                slots = [(look, slot) for look in some for slot in look.others]
-                for place in pauses.paused:
-                    slots[place][0].paused_others += 1
-                for look, slot in (slots[place] for place in pauses.unread):
-                    look.unread = [*look.unread, slot]
 
-    return take
+class _OtherSlots:
+    """Slots of several topics that held no messages at the last look."""
+
+    __slots__ = ("_any", "_occupied", "_parts", "_pauses")
+
+    def __init__(self, pipeline: BrokerPipeline, parts: _Parts) -> None:
+        """Ask whether any of them has messages now, and which are paused."""
+        self._parts = parts
+        self._any = pipeline.add(inspect.any_messages(self._places()))
+        self._pauses = pipeline.add(inspect.pauses(self._places()))
+        self._occupied: Answer[list[bool | None]] | None = None
+
+    def find(self, pipeline: BrokerPipeline) -> None:
+        """Ask which of them hold messages, if any does. Raises ``ServerTrouble``."""
+        if _known(self._any) is not False:
+            self._occupied = pipeline.add(inspect.occupied(self._places()))
+
+    def take_uncounted(self) -> None:
+        """Give the looks the slots that are paused, and those that have to be counted. Raises ``ServerTrouble``."""
+        pauses = _known(self._pauses)
+        if pauses is not None and not any(pauses) and self._occupied is None:
+            return
+        slots = [(look, slot) for look, slots in self._parts for slot in slots]
+        uncounted = {*range(len(slots))} if pauses is None else {*pauses.unread}
+        for place in pauses.paused if pauses else ():
+            slots[place][0].paused_others += 1
+        if self._occupied:
+            occupied = _known(self._occupied) or [None] * len(slots)
+            uncounted.update(place for place, holds in enumerate(occupied) if holds is not False)
+        for look, slot in (slots[place] for place in uncounted):
+            look.uncounted = [*look.uncounted, slot]
+
+    def _places(self) -> list[AtSlots]:
+        return [AtSlots(look.topic, slots) for look, slots in self._parts]
 
 
 def _known(answer: Answer[T]) -> T | None:
@@ -566,35 +563,31 @@ def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
 
 
 def _summed(
-    topic: Topic,
-    looked_at: int,
-    paused: int,
+    look: _Look,
     counts: Sequence[tuple[int, Counts | RmqError]],
     live_workers: WorkerList,
     now_ms: int,
 ) -> TopicStats:
-    counted, problems = _counted(counts)
-    oldest = _earliest(one.oldest_due_ms for one in counted)
-    undrained = _earliest(one.undrained_since_ms for one in counted)
-    running = _earliest(one.running_since_ms for one in counted)
+    topic, (counted, problems) = look.topic, _counted(counts)
+    total = _total(counted)
     serving = live_workers.serving(topic)
-    unowned = live_workers.unowned(topic, counts)
+    unowned = live_workers.unowned(topic, counts) if total.due else []
     return TopicStats(
         topic,
-        store=sum(one.store for one in counted),
-        due=sum(one.due for one in counted),
-        prepare=sum(one.prepare for one in counted),
-        retry=sum(one.retry for one in counted),
-        dead=sum(one.dead for one in counted),
-        claimed=sum(one.claimed for one in counted),
-        lapsed=sum(one.lapsed for one in counted),
-        oldest_due_ms=oldest,
-        age_ms=_since(oldest, now_ms),
-        undrained_since_ms=undrained,
-        undrained_ms=_since(undrained, now_ms),
-        running_since_ms=running,
-        running_ms=_since(running, now_ms),
-        paused_slots=paused,
+        store=total.store,
+        due=total.due,
+        prepare=total.prepare,
+        retry=total.retry,
+        dead=total.dead,
+        claimed=total.claimed,
+        lapsed=total.lapsed,
+        oldest_due_ms=total.oldest_due_ms,
+        age_ms=_since(total.oldest_due_ms, now_ms),
+        undrained_since_ms=total.undrained_since_ms,
+        undrained_ms=_since(total.undrained_since_ms, now_ms),
+        running_since_ms=total.running_since_ms,
+        running_ms=_since(total.running_since_ms, now_ms),
+        paused_slots=look.paused(counts),
         consumers=serving.workers,
         threads=serving.threads,
         owned_slots=live_workers.owned(topic),
@@ -602,9 +595,27 @@ def _summed(
         unowned_ms=_since(_earliest(one.oldest_due_ms or one.undrained_since_ms for one in unowned), now_ms),
         workers_problem=live_workers.problem,
         definition_problem=connections.unreadable(topic),
-        looked_at=looked_at - len(problems),
+        looked_at=len(look.slots) - len(problems),
         now_ms=now_ms,
         problems=tuple(problems),
+    )
+
+
+def _total(counted: Sequence[Counts]) -> Counts:
+    """Return what slots hold together."""
+    if len(counted) < 2:  # Most topics have few messages.
+        return counted[0] if counted else NOTHING
+    return Counts(
+        sum(one.store for one in counted),
+        sum(one.due for one in counted),
+        sum(one.prepare for one in counted),
+        sum(one.retry for one in counted),
+        sum(one.dead for one in counted),
+        sum(one.claimed for one in counted),
+        _earliest(one.oldest_due_ms for one in counted),
+        undrained_since_ms=_earliest(one.undrained_since_ms for one in counted),
+        running_since_ms=_earliest(one.running_since_ms for one in counted),
+        lapsed=sum(one.lapsed for one in counted),
     )
 
 
@@ -612,14 +623,14 @@ def _counted(counts: Iterable[tuple[int, Counts | RmqError]]) -> tuple[list[Coun
     """Return the counts of the slots that can be read, and why the others cannot. Raises ``ServerTrouble``."""
     counted, problems = list[Counts](), []
     for slot, answer in counts:
+        if isinstance(answer, Counts):
+            counted.append(answer)
         # A server that does not answer concerns all topics. Any other error, such as a key of a wrong type, concerns
         # this slot.
-        if isinstance(answer, ServerTrouble):
+        elif isinstance(answer, ServerTrouble):
             raise answer
-        if isinstance(answer, RmqError):
-            problems.append(f"slot {slot}: {answer}")
         else:
-            counted.append(answer)
+            problems.append(f"slot {slot}: {answer}")
     return counted, problems
 
 

@@ -12,6 +12,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_rmq.operations.health import readable_duration
+
 register = template.Library()
 
 
@@ -35,27 +37,7 @@ def moment(ms: float | None) -> datetime | None:
     return timezone.localtime(datetime.fromtimestamp(ms / 1000, UTC))
 
 
-@register.filter
-def duration(seconds: float | None) -> str:
-    """Return a length of time in one unit, with two digits or more: 85 ms, 4.2 s, 12 min, 3 h, 15 d."""
-    if seconds is None:
-        return ""
-    seconds = abs(seconds)
-    if seconds == 0:
-        return _("%(number)s s") % {"number": 0}
-    if seconds < 1:
-        return _("%(number)s ms") % {"number": _short(seconds * 1000)}
-    if seconds < 100:
-        return _("%(number)s s") % {"number": _short(seconds)}
-    if seconds < 6000:
-        return _("%(number)s min") % {"number": _short(seconds / 60)}
-    if seconds < 172_800:
-        return _("%(number)s h") % {"number": _short(seconds / 3600)}
-    return _("%(number)s d") % {"number": _short(seconds / 86_400)}
-
-
-def _short(number: float) -> str:
-    return number_format(round(number, 1) if number < 9.95 else round(number), use_l10n=True)
+duration = register.filter("duration", readable_duration)
 
 
 @register.filter

@@ -372,16 +372,16 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
 def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: MakeSlot) -> None:
     slot = make_slot(slots=1_024, index=0)
     paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
-    assert slot.broker.occupied(slot.topic, range(1_024)) == [False] * 1_024
+    assert slot.broker.occupied([AtSlots(slot.topic, range(1_024))]) == [False] * 1_024
     assert slot.broker.pauses([AtSlots(slot.topic, range(1_024))]) == ((), ())
-    assert not slot.broker.any_messages(slot.topic, range(1_024))
+    assert not slot.broker.any_messages([AtSlots(slot.topic, range(1_024))])
     slot.send(b"a")
     paused.pause()
     foreign.keyspace.zadd(foreign.keys.control, b"x", 1)
-    assert slot.broker.occupied(slot.topic, [2, 1, 0, 3]) == [False, False, True, False]
+    assert slot.broker.occupied([AtSlots(slot.topic, [2, 1, 0, 3])]) == [False, False, True, False]
     assert slot.broker.pauses([AtSlots(slot.topic, [3, 2, 1, 0])]) == ((2,), (1,))
-    assert slot.broker.any_messages(slot.topic, range(1_024))
-    assert not slot.broker.any_messages(slot.topic, range(1, 1_024))
+    assert slot.broker.any_messages([AtSlots(slot.topic, range(1_024))])
+    assert not slot.broker.any_messages([AtSlots(slot.topic, range(1, 1_024))])
     with pytest.raises(WrongType):
         foreign.count()
     foreign.keyspace.delete(foreign.keys.control)
@@ -416,8 +416,8 @@ def test_a_slot_is_empty_while_it_has_no_message_in_any_state(make_slot: MakeSlo
 
     def has_messages() -> bool:
         counts = slot.count()
-        assert slot.broker.occupied(slot.topic, [slot.index]) == [counts.held > 0]
-        assert slot.broker.any_messages(slot.topic, [slot.index]) is (counts.held > 0)
+        assert slot.broker.occupied([AtSlots(slot.topic, [slot.index])]) == [counts.held > 0]
+        assert slot.broker.any_messages([AtSlots(slot.topic, [slot.index])]) is (counts.held > 0)
         return counts.held > 0
 
     assert not has_messages()

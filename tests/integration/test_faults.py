@@ -175,7 +175,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "count": lambda slot, receipt: slot.count(),
     "counts": lambda slot, receipt: slot.broker.counts([AtSlots(slot.topic, [0])]),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
-    "occupied": lambda slot, receipt: slot.broker.occupied(slot.topic, [0]),
+    "occupied": lambda slot, receipt: slot.broker.occupied([AtSlots(slot.topic, [0])]),
     "pauses": lambda slot, receipt: slot.broker.pauses([AtSlots(slot.topic, [0])]),
     "audit": lambda slot, receipt: slot.audit(),
     "between": lambda slot, receipt: slot.between("store"),

@@ -93,10 +93,10 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
         text = page(boss)
         wanted = [
             ("Redis refuses writes: its memory is full", address("servers")),
+            ("mails: the oldest message has been due for 83 min", f"{address('change', 'mails')}?tab=store"),
+            ("mails: schedule slow is late by 12 min", address("schedules")),
             ("served: no live worker serves it", f"{address('change', 'served')}?tab=slots"),
-            ("mails: the oldest message has been due for 5000 s", f"{address('change', 'mails')}?tab=store"),
-            ("mails: schedule slow is late by 700 s", address("schedules")),
-            ("orders: the longest delivery has run for 1000 s", address("running")),
+            ("orders: the longest delivery has run for 17 min", address("running")),
             ("mails: 19 messages in the outbox were refused", address("outbox")),
             (
                 "mails: schedule nightly is on time, and the latest of its runs that ended is dead",
@@ -118,6 +118,16 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
         ]
         assert "<title>(2) orders" in own
         assert lines_of(page(boss, "live", "orders")) == lines_of(own)
+
+
+def test_a_topic_without_a_worker_is_the_worst_one_where_messages_are_due(boss: Client) -> None:
+    with in_memory({**TOPICS, "served": {"TYPE": "fixed_time", "SLOTS": 1}}) as broker:
+        late(broker, "mails", 4_000)
+        mails = "mails: the oldest message has been due for 67 min"
+        assert [text for _, text in lines_of(page(boss))] == [mails, "served: no live worker serves it"]
+        late(broker, "served", 1)
+        served = "served: no live worker serves it, and 1 message is due"
+        assert [text for _, text in lines_of(page(boss))] == [served, mails]
 
 
 def test_the_page_says_what_the_command_says(boss: Client) -> None:
@@ -142,8 +152,8 @@ def test_what_was_paused_on_purpose_is_said_last_and_not_counted(boss: Client) -
         late(broker, "mails", 400)
         text = page(boss)
         assert lines_of(text) == [
-            (True, "mails: the oldest message has been due for 400 s"),
-            (False, "orders: the oldest message has been due for 5000 s, and it is paused"),
+            (True, "mails: the oldest message has been due for 6.7 min"),
+            (False, "orders: the oldest message has been due for 83 min, and it is paused"),
             (False, "orders: is paused"),
         ]
         assert "<title>(1) Topics" in text

@@ -94,8 +94,8 @@ def test_what_is_wrong_comes_first_and_the_worst_before_the_bad() -> None:
         lines, error = run("--no-workers")
         shown = [" ".join(line.split()) for line in lines.splitlines()]
         assert shown[:4] == [
-            "BAD age topic-0700: the oldest message has been due for 5000 s",
-            "BAD age topic-0500: the oldest message has been due for 1000 s",
+            "BAD age topic-0700: the oldest message has been due for 83 min",
+            "BAD age topic-0500: the oldest message has been due for 17 min",
             "note dead topic-0900: 4 messages are dead",
             "note dead topic-0001: 3 messages are dead",
         ]
@@ -163,7 +163,7 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
         assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]
         clock.advance("600001ms")
         assert set(faces().values()) == {(3, 600)}, faces()
-        assert "the oldest message has been due for 600 s" in run("--no-workers")[0]
+        assert "the oldest message has been due for 10 min" in run("--no-workers")[0]
         assert lapsed() == 3
         while broker.expire(work, 0):
             pass

@@ -321,7 +321,7 @@ def every_script(slot: Timed) -> Timed:
     counted = [AtSlots(slot.topic, [0])] * stats.COUNTED_AT_ONCE
     slot.time("counts", lambda: slot.broker.counts(counted))
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
-    slot.time("occupied", lambda: slot.broker.occupied(slot.topic, [0] * 1_024))
+    slot.time("occupied", lambda: slot.broker.occupied([AtSlots(slot.topic, [0] * 1_024)]))
     slot.time("pauses", lambda: slot.broker.pauses([AtSlots(slot.topic, [0] * 1_024)]))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_all"}

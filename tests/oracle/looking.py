@@ -137,12 +137,11 @@ def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
     return [alike[member].index(member) if member in alike else None for member in members]
 
 
-def occupied(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[bool | None]:
+def occupied(memory: Memory, topics: Sequence[AtSlots]) -> list[bool | None]:
     """Return for each slot whether it holds messages."""
-    if len(slots) > 1024:
-        raise ServerRefused("ERR too many slots")
+    slots = _each_slot(topics, 1024)
     with memory.lock:
-        keys = (slot_keys(memory.prefix, topic.name, slot) for slot in slots)
+        keys = (slot_keys(memory.prefix, topic.name, slot) for topic, slot in slots)
         return [any(getattr(each, state) in memory.keyspace for state in _LIVES) for each in keys]
 
 

@@ -1218,8 +1218,8 @@ class Lockstep(RuleBasedStateMachine):
                 b.count(self.topic, 0),
                 b.counts([AtSlots(self.topic, [1, 0])]),
                 b.heads(self.topic, [0, 1], upkeep=upkeep),
-                b.any_messages(self.topic, [0, 1]),
-                b.occupied(self.topic, [0, 1]),
+                b.any_messages([AtSlots(self.topic, [0, 1])]),
+                b.occupied([AtSlots(self.topic, [0, 1])]),
                 b.pauses([AtSlots(self.topic, [0, 1])]),
                 b.audit(self.topic, 0),
             ]

@@ -222,7 +222,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.ranks(TOPIC, 0, "store", members),
         ask.seek(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
         ask.heads(TOPIC, [0]),
-        ask.occupied(TOPIC, [0]),
+        ask.occupied([AtSlots(TOPIC, [0])]),
         ask.pauses([AtSlots(TOPIC, [0])]),
         ask.audit(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),

@@ -348,18 +348,18 @@ def audit(topic: Topic, slot: int) -> Call[Ledger]:
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
 
 
-def any_messages(topic: Topic, slots: Sequence[int]) -> Call[bool]:
-    """Return whether any of the slots holds a message in any state."""
-    return RedisCommand("EXISTS", SetsOfSlots(topic, slots), (), bool, join=_any)
+def any_messages(topics: Sequence[AtSlots]) -> Call[bool]:
+    """Return whether any of the slots of these topics holds a message in any state."""
+    return RedisCommand("EXISTS", SetsOfSlots(topics), (), bool, join=_any)
 
 
 def _occupied(reply: list[int]) -> list[bool | None]:
     return [word == 1 for word in reply]
 
 
-def occupied(topic: Topic, slots: Sequence[int]) -> Call[list[bool | None]]:
+def occupied(topics: Sequence[AtSlots]) -> Call[list[bool | None]]:
     """Return of each of up to 1,024 slots whether it holds messages, or None if its server does not answer."""
-    return Call("occupied", AtSlots(topic, slots), (), _occupied, join=each_or_none)
+    return Call("occupied", OfTopics(topics), (), _occupied, join=each_or_none)
 
 
 def _pauses(reply: list[list[int]]) -> Pauses:

@@ -111,13 +111,13 @@ class OfTopics(NamedTuple):
         """Return the keys with these names, slot by slot."""
         return [key for each in self.topics for key in each.keys(prefix, names)]
 
-    def parts(self) -> list[OfTopics]:
+    def parts(self) -> list[Self]:
         """Return a place for each slot, since one node of a Redis Cluster holds all of a slot."""
-        return [OfTopics([part]) for each in self.topics for part in each.parts()]
+        return [self._replace(topics=[part]) for each in self.topics for part in each.parts()]
 
 
-class SetsOfSlots(AtSlots):
-    """The sets of many slots, which exist while they hold messages."""
+class SetsOfSlots(OfTopics):
+    """The sets of slots of several topics, which exist while they hold messages."""
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
         """Return the keys of the sets, slot by slot, whatever the ``names``."""

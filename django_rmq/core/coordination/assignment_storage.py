@@ -37,7 +37,7 @@ def write_record(token: str, worker: Worker) -> str:
 
 def read_record(worker: str, record: bytes) -> Worker:
     """Return the worker of this record. Raises ``ValueError`` for anything else."""
-    head, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
+    head, _, topics = record.partition(b" ")[2].partition(_TOPICS)
     try:
         fields = json.loads(head + b"}")
         return Worker(
@@ -54,7 +54,7 @@ def read_record(worker: str, record: bytes) -> Worker:
 
 
 _TOPICS = b',"topics":'
-"""The text before the topics in a record. They are its last part, and most of it."""
+"""The text before the topics in a record. They are its last part, and most of it. No text in JSON contains these quotes."""
 
 
 @lru_cache(maxsize=64)

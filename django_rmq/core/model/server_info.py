@@ -77,7 +77,7 @@ class ServerInfo(NamedTuple):
             return ""
         if limit is None:
             return f"{size_text(used)} are used, and there is no limit"
-        return f"{size_text(used)} of {size_text(limit)} are used ({self.memory_share:.0%})"
+        return f"{size_text(used)} of {size_text(limit)} are used, {self.memory_share:.0%}"
 
     @property
     def refusals(self) -> list[str]:
@@ -89,7 +89,7 @@ class ServerInfo(NamedTuple):
             return ["it is a read-only replica"]
         refusals = []
         if self.memory_share > 1 and not self.deletes_messages:
-            refusals.append(f"its memory is full ({self.memory_text}). Sends fail, and consuming continues")
+            refusals.append(f"its memory is full: {self.memory_text}. Sends fail, and consuming continues")
         # With stop-writes-on-bgsave-error, Redis refuses writes from a failed snapshot until the next one succeeds.
         if self._snapshot_failed and self._stops_after_snapshots:
             refusals.append("its last snapshot failed, and stop-writes-on-bgsave-error is on")

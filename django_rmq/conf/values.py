@@ -103,13 +103,13 @@ def whole_seconds(most: timedelta) -> Callable[[object], int]:
 
     def parse_whole(value: object) -> int:
         try:
-            duration = parse(value)
+            whole = parse(value)
         except InvalidSetting:
             # The error below says that the seconds must be whole, which the error of ``parse`` does not say.
-            duration = timedelta()
-        if not duration or duration % timedelta(seconds=1):
+            whole = timedelta()
+        if not whole or whole % timedelta(seconds=1):
             raise InvalidSetting(f"{WHOLE_FORMS}, from 1s to {duration_text(most)}")
-        return int(duration.total_seconds())
+        return int(whole.total_seconds())
 
     return parse_whole
 

@@ -106,7 +106,7 @@ class OtherContent(OperationRefused):
 
 
 @dataclass(slots=True)
-class IdempotencyKey:
+class Attempt:
     """One attempt at a request that must run only once."""
 
     answer: object = None
@@ -122,7 +122,7 @@ class IdempotencyKey:
 @contextmanager
 def run_once(
     broker: Broker, actor: Actor, key: str, content: object, charges: Sequence[SendCharge] = ()
-) -> Iterator[IdempotencyKey]:
+) -> Iterator[Attempt]:
     """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
 
     A failed attempt is forgotten, so that it can be repeated. An attempt whose process dies counts as dead
@@ -131,16 +131,16 @@ def run_once(
     ``RequestRunning`` and the errors of ``spend``.
     """
     name, token = _name(actor, key), uuid4().hex
-    print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, answer = broker.run(registry.begin_answer(name, print_, token, ATTEMPT_MS))
+    fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    word, answer = broker.run(registry.begin_answer(name, fingerprint, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
         raise RequestRunning("this request is being processed now: repeat it in a moment")
     if word == "done":
-        yield IdempotencyKey(json.loads(answer))
+        yield Attempt(json.loads(answer))
         return
-    attempt, charged = IdempotencyKey(), False
+    attempt, charged = Attempt(), False
     try:
         spend(broker, actor, charges)
         charged = True
@@ -250,7 +250,7 @@ def charge(context: OperationContext, messages: int, size: int) -> None:
 
 def once(
     context: OperationContext, key: str, content: object, messages: int
-) -> AbstractContextManager[IdempotencyKey]:
+) -> AbstractContextManager[Attempt]:
     """Run a send of N messages, which the actor names by ``key``, only once; see ``run_once``."""
     context.actor.require(Permission.SEND)
     rates = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}

@@ -124,7 +124,9 @@ def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | No
 
 def _is_over(looked: DescribeReply) -> bool:
     """Return whether the message is dead, and was not replayed."""
-    return looked.dead is not None and looked.store is looked.prepare is looked.retry is None
+    return looked.dead is not None and not any(
+        state is not None for state in (looked.store, looked.prepare, looked.retry)
+    )
 
 
 def _runs(looked: DescribeReply, record: TaskRecord) -> bool:

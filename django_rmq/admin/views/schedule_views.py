@@ -85,8 +85,13 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
 def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, object_id: str) -> HttpResponse:
     """Change when a schedule runs."""
     one = operations.schedule(unquote(object_id))
-    now = one.schedule
-    before = {"cron": now.cron or "", "every": now.every, "timezone": now.timezone, "catch_up": now.catch_up}
+    rule = one.schedule
+    before = {
+        "cron": rule.cron or "",
+        "every": rule.every,
+        "timezone": rule.timezone,
+        "catch_up": rule.catch_up,
+    }
     banner: Banner | None = None
     status = 200
     form = ScheduleForm(request.POST or None, initial=before, auto_id="rmq-%s", label_suffix="")

@@ -106,7 +106,7 @@ class OtherContent(OperationRefused):
 
 
 @dataclass(slots=True)
-class Attempt:
+class RequestAttempt:
     """One attempt at a request that must run only once."""
 
     answer: object = None
@@ -122,7 +122,7 @@ class Attempt:
 @contextmanager
 def run_once(
     broker: Broker, actor: Actor, key: str, content: object, charges: Sequence[SendCharge] = ()
-) -> Iterator[Attempt]:
+) -> Iterator[RequestAttempt]:
     """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
 
     A failed attempt is forgotten, so that it can be repeated. An attempt whose process dies counts as dead
@@ -138,9 +138,9 @@ def run_once(
     if word == "running":
         raise RequestRunning("this request is being processed now: repeat it in a moment")
     if word == "done":
-        yield Attempt(json.loads(answer))
+        yield RequestAttempt(json.loads(answer))
         return
-    attempt, charged = Attempt(), False
+    attempt, charged = RequestAttempt(), False
     try:
         spend(broker, actor, charges)
         charged = True
@@ -250,7 +250,7 @@ def charge(context: OperationContext, messages: int, size: int) -> None:
 
 def once(
     context: OperationContext, key: str, content: object, messages: int
-) -> AbstractContextManager[Attempt]:
+) -> AbstractContextManager[RequestAttempt]:
     """Run a send of N messages, which the actor names by ``key``, only once; see ``run_once``."""
     context.actor.require(Permission.SEND)
     rates = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}

@@ -618,9 +618,19 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
     ),
     "alone_notes_nothing": Mutant(
-        As("local is_noted = true"),
+        GONE,
         "The first priority that waits is noted, also where it is sent alone.",
         "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
+    ),
+    "alone_is_noted_again": Mutant(
+        If("kind == 'priority'"),
+        "What is sent later, also alone, does not make younger what waits.",
+        "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
+    ),
+    "alone_settles_no_retries": Mutant(
+        As("local is_plain = n == 1"),
+        "The first priority that waits settles which scores are retries, also where it is sent alone.",
+        "tests/contract/test_configuring.py::test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_read_otherwise[redis-False-16-20]",
     ),
     "record_outlives": Mutant(
         GONE,
@@ -1321,6 +1331,7 @@ MUTANTS: dict[str, Mutant] = {
         GONE,
         "A message gets a place behind all that were sent before it.",
         "tests/contract/test_fifo.py::test_a_lone_message_takes_the_place_behind_which_the_next_ones_come[redis]",
+        mark="alone_notes_nothing",
     ),
     "alone_follows_the_clock_back": Mutant(
         As("local in_line = true"),
@@ -1409,7 +1420,7 @@ MUTANTS: dict[str, Mutant] = {
         mark="alone_rests",
     ),
     "alone_takes_any_score": Mutant(
-        As("local alone = n == 1 and is_noted and ARGV[first + 1]"),
+        As("local alone = is_plain and ARGV[first + 1]"),
         "A send whose score would read as a retry is refused.",
         "tests/contract/test_sending.py::test_scores_that_no_sender_may_use_are_refused_as_a_whole[redis-seen1-priority]",
     ),

@@ -3,11 +3,11 @@
 -- section: single
 -- The fast path for one message without a resting retry, with few reads. A read finds a key of the wrong type by
 -- itself and changes nothing, and so does ZADD NX if a copy waits. In every other case the slow path runs from its start.
--- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry. `in_line`: a new
--- message gets the last place of the line.
+-- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry. `note`: a field of
+-- control that the send sets to `noted`.
 --
 -- needs: store retry body stats control
--- needs: alone backlog known slots due envelope at floor met wake [in_line]
+-- needs: alone backlog known slots due envelope at floor met wake [note] [noted]
 
 if alone and backlog == 0 and not known.err and (known[1] or slots) == slots then -- rule: alone
   local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0 -- rule: alone_ignores_what_rests_unkeyed
@@ -27,7 +27,7 @@ if alone and backlog == 0 and not known.err and (known[1] or slots) == slots the
     end
     if word then
       if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end -- rule: alone_without_a_body
-      if in_line then redis.call('HSET', control, 'last_place', at) end -- rule: alone_forgets_its_place
+      if note then redis.call('HSET', control, note, noted) end -- rule: alone_notes_nothing
       if not known[1] then redis.pcall('HSET', control, 'slots', slots) end -- rule: alone_notes_no_slots
       if word ~= 'merged' then wake(due) end -- rule: alone_wakes_nobody
       redis.pcall('HINCRBY', stats, 'sent', '1')

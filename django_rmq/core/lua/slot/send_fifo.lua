@@ -34,7 +34,7 @@ if strict and tonumber(sleeping_until) == GATE then sleeping_until = nil end
 local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_clock_back
 local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]
 -- A message that meets a copy takes the slow path.
-local at, due, met, floor = now_ms, now_ms, false, math.huge
+local at, due, met, floor, note, noted = now_ms, now_ms, false, math.huge, 'last_place', now_ms
 -- include: _send.single
 -- check: types
 if known.err then return known end

@@ -25,9 +25,14 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 -- include: _scores.kinds
 -- include: _sleep.wake
 local at, met, floor = ARGV[first], 'replaced', kind == 'priority' and floor_priority() or 999
--- The first waiting priority takes the slow path, which stores since when, and which scores are retries.
-local is_noted = kind ~= 'priority' or (known[3] and known[4]) -- rule: alone_notes_nothing
-local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
+local note, noted
+if kind == 'priority' and not undrained_since then -- rule: alone_is_noted_again
+-- include: _now
+  note, noted = 'undrained_since', now_ms
+end
+-- The first priority of a slot takes the slow path, which stores which scores are retries.
+local is_plain = n == 1 and settled_retries -- rule: alone_settles_no_retries
+local alone = is_plain and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _send.single
 -- check: types

@@ -376,7 +376,8 @@ def causes(
 ) -> Causes:
     """Group the dead messages of all topics (or those named) by their errors, the topic with the most of them first.
 
-    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``. The counts of topics
+    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``, of which each topic
+    has an equal part of what is left. The counts of topics
     without a formatter are up to two seconds old: all who ask share them.
     """
     context.actor.require(Permission.VIEW)
@@ -394,10 +395,12 @@ def causes(
         if grouped and left <= 0:
             break
         topic = context.permitted(one)
+        # A topic with very many does not hide the causes of the others.
+        part = max(0.0, left) / (len(order) - len(grouped))
         if _is_counted(context, topic):
-            count = partial(_count_deaths, context.broker, topic, Filter(), share, max(0.0, left))
+            count = partial(_count_deaths, context.broker, topic, Filter(), share, part)
             deaths = shared_reads.shared_deaths(context.broker, topic, share, count)
             grouped.append((one, _by_cause(context, topic, deaths)))
         else:
-            grouped.append((one, groups(context, one, "dead", "error", limit=share, seconds=max(0.0, left))))
+            grouped.append((one, groups(context, one, "dead", "error", limit=share, seconds=part)))
     return Causes(grouped, len(order) - len(grouped))

@@ -446,6 +446,20 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
     assert f"cause {line['group'].cause}" in str(LogEntry.objects.get().get_change_message())
 
 
+def test_more_dead_messages_are_looked_at_if_a_person_asks(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_views, "READ_SECONDS", 0.0)
+    kill(broker, "ranked", *members("x", 3_000))
+    page = url("topic_causes", "ranked")
+    shown = text(boss.get(page))
+    assert "of 3,000 dead messages were looked at" in shown and 'href="?look=longer"' in shown
+    shown = text(boss.get(page, {"look": "longer"}))
+    assert (
+        "3,000 dead messages were looked at: all there are." in shown and 'href="?look=longer"' not in shown
+    )
+
+
 def test_claims_say_where_their_query_runs(boss: Client, broker: Broker) -> None:
     topic = topic_of("timed")
     assert broker.hold_consumer(topic, "spark", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None

@@ -734,6 +734,24 @@ def test_causes_of_who_may_not_see_bodies_are_the_classes(broker: Any, operation
     assert viewer.listing("timed", "dead", wanted=Filter(cause=guess)).copies == []
 
 
+def test_a_topic_with_many_dead_messages_leaves_time_for_the_others(
+    broker: Any, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", b"1", error="shop.Boom: 1")
+    kill(broker, "timed", b"1", b"2", error="shop.Boom: 1")
+    given: list[float | None] = []
+    count_deaths = message_groups._count_deaths
+
+    def count(*arguments: Any) -> Any:
+        given.append(arguments[-1])
+        return count_deaths(*arguments)
+
+    monkeypatch.setattr(message_groups, "_count_deaths", count)
+    operations.causes(seconds=600)
+    first, second = given
+    assert first is not None and second is not None and 290 < first <= 300 < second <= 600
+
+
 def test_causes_of_all_topics_begin_with_the_topic_that_has_most(broker: Any, operations: Operations) -> None:
     kill(broker, "ranked", b"1", error="shop.Boom: 1")
     kill(broker, "timed", b"1", b"2", error="shop.Boom: 1")

@@ -400,6 +400,11 @@ READ_SECONDS = 0.3
 MESSAGES_READ = 200_000
 """The number of messages that one request reads at most, if each of the topics holds more than its part."""
 
+LONG_READ_SECONDS = 5.0
+"""The same if a person asks for more of them."""
+
+LONG_MESSAGES_READ = 2_000_000
+
 HOURS_SHOWN = 24
 
 _HOUR_MS = 3_600_000
@@ -420,8 +425,11 @@ def causes_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
 
 
 def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:
+    is_long = request.GET.get("look") == "longer"
     causes = operations.causes(
-        None if topic is None else [topic.name], limit=MESSAGES_READ, seconds=READ_SECONDS
+        None if topic is None else [topic.name],
+        limit=LONG_MESSAGES_READ if is_long else MESSAGES_READ,
+        seconds=LONG_READ_SECONDS if is_long else READ_SECONDS,
     )
     now_ms = operations.broker.now_ms()
     groups = [(name, group) for name, grouped in causes.topics for group in grouped.rows]
@@ -436,6 +444,7 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
         "is_one": topic is not None,
         "lines": lines,
         "found": causes,
+        "may_look_longer": not (is_long or causes.is_complete),
         "now_ms": now_ms,
         "urls": PageAddresses() if topic is None else pages.places(topic.name),
         "all_url": pages.url("causes"),

@@ -71,6 +71,13 @@ MEASURE = """
 """
 
 
+# The colour of each finding that is an alarm, and of its link, which a theme may colour as it does others.
+ALARMS = """
+() => [...document.querySelectorAll(".rmq-findings .rmq-is-alarm")]
+  .map((line) => [line, ...line.querySelectorAll("a")].map((element) => getComputedStyle(element).color))
+"""
+
+
 class Themed(NamedTuple):
     """The shop's admin in a theme."""
 
@@ -154,6 +161,9 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
     ):
         page.goto(topics + address)
         check(page)
+        assert all(len(set(colours)) == 1 for colours in page.evaluate(ALARMS))
+    page.goto(topics)
+    assert page.evaluate(ALARMS)
     page.goto(f"{topics}outbox/")
     assert danger(page) == ["Delete"]
     page.goto(f"{topics}{TOPIC}/change/?tab=dead")

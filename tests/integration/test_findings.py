@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.utils import translation
 
 from django_rmq import connections
+from django_rmq.admin.views import findings
 from django_rmq.conf import get_config
 from django_rmq.core import lua
 from django_rmq.core.commands.registry import assign, roster, write_report
@@ -159,7 +160,9 @@ def test_what_was_paused_on_purpose_is_said_last_and_not_counted(boss: Client) -
         assert "<title>(1) Topics" in text
 
 
-def test_many_findings_of_a_kind_are_three_lines_and_a_count(boss: Client) -> None:
+def test_many_findings_of_a_kind_are_three_lines_and_a_count_that_opens(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = {f"topic-{number:02}": TOPICS["mails"] for number in range(20)}
     with in_memory(many) as broker:
         for number, name in enumerate(many):
@@ -172,6 +175,11 @@ def test_many_findings_of_a_kind_are_three_lines_and_a_count(boss: Client) -> No
         ]
         assert len(lines_of(text)) == 4 and lines_of(text)[3][1].startswith("and 17 more like these")
         assert "<title>(20) Topics" in text and "django_rmq/findings-10.svg" in text
+        opened = text.partition("<details>")[2].partition("</details>")[0]
+        assert [name for name in reversed(many) if f"<strong>{name}</strong>" in opened] == list(many)[16::-1]
+        monkeypatch.setattr(findings, "MOST_OPENED", 5)
+        opened = page(boss).partition("<details>")[2].partition("</details>")[0]
+        assert opened.count("<strong>") == 5 and "and 12 more, which manage.py rmqhealth -v 2 lists" in opened
 
 
 def test_the_findings_are_in_the_language_of_its_reader_and_that_of_the_command_is_english(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from django.templatetags.static import static
@@ -14,7 +13,10 @@ from django_rmq.operations import Health
 from django_rmq.operations.health import Finding, Severity
 
 SHOWN = 3
-"""How many findings of one check and severity are listed; the others are counted."""
+"""How many findings of one check and severity are listed; the others are counted, and can be opened."""
+
+MOST_OPENED = 50
+"""How many of these others can be opened."""
 
 MOST_COUNTED = 9
 """The largest number for which there is an icon; that of ten says "9+"."""
@@ -40,6 +42,8 @@ class FindingLine:
     """The page that explains it, or where it is repaired; empty if there is none."""
     is_alarm: bool
     """Whether it needs attention. What a person has done on purpose does not."""
+    others: tuple[FindingLine, ...] = ()
+    """The findings that the sentence counts, so that a person can open them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +60,38 @@ class FindingsPanel:
 def findings_panel(pages: Pages, health: Health) -> FindingsPanel:
     """Return what a page says about these findings."""
     findings = sorted(health.findings, key=lambda one: one.is_intended)
-    seen: Counter[tuple[bool, Severity, str]] = Counter()
     lines = list[FindingLine]()
-    totals = Counter(_kind(one) for one in findings)
+    of_kind: dict[tuple[bool, Severity, str], list[Finding]] = {}
     for one in findings:
-        kind = _kind(one)
-        seen[kind] += 1
-        if seen[kind] <= SHOWN:
-            lines.append(FindingLine(one.topic, visible(one.text), _url(pages, one), not one.is_intended))
-        elif seen[kind] == totals[kind]:
-            more = totals[kind] - SHOWN
-            text = ngettext(
-                "and %(count)s more like these (manage.py rmqhealth -v 2 lists all)",
-                "and %(count)s more like these (manage.py rmqhealth -v 2 lists all)",
-                more,
-            ) % {"count": more}
-            lines.append(FindingLine("", text, "", not one.is_intended))
+        of_kind.setdefault((one.is_intended, one.severity, one.name), []).append(one)
+    for alike in of_kind.values():
+        lines += [_line(pages, one) for one in alike[:SHOWN]]
+        if others := alike[SHOWN:]:
+            lines.append(_counted(pages, others))
     count = sum(not one.is_intended for one in findings)
     return FindingsPanel(
         lines, count, static(f"django_rmq/findings-{min(count, MOST_COUNTED + 1)}.svg") if count else ""
     )
 
 
-def _kind(one: Finding) -> tuple[bool, Severity, str]:
-    return one.is_intended, one.severity, one.name
+def _line(pages: Pages, one: Finding) -> FindingLine:
+    return FindingLine(one.topic, visible(one.text), _url(pages, one), not one.is_intended)
+
+
+def _counted(pages: Pages, others: list[Finding]) -> FindingLine:
+    """Return the line that counts findings of one kind."""
+    text = ngettext("and %(count)s more like these", "and %(count)s more like these", len(others)) % {
+        "count": len(others)
+    }
+    opened = [_line(pages, one) for one in others[:MOST_OPENED]]
+    if left := len(others) - len(opened):
+        listed_by = ngettext(
+            "and %(count)s more, which manage.py rmqhealth -v 2 lists",
+            "and %(count)s more, which manage.py rmqhealth -v 2 lists",
+            left,
+        ) % {"count": left}
+        opened.append(FindingLine("", listed_by, "", opened[0].is_alarm))
+    return FindingLine("", text, "", opened[0].is_alarm, tuple(opened))
 
 
 def _url(pages: Pages, one: Finding) -> str:

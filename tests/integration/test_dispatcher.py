@@ -19,7 +19,7 @@ from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import SlotState
 from django_rmq.core.log import LogThrottle
-from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.keys import slot_keys, wake_channel
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -458,6 +458,10 @@ def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
 class Silence:
     """A subscription to wake-ups whose connection is dead without an error."""
 
+    def fileno(self) -> int:
+        """Raise ``OSError``: there is nothing to poll."""
+        raise OSError
+
     def get(self, timeout: float) -> list[tuple[str, int]]:
         threading.Event().wait(timeout)
         return []
@@ -485,6 +489,25 @@ def test_every_message_is_found_though_no_wake_up_arrives(
             heard.wait(count)
             send(broker, topic, [count])
         heard.wait(6)
+
+
+def test_what_others_publish_hides_no_wake_up_that_comes_with_it(broker: Any) -> None:
+    wakeups = broker.wakeups([MERGE])
+    try:
+        with broker.client.pipeline(transaction=True) as pipeline:
+            for what in (b"nothing", b"3", b"nothing", b"2"):
+                pipeline.publish(wake_channel(broker.prefix, MERGE.name), what)
+            pipeline.execute()
+        heard = [*wakeups.get(timeout=5)]
+
+        def hear() -> bool:
+            heard.extend(wakeups.get())
+            return len(heard) == 2
+
+        eventually(hear, "both wake-ups")
+        assert heard == [(MERGE.name, 3), (MERGE.name, 2)]
+    finally:
+        wakeups.close()
 
 
 def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> None:
@@ -895,7 +918,7 @@ def test_another_slot_count_ends_the_worker_after_it_has_settled(broker: Any) ->
         assert begun.wait(LONG)
         for slot in range(4):
             broker.configure(replace(topic, slots=8), slot)
-            worker.dispatcher._mailbox.queue.put(Wake(topic.name, slot))
+            worker.dispatcher._mailbox.put(Wake(topic.name, slot))
         go.set()
         with pytest.raises(SlotMoved, match="no longer has 4 slots"):
             worker.join()
@@ -1010,8 +1033,8 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         worker.asleep()
         sizes = []
         for _ in range(200):
-            worker.dispatcher._mailbox.queue.put(Wake(topic.name, 1))
-            eventually(worker.dispatcher._mailbox.queue.empty, "being heard")
+            worker.dispatcher._mailbox.put(Wake(topic.name, 1))
+            eventually(worker.dispatcher._mailbox._items.empty, "being heard")
             worker.asleep()
             sizes.append(len(worker.dispatcher._schedule._heap))
         assert max(sizes) <= 2 * topic.slots + 65
@@ -1125,7 +1148,7 @@ def test_a_suspect_that_waits_for_another_for_long_is_given_back_and_due(
         eventually(lambda: total(broker, topic, "committed") == 1, "the end of the other")
         assert sum(ledger.store for ledger in audit(broker, topic)) == 1
         for slot in range(2):
-            worker.dispatcher._mailbox.queue.put(Wake(topic.name, slot))
+            worker.dispatcher._mailbox.put(Wake(topic.name, slot))
         eventually(lambda: total(broker, topic, "committed") == 2, "its turn")
     assert total(broker, topic, "failed") == 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, executor_pool, fetch
 from django_rmq.core.consumer import dispatcher as consumer_dispatcher
 from django_rmq.core.consumer.batch import BatchReport
-from django_rmq.core.consumer.mailbox import Wake
+from django_rmq.core.consumer.mailbox import MailboxItem, Stop, Wake
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState, uptime
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
@@ -291,7 +291,7 @@ def with_one_message_in_hand(broker: Broker, *, burst: bool = False) -> Dispatch
 
 
 def wake(dispatcher: Dispatcher) -> None:
-    dispatcher._mailbox.queue.put(Wake(LONE.name, 0))
+    dispatcher._mailbox.put(Wake(LONE.name, 0))
     dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
 
@@ -363,9 +363,9 @@ def test_only_the_report_of_a_failure_wakes_a_worker_that_has_nothing_else_to_do
 def test_a_deferred_report_is_read_with_the_next_message(broker: Broker, asked: list[int]) -> None:
     dispatcher = with_one_message_in_hand(broker)
     mailbox = dispatcher._mailbox
-    mailbox._deferred.append(report_of(dispatcher))
+    mailbox.put(report_of(dispatcher))
     send(broker, LONE, [2])
-    mailbox.queue.put(Wake(LONE.name, 0))
+    mailbox.put(Wake(LONE.name, 0))
     mailbox.read(60.0, defers_reports=True)
     assert dispatcher._turn()
     assert asked == [0, 0]
@@ -389,22 +389,32 @@ def test_reports_are_deferred_only_while_nothing_but_a_commit_depends_on_them(br
     assert not can_wait(), "the end of the worker waits for its reports"
 
 
-def test_a_report_that_comes_when_the_worker_stops_to_defer_reports_is_read(broker: Broker) -> None:
+@pytest.mark.parametrize("item", [Wake(LONE.name, 0), Stop()])
+def test_whatever_comes_ends_the_sleep_of_a_worker(broker: Broker, item: MailboxItem) -> None:
+    mailbox = with_one_message_in_hand(broker)._mailbox
+
+    class Late(SimpleQueue[MailboxItem]):
+        """The item comes when the dispatcher has looked, and is about to wait."""
+
+        def empty(self) -> bool:
+            if found := super().empty():
+                mailbox.put(item)
+            return found
+
+    mailbox._items = Late()
+    begun = time.monotonic()
+    mailbox.read(60.0, defers_reports=True)
+    assert time.monotonic() - begun < 30
+    assert mailbox._items.qsize() == 0
+
+
+def test_a_report_that_comes_when_the_worker_wakes_up_is_read_before_the_next_sleep(broker: Broker) -> None:
     dispatcher = with_one_message_in_hand(broker)
-    mailbox = dispatcher._mailbox
-
-    class Late(deque[BatchReport]):
-        """The dispatcher wakes up between the look of the executor and its report."""
-
-        def append(self, report: BatchReport) -> None:
-            mailbox._defers_reports = False
-            mailbox._process_deferred()
-            super().append(report)
-
-    mailbox._deferred, mailbox._defers_reports = Late(), True
+    mailbox, begun = dispatcher._mailbox, time.monotonic()
+    mailbox._is_asleep = mailbox._defers_reports = True
     mailbox.put(report_of(dispatcher))
-    assert not mailbox.queue.empty(), "the next sleep ends at once"
     mailbox.read(60.0)
+    assert time.monotonic() - begun < 30
     assert not dispatcher._in_flight.batches
 
 

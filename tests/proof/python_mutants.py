@@ -228,10 +228,10 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Nothing begins in a slot that is shut for a listener that does not return.",
         (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
     ),
-    "overlooks_a_report_at_the_end_of_its_sleep": PythonMutant(
+    "overlooks_what_comes_when_it_falls_asleep": PythonMutant(
         If("False"),
-        "A report that comes just when a worker stops to defer reports wakes it.",
-        (TRIPS + "a_report_that_comes_when_the_worker_stops_to_defer_reports_is_read",),
+        "What comes just when a worker begins to wait wakes it.",
+        (TRIPS + "whatever_comes_ends_the_sleep_of_a_worker",),
     ),
     "keeps_what_a_dead_thread_had": PythonMutant(
         GONE,

@@ -54,6 +54,7 @@ from django_rmq.core.consumer.slot_schedule import (
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.keys import read
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -178,7 +179,10 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class MailboxHandlers:
-    """Passes items of ``mailbox`` to the parts that handle them. ``on_moved`` is called for topics that may be re-slotted."""
+    """Passes items of ``mailbox`` to the parts that handle them.
+
+    ``look_again`` is called for slots in which a delivery was cancelled, ``on_moved`` for topics that may be re-slotted.
+    """
 
     def __init__(
         self,
@@ -189,14 +193,17 @@ class MailboxHandlers:
         acquirer: SlotAcquirer,
         due_poll: DuePoll,
         shutdown: ShutdownState,
+        look_again: Callable[[str, int], None],
         on_moved: Callable[[str], None] | None,
     ) -> None:
+        self._mailbox = mailbox
         self._table = table
         self._schedule = schedule
         self._router = router
         self._acquirer = acquirer
         self._due_poll = due_poll
         self._shutdown = shutdown
+        self._look_again = look_again
         self._on_moved = on_moved
         mailbox.on(BatchReport, router.finished)
         mailbox.on(Wake, self._woken)
@@ -212,12 +219,15 @@ class MailboxHandlers:
         self._table.forget(slot)
 
     def _woken(self, item: Wake) -> None:
-        if item.slot < 0:
-            # The slot was paused, so messages that this worker holds and has not begun are given back.
-            paused = self._table.awake.get((item.topic, -1 - item.slot))
+        what, number = read(item.number)
+        if what == "look_again":
+            self._look_again(item.topic, number)
+        elif what == "paused":
+            # Messages that this worker holds and has not begun are given back.
+            paused = self._table.awake.get((item.topic, number))
             if paused is not None:
                 self._router.give_back_slot(paused)
-        elif (slot := self._table.get(item.topic, item.slot)) is not None:
+        elif (slot := self._table.get(item.topic, number)) is not None:
             self._schedule.wake(slot)
 
     def _gained(self, item: Own) -> None:
@@ -231,6 +241,8 @@ class MailboxHandlers:
                 self.disown(slot)
 
     def _resubscribed(self, item: Resubscribed) -> None:
+        if item.wakeups is not None:
+            self._mailbox.listen(item.wakeups)
         # Wake-ups were missed until now, so every slot that rests until one is asked at once.
         self._due_poll.hurry()
         self._schedule.end_rests()
@@ -314,7 +326,15 @@ class Dispatcher:
         self._round_trips = RoundTrips(broker, acks, planner, replies, capacity.bytes)
         self._rest = IdleCheck(options, in_flight, acks, table, schedule, ownership.settled, mailbox)
         self._handlers = MailboxHandlers(
-            mailbox, table, schedule, router, acquirer, due_poll, shutdown, moved
+            mailbox,
+            table,
+            schedule,
+            router,
+            acquirer,
+            due_poll,
+            shutdown,
+            self._background.look_again,
+            moved,
         )
 
     @property
@@ -345,19 +365,19 @@ class Dispatcher:
         by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         for topic, number in slots:
             by_topic[topic].append(number)
-        self._mailbox.queue.put(Own(by_topic))
+        self._mailbox.put(Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; messages that have not begun are given back."""
-        self._mailbox.queue.put(Disown(list(slots)))
+        self._mailbox.put(Disown(list(slots)))
 
     def change_limits(self, topics: Iterable[Topic]) -> None:
         """Apply the MAX_RATE and MAX_IN_FLIGHT of these topics from now on."""
-        self._mailbox.queue.put(LimitsChange(list(topics)))
+        self._mailbox.put(LimitsChange(list(topics)))
 
     def stop(self) -> None:
         """Take no more messages, let listeners finish, and give the other messages back. Safe in signal handlers."""
-        self._mailbox.queue.put(Stop())
+        self._mailbox.put(Stop())
 
     # --- the loop
 
@@ -533,6 +553,7 @@ class Dispatcher:
             return False
 
     def _end_threads(self) -> None:
+        self._mailbox.stop_listening()
         # A listener that exceeded HARD_TIMEOUT runs until the process ends. Until then its message must not go to another
         # worker.
         # rule: leaves_to_others_what_still_runs

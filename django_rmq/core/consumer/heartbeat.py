@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django_rmq.core.commands import ack
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, Subscription, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
 from django_rmq.core.consumer.mailbox import (
     HardTimeoutExceeded,
     Mailbox,
     MaxRuntimeExceeded,
     Resubscribed,
+    SubscriptionLost,
     Wake,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.keys import read
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
@@ -325,48 +325,54 @@ class Heartbeat(threading.Thread):
         )
 
 
+PAUSE_SECONDS = 0.2
+"""Seconds between the end of a subscription and the next one."""
+
+
 class WakeupSubscriber(threading.Thread):
-    """Calls ``woken`` with topic and slot of each wake-up, and ``subscribed`` after each new subscription."""
+    """Subscribes to wake-ups, because that may take long, and puts each new subscription into ``mailbox``.
+
+    It reads only a subscription without a socket by itself: that of a broker in memory. ``subscribed`` is called after each
+    new subscription.
+    """
 
     def __init__(
-        self,
-        broker: Broker,
-        topics: list[Topic],
-        woken: Callable[[str, int], None],
-        subscribed: Callable[[], None],
+        self, broker: Broker, topics: list[Topic], mailbox: Mailbox, subscribed: Callable[[], None]
     ) -> None:
         super().__init__(name="rmq-wakeups", daemon=True)
         self.subscribed = threading.Event()
         self._broker = broker
         self._topics = topics
-        self._on_wake = woken
+        self._mailbox = mailbox
         self._on_subscribed = subscribed
-        self._stopped = threading.Event()
+        self._is_stopped = False
         self._renewed = threading.Event()
         self._complain = LogThrottle(logger)
 
     def stop(self) -> None:
-        """End soon."""
-        self._stopped.set()
+        """End soon. The dispatcher reads wake-ups no more."""
+        self._is_stopped = True
+        self._renewed.set()
 
     def renew(self) -> None:
         """Subscribe again, because the connection may be dead without an error."""
         self._renewed.set()
 
     def run(self) -> None:
-        while not self._stopped.is_set():
-            wakeups = None
+        wakeups = None
+        while True:
+            # The flag is cleared before anything is done, so that what is requested meanwhile is not overlooked.
+            self._renewed.clear()
+            if self._is_stopped:
+                break
             try:
-                # The flag is cleared before the subscription is made, so that a renewal requested meanwhile is not overlooked.
-                self._renewed.clear()
                 wakeups = self._broker.wakeups(self._topics)
                 self.subscribed.set()
                 self._on_subscribed()
-                while not (self._stopped.is_set() or self._renewed.is_set()):
-                    for topic, slot in wakeups.get(timeout=0.1):
-                        self._on_wake(topic, slot)
+                self._attend(wakeups)
             except RmqError:
-                self._stopped.wait(0.2)
+                # Redis is unavailable, and it is tried again.
+                pass
             except Exception as error:  # noqa: BLE001 - logged, not raised
                 self._complain(
                     "wake-ups",
@@ -374,10 +380,31 @@ class WakeupSubscriber(threading.Thread):
                     error,
                     exc_info=True,
                 )
-                self._stopped.wait(1.0)
-            finally:
-                if wakeups is not None:
-                    wakeups.close()
+            if not self._is_stopped:
+                time.sleep(PAUSE_SECONDS)
+        if wakeups is not None:
+            # The dispatcher has ended, and perhaps did not see this one.
+            wakeups.close()
+
+    def _attend(self, wakeups: Subscription[tuple[str, int]]) -> None:
+        """Give a subscription to the dispatcher, and wait until there has to be another one."""
+        try:
+            wakeups.fileno()
+        except OSError:
+            self._read(wakeups)
+            return
+        # The dispatcher closes it, because it may read it at any time.
+        self._mailbox.put(Resubscribed(wakeups))
+        self._renewed.wait()
+
+    def _read(self, wakeups: Subscription[tuple[str, int]]) -> None:
+        self._mailbox.put(Resubscribed(None))
+        try:
+            while not self._renewed.is_set():
+                for wakeup in wakeups.get(timeout=0.1):
+                    self._mailbox.put(Wake(*wakeup))
+        finally:
+            wakeups.close()
 
 
 class BackgroundThreads:
@@ -398,6 +425,7 @@ class BackgroundThreads:
         self._subscriber = Watched(self._new_listening)
         self._heartbeat = Watched(self._new_heartbeat)
         thread_watch.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        mailbox.on(SubscriptionLost, lambda _: self.renew())
         thread_watch.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
 
     def start(self) -> None:
@@ -413,6 +441,11 @@ class BackgroundThreads:
         """Subscribe again, because the connection may be dead without an error."""
         self._subscriber.thread.renew()
 
+    def look_again(self, topic: str, slot: int) -> None:
+        """Extend the deliveries of a slot at once, because one of them was cancelled."""
+        # The heartbeat may have been replaced since, so its present thread is looked up for each notice.
+        self._heartbeat.thread.look_again(topic, slot)
+
     def stop(self, *, keeps_beating: bool) -> list[threading.Thread]:
         """End both, and return them. ``keeps_beating``: the heartbeat ends with the process."""
         self._subscriber.thread.stop()
@@ -423,27 +456,18 @@ class BackgroundThreads:
 
     def _new_heartbeat(self) -> Heartbeat:
         def overrun(batch: Batch) -> None:
-            self._mailbox.queue.put(MaxRuntimeExceeded(batch))
+            self._mailbox.put(MaxRuntimeExceeded(batch))
 
         def unending(batch: Batch) -> None:
-            self._mailbox.queue.put(HardTimeoutExceeded(batch))
+            self._mailbox.put(HardTimeoutExceeded(batch))
 
         # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
         batches = self._in_flight.batches
         return Heartbeat(self._broker, self._topics, lambda: batches.copy().values(), overrun, unending)
 
     def _new_listening(self) -> WakeupSubscriber:
-        def woken(topic: str, told: int) -> None:
-            what, slot = read(told)
-            if what == "look_again":
-                # The heartbeat may have been replaced since, so its present thread is looked up for each notice.
-                self._heartbeat.thread.look_again(topic, slot)
-            else:
-                self._mailbox.queue.put(Wake(topic, told))
-
         def subscribed() -> None:
-            # Redis keeps no notices for a client without a subscription, so wake-ups and cancellations may have been lost.
-            self._mailbox.queue.put(Resubscribed())
+            # Redis keeps no notices for a client without a subscription, so those of cancellations may have been lost.
             self._heartbeat.thread.look_everywhere()
 
-        return WakeupSubscriber(self._broker, self._topics, woken, subscribed)
+        return WakeupSubscriber(self._broker, self._topics, self._mailbox, subscribed)

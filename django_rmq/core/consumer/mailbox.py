@@ -1,22 +1,27 @@
-"""The mailbox of a dispatcher: other threads report slots that come and go, wake-ups, outcomes of batches, and the end.
+"""The mailbox of a dispatcher: other threads report slots that come and go, outcomes of batches, and the end; Redis, wake-ups.
 
 Any thread may put an item into the mailbox, and only the dispatcher's thread reads it. So the state of the dispatcher needs
 no locks. The part that registers a handler for a type of items decides what they mean. The report of an executor may be
-deferred until something else comes, because waking the dispatcher costs more than processing the report.
+deferred until something else comes, because waking the dispatcher costs more than processing the report. The dispatcher reads
+the subscription to wake-ups itself, because a thread that hands them over would wake it as well.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+from django_rmq.core.commands.broker_interface import Subscription
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.progress import SharedProgress, mark_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import SlotMoved
+from django_rmq.exceptions import RmqError, SlotMoved
 
 
 class Own(NamedTuple):
@@ -32,18 +37,21 @@ class Disown(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Something is due in a slot, or (as ``-1 - slot``) the slot was paused."""
+    """A wake-up: ``number`` says what has happened in which slot of a topic (``keys.read``)."""
 
     topic: str
-    slot: int
+    number: int
 
 
 class Resubscribed(NamedTuple):
     """The subscription was renewed; wake-ups until now may have been missed."""
 
+    wakeups: Subscription[tuple[str, int]] | None
+    """The subscription, for the dispatcher to read and to close. None if it has no socket, so that its thread reads it."""
 
-class DeferredReport(NamedTuple):
-    """A report was deferred just when the dispatcher stopped to defer reports."""
+
+class SubscriptionLost(NamedTuple):
+    """The subscription that the dispatcher reads has broken."""
 
 
 class MaxRuntimeExceeded(NamedTuple):
@@ -74,7 +82,7 @@ MailboxItem = (
     | Disown
     | Wake
     | Resubscribed
-    | DeferredReport
+    | SubscriptionLost
     | MaxRuntimeExceeded
     | HardTimeoutExceeded
     | LimitsChange
@@ -83,70 +91,127 @@ MailboxItem = (
 Item = TypeVar("Item", bound=MailboxItem)
 
 
+class Bell:
+    """Wakes the thread that polls it. Safe in signal handlers.
+
+    Its descriptors are closed when nothing refers to it any more, so nobody rings those of somebody else.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._writer = os.pipe()
+        """The descriptor to poll."""
+        for end in (self.descriptor, self._writer):
+            os.set_blocking(end, False)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+        os.close(self._writer)
+
+    def ring(self) -> None:
+        """Wake the thread. A pipe that is full wakes it, too."""
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"\0")
+
+    def silence(self) -> None:
+        """Let the next poll wait again."""
+        with suppress(BlockingIOError):
+            os.read(self.descriptor, 4096)
+
+
 class Mailbox:
-    """Any thread may put an item into ``queue``; the dispatcher's thread reads it. Executors ``put`` their reports."""
+    """Any thread may ``put`` an item; the dispatcher's thread reads it, and the subscription to wake-ups."""
 
     def __init__(self) -> None:
         # ``put`` of a SimpleQueue is reentrant, so a signal handler may call it while its own thread is in the queue.
-        self.queue: SimpleQueue[MailboxItem] = SimpleQueue()
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            DeferredReport: lambda _: self._process_deferred()
-        }
-        self._defers_reports = False
-        """Whether the dispatcher sleeps, and a report of commits does not wake it."""
-        self._deferred: deque[BatchReport] = deque()
-        """The reports that have not woken it."""
+        self._items: SimpleQueue[MailboxItem] = SimpleQueue()
+        self._handlers: dict[type, Callable[[Any], None]] = {}
+        self._is_asleep = self._defers_reports = False
+        """Whether the dispatcher waits and nobody has rung, and whether a report of commits lets it sleep on."""
+        self._wakeups: tuple[int, Subscription[tuple[str, int]]] | None = None
+        """The subscription, and the descriptor of its socket."""
+        self._bell, self._poll = Bell(), select.poll()
+        self._poll.register(self._bell.descriptor, select.POLLIN)
 
     def on(self, kind: type[Item], handler: Callable[[Item], None]) -> None:
         """Pass items of this kind to ``handler``."""
         self._handlers[kind] = handler
 
-    def put(self, report: BatchReport, /) -> None:
-        """Take the report of an executor. It wakes the dispatcher, unless that defers reports of commits."""
-        is_deferred = self._defers_reports and not (report.failures or report.released)
-        if not is_deferred:
-            self.queue.put(report)
-            return
-        self._deferred.append(report)
-        # The report is added before the flag is read, and the dispatcher does the reverse. So no report is deferred
-        # beyond the end of a sleep.
-        # rule: overlooks_a_report_at_the_end_of_its_sleep
-        if not self._defers_reports:
-            self.queue.put(DeferredReport())
+    def put(self, item: MailboxItem, /) -> None:
+        """Take an item. It wakes the dispatcher, unless that defers reports of commits, and the item is one."""
+        self._items.put(item)
+        # The item is added before the flags are read, and the dispatcher does the reverse, so it sleeps over none.
+        # rule: overlooks_what_comes_when_it_falls_asleep
+        if self._is_asleep and not (self._defers_reports and _is_of_commits(item)):
+            # It is cleared before the bell rings: the dispatcher may fall asleep again while this thread rings.
+            self._is_asleep = False
+            self._bell.ring()
 
     def process_items(self) -> None:
-        """Process the items that are there."""
+        """Process the items and the wake-ups that are there."""
         self.read(0.0)
 
     def read(self, timeout: float, *, defers_reports: bool = False) -> None:
-        """Process the items that are there; if there are none, wait for one, for at most this many seconds.
+        """Process what is there; if there is nothing, wait for an item or a wake-up, for at most this many seconds.
 
         ``defers_reports``: executors' reports of commits do not end this wait, and are processed after it.
         """
-        self._defers_reports = defers_reports
-        item: MailboxItem | None = None
+        self._defers_reports, self._is_asleep = defers_reports, timeout > 0
         try:
-            item = self.queue.get(timeout=timeout) if timeout > 0 else self.queue.get_nowait()
-        except Empty:
-            # Deferred reports may have come all the same.
-            pass
-        self._defers_reports = False
-        # These come first: a later report of the same batch may be in the queue.
-        self._process_deferred()
+            ready = self._wait(timeout if self._items.empty() else 0.0)
+        finally:
+            self._is_asleep = False
         try:
-            while item is not None:
-                self.handle(item)
-                item = self.queue.get_nowait()
+            while True:
+                self.handle(self._items.get_nowait())
         except Empty:
             pass
+        # Reports come first: their batches are no longer in flight when a wake-up asks for the next one.
+        for descriptor, _ in ready:
+            if self._wakeups is not None and descriptor == self._wakeups[0]:
+                self._read_wakeups(self._wakeups[1])
+            elif descriptor == self._bell.descriptor:
+                self._bell.silence()
 
-    def _process_deferred(self) -> None:
-        while self._deferred:
-            self.handle(self._deferred.popleft())
+    def _wait(self, seconds: float) -> list[tuple[int, int]]:
+        """Return the descriptors that can be read, each with its events."""
+        ms = int(seconds * 1000)
+        ready = self._poll.poll(ms)
+        # A poll takes whole milliseconds. What comes within the rest of one waits for its end.
+        if not ready and (rest := seconds - ms / 1000) > 0:
+            time.sleep(rest)
+        return ready
 
     def handle(self, item: MailboxItem) -> None:
         """Do what an item asks for."""
         self._handlers[type(item)](item)
+
+    # --- wake-ups
+
+    def listen(self, wakeups: Subscription[tuple[str, int]]) -> None:
+        """Read this subscription from now on, and close the previous one."""
+        self.stop_listening()
+        self._wakeups = wakeups.fileno(), wakeups
+        self._poll.register(wakeups.fileno(), select.POLLIN)
+
+    def stop_listening(self) -> None:
+        """Close the subscription, if there is one."""
+        if self._wakeups is not None:
+            descriptor, wakeups = self._wakeups
+            self._wakeups = None
+            self._poll.unregister(descriptor)
+            wakeups.close()
+
+    def _read_wakeups(self, wakeups: Subscription[tuple[str, int]]) -> None:
+        try:
+            for topic, number in wakeups.get():
+                self.handle(Wake(topic, number))
+        except RmqError:
+            self.stop_listening()
+            self.handle(SubscriptionLost())
+
+
+def _is_of_commits(item: MailboxItem) -> bool:
+    return isinstance(item, BatchReport) and not (item.failures or item.released)
 
 
 class ShutdownState:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -79,6 +81,17 @@ def named(key: bytes, error: RmqError) -> RmqError:
     )
 
 
+def _can_read(connection: Any) -> bool:
+    """Return whether a connection has something to read, in half the time of redis-py."""
+    sock, reader = connection._sock, getattr(connection._parser, "_reader", None)  # noqa: SLF001 - redis-py shows them nowhere else
+    # TLS has buffers of its own, and so has redis-py without hiredis.
+    if reader is None or type(sock) is not socket.socket:
+        return bool(connection.can_read(0))
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(reader.has_data() or poll.poll(0))
+
+
 class RenewingPool(redis.ConnectionPool):
     """redis-py's own pool, whose text shows the address but not the options of its connections."""
 
@@ -111,9 +124,9 @@ class Pool(RenewingPool):
             return super().get_connection()
         # A socket that a fork has copied belongs to the parent process. A readable socket was closed by the server, or has a
         # reply that no caller has read.
-        if connection.pid == os.getpid() and connection._sock is not None:  # noqa: SLF001 - redis-py shows its socket nowhere else
+        if connection.pid == os.getpid() and connection._sock is not None:  # noqa: SLF001
             try:
-                if not connection.can_read():
+                if not _can_read(connection):
                     return connection
             except (redis.RedisError, OSError):
                 # The connection broke while it was not used; redis-py connects it again.
@@ -337,6 +350,10 @@ def checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
     return pool
 
 
+PART_SECONDS = 0.1
+"""Maximum seconds of waiting for the rest of a message of which a part has come."""
+
+
 class _Subscription:
     """A subscription to channels."""
 
@@ -353,8 +370,17 @@ class _Subscription:
             raise translate(error) from error
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for ``select``."""
-        return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
+        """Return the socket's descriptor, for ``select``. Raises ``OSError`` in memory."""
+        sock = self._socket
+        if sock is None:
+            raise OSError("this subscription has no socket")
+        return sock.fileno()
+
+    @property
+    def _socket(self) -> socket.socket | None:
+        """The socket of the connection; None in memory, and when the connection has broken."""
+        sock = getattr(self._pubsub.connection, "_sock", None)
+        return sock if isinstance(sock, socket.socket) else None
 
     def _read(self, timeout: float) -> tuple[bytes, bytes] | None:
         """Return the channel and the data of the next message, or None if none comes within ``timeout`` seconds.
@@ -362,13 +388,13 @@ class _Subscription:
         The connection is read without ``get_message``, which takes as long again for reconnecting and metrics. A broken
         connection ends the subscription, because what is published until the next one is lost.
         """
-        connection = self._pubsub.connection
-        sock = getattr(connection, "_sock", None)
-        # A connection in memory has no real one.
-        if not timeout or not isinstance(sock, socket.socket):
-            if not connection.can_read(timeout):
+        connection, sock = self._pubsub.connection, self._socket
+        if not timeout or sock is None:
+            if not (connection.can_read(timeout) if sock is None else _can_read(connection)):
                 return None
-        elif timeout != sock.gettimeout():
+            # A part of a message, or what is not one in TLS, makes a socket readable too.
+            timeout = PART_SECONDS
+        if sock is not None and timeout != sock.gettimeout():
             # redis-py would ask first whether there is something to read, which takes half as long again.
             sock.settimeout(timeout)
         try:
@@ -398,15 +424,14 @@ class Wakeups(_Subscription):
         try:
             while message := self._read(timeout):
                 channel, data = message
-                woken.append((self._topics[channel], int(data)))
+                # Any program may publish on the channel; the slow poll finds what its notice may have meant.
+                with suppress(ValueError, KeyError):
+                    woken.append((self._topics[channel], int(data)))
                 # Most wake-ups come alone, and to look whether there is another takes as long as to read one.
                 if timeout:
                     break
         except RedisError as error:
             raise translate(error) from error
-        except (ValueError, KeyError):
-            # Any program may publish on the channel; the slow poll finds what this notice may have meant.
-            pass
         return woken
 
 

@@ -1,8 +1,9 @@
 """``python -m benchmarks.admin``: how long the admin's pages take before a large backlog, and how long a script holds Redis.
 
 One topic gets a million waiting and a hundred thousand dead messages (by default), as producers and listeners would
-make them; then each page is asked for as a browser would, without the network between. Then there are 1,013 topics and 200
-workers, and what looks at all of them is measured by the CPU of this process and of Redis.
+make them; then each page is asked for as a browser would, without the network between. The dead messages have 50 causes, and what
+groups them is measured by the CPU of this process and of Redis. Then there are 1,013 topics and 200
+workers, and what looks at all of them is measured in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from io import StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,15 @@ MANY_GOALS = {
 MANY_TITLES = ("many topics", "Python CPU s", "goal", "Redis CPU s", "goal", "met")
 MANY_SLOTS, WORKERS = 16, 200
 TOPIC = "price-changes"
-ERROR = "requests.exceptions.ConnectTimeout: no answer within 5 s\n" + "  File 'listeners.py', line 1\n" * 12
+ERRORS = [
+    f"requests.exceptions.ConnectTimeout: no answer from {first}{last} within 5 s\n"
+    + "  File 'listeners.py', line 1\n" * 12
+    for first in "abcde"
+    for last in "abcdefghij"
+]
+"""What dead messages failed with: errors of 50 causes."""
+CAUSES_GOAL = 0.3
+CAUSES_TITLES = ("dead by cause", "Python CPU s", "Redis CPU s", "together", "goal", "met")
 
 
 def main() -> int:
@@ -58,12 +68,15 @@ def main() -> int:
         }
         where = conditions(client)
         rows = _measure(client, options)
+        causes = _measure_causes(client, options)
         many = _measure_many(client, url, options)
     print(f"{told(where)}\n{text(TITLES, rows)}")
     print(f"goals of the medians: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms for its longest script")
+    print(f"\n{options.dead:,} dead of {len(ERRORS)} causes\n{text(CAUSES_TITLES, causes)}")
     print(f"\n{options.topics:,} topics of {MANY_SLOTS} slots, {WORKERS} workers\n{text(MANY_TITLES, many)}")
-    write(options.json, where, pages=[dict(zip(TITLES, row, strict=True)) for row in rows], many=many)
-    return int(any(row[-1] == "NO" for row in (*rows, *many)))
+    pages = [dict(zip(TITLES, row, strict=True)) for row in rows]
+    write(options.json, where, pages=pages, causes=causes, many=many)
+    return int(any(row[-1] == "NO" for row in (*rows, *causes, *many)))
 
 
 def _measure(redis: Redis, options: argparse.Namespace) -> list[list[str]]:
@@ -124,7 +137,7 @@ def _timed(client: Any, address: str) -> float:
     began = time.perf_counter()
     response = client.get(address)
     took = time.perf_counter() - began
-    assert response.status_code == 200, response.status_code
+    assert response.status_code == 200, (address, response.status_code)
     return took
 
 
@@ -146,17 +159,56 @@ def _fill(waiting: int, dead: int) -> None:
     from django_rmq.core.model.replies import Failure
 
     topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
+    errors = cycle(ERRORS)
     for start in range(0, dead, 20_000):
         bodies = [{"sku": sku, "source": "feed-1"} for sku in range(start, min(start + 20_000, dead))]
         producer.send_bodies(topic, bodies, time_range=1)
         time.sleep(0.01)
         for slot in range(topic.slots):
             while (taken := broker.run(fetch.prepare(topic, slot, "bench", None, 1000))).status == "ok":
-                failures = [Failure(one.member, "rejected", None, ERROR) for one in taken.deliveries]
+                failures = [Failure(one.member, "rejected", None, next(errors)) for one in taken.deliveries]
                 broker.run(ack.rollback(topic, slot, taken.receipt, failures))
     for start in range(0, waiting, 50_000):
         bodies = [{"sku": sku, "source": "feed-2"} for sku in range(start, min(start + 50_000, waiting))]
         producer.send_bodies(topic, bodies, time_range=3_600_000)
+
+
+def _measure_causes(redis: Redis, options: argparse.Namespace) -> list[list[str]]:
+    """Return a row for each way to see the causes of the dead messages."""
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.test import Client
+    from django.urls import reverse
+
+    from django_rmq.operations.shared_reads import DEATHS_SECONDS
+
+    client = Client(SERVER_NAME="localhost")
+    client.force_login(User.objects.get(username="bench"))
+    of_topic, of_all = (
+        reverse("admin:django_rmq_topic_topic_causes", args=[TOPIC]),
+        reverse("admin:django_rmq_topic_causes"),
+    )
+    looks: dict[str, Callable[[], object]] = {
+        "page of a topic": lambda: _timed(client, of_topic),
+        "page of all topics": lambda: _timed(client, of_all),
+        "`GET causes/`": lambda: _timed(client, f"/api/rmq/v1/causes/?topic={TOPIC}&limit={options.dead}"),
+        "`rmqlist --group-by error`": lambda: call_command(
+            *("rmqlist", TOPIC, "--state", "dead", "--group-by", "error", "--limit", str(options.dead)),
+            stdout=StringIO(),
+        ),
+    }
+    rows = []
+    for name, look in looks.items():
+        look()  # The first one loads what it needs.
+        costs = []
+        for _ in range(options.rounds):
+            time.sleep(DEATHS_SECONDS + 0.2)  # so long web processes share the counts
+            costs.append(_cpu(redis, look))
+        python, server_seconds = map(statistics.median, zip(*costs, strict=True))
+        together = statistics.median(map(sum, costs))
+        figures = [f"{seconds:.3f}" for seconds in (python, server_seconds, together)]
+        rows.append([name, *figures, f"≤ {CAUSES_GOAL:g}", "yes" if together <= CAUSES_GOAL else "NO"])
+    return rows
 
 
 def register_workers(

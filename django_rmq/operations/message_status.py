@@ -24,7 +24,7 @@ from django_rmq.operations.authorization import Permission, is_withheld, may_sea
 from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
 from django_rmq.operations.messages import gone, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, holding_of, survey_topics, worker_list
+from django_rmq.operations.stats import WorkerList, survey_topics, worker_list
 from django_rmq.operations.topics import changed_limits
 
 REASONS = (
@@ -179,10 +179,9 @@ def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> I
         yield Hold("paused")
     # If the workers are unknown, none of them counts as missing.
     if topic.listener and not seen.live_workers.problem:
-        serving = seen.live_workers.serving(topic)
-        if not serving.workers:
+        if not seen.live_workers.serving(topic).workers:
             yield Hold("no_worker")
-        elif topic.serial and holding_of(serving.owned_slots, slot) is None:
+        elif topic.serial and seen.live_workers.span_of(topic, slot) is None:
             yield Hold("slot_unowned")
     due_ms = _due_ms(topic, seen.looked)
     if due_ms is not None and due_ms > seen.now_ms:

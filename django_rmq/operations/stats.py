@@ -6,8 +6,9 @@ gets the actor's context and checks the permission; what has a broker instead re
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,8 +19,9 @@ from django_rmq.core.commands import activity, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.registry import roster
 from django_rmq.core.commands.script_call import Answer, AtSlots, Call
-from django_rmq.core.coordination import Holding, Member, Worker
-from django_rmq.core.coordination.redis_coordinator import describe_roster, members_of_roster
+from django_rmq.core.coordination import Member, Worker
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span
+from django_rmq.core.coordination.redis_coordinator import members_of_roster, plan_of_roster
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
@@ -35,18 +37,17 @@ class TopicWorkers:
 
     workers: int = 0
     threads: int = 0
-    owned_slots: list[Holding] = field(default_factory=list)
-    """The assigned slots of serial topics, in order; among them are slots of workers that have ended."""
 
 
 class WorkerList:
     """The live workers and the assignment, by topic."""
 
     def __init__(
-        self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
+        self, members: Sequence[Member] = (), plan: AssignmentPlan | None = None, problem: str = ""
     ) -> None:
         self.members = members
-        self.holdings = holdings
+        self.spans: Mapping[str, Sequence[Span]] = plan.topics if plan else {}
+        """Serial topic -> its assigned slots, in order; among them are slots of workers that have ended."""
         self.problem = problem
         """Why the workers are unknown; empty if they are known."""
         self._present = {member.worker.id for member in members}
@@ -61,17 +62,21 @@ class WorkerList:
                 serving = self._serving[name]
                 serving.workers += len(workers)
                 serving.threads += threads
-        for one in holdings:
-            self._serving[one.topic].owned_slots.append(one)
 
     def serving(self, topic: Topic) -> TopicWorkers:
         """Return the workers that serve a topic."""
         return self._serving.get(topic.name) or TopicWorkers()
 
+    def span_of(self, topic: Topic, slot: int) -> Span | None:
+        """Return the assigned slots of a topic among which ``slot`` is, or None if it is not assigned."""
+        spans = self.spans.get(topic.name, ())
+        at = bisect_right(spans, slot, key=lambda span: span.stop)
+        return spans[at] if at < len(spans) and spans[at].start <= slot else None
+
     def owned(self, topic: Topic) -> int:
         """Return how many slots of a topic live workers own."""
         owned, slots = 0, topic.slots
-        for one in self.serving(topic).owned_slots:
+        for one in self.spans.get(topic.name, ()):
             # An assignment may be older than a re-slotting, and have slots that the topic no longer has.
             if one.start < slots and one.worker in self._present:
                 owned += min(slots, one.stop) - one.start
@@ -79,14 +84,13 @@ class WorkerList:
 
     def unowned(self, topic: Topic, counted: Iterable[tuple[int, Counts | RmqError]]) -> list[Counts]:
         """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
-        serving = self.serving(topic)
-        if not (topic.serial and serving.workers):
+        if not (topic.serial and self.serving(topic).workers):
             return []
         unowned = []
         for slot, counts in counted:
             if isinstance(counts, Counts) and counts.due and not counts.paused:
-                holding = holding_of(serving.owned_slots, slot)
-                if holding is None or holding.worker not in self._present:
+                span = self.span_of(topic, slot)
+                if span is None or span.worker not in self._present:
                     unowned.append(counts)
         return unowned
 
@@ -135,9 +139,10 @@ def read_workers(broker: Broker) -> list[WorkerStats]:
 def workers_of(live_workers: WorkerList) -> list[WorkerStats]:
     """Return the workers of a list, by host and start, with the number of slots that each has."""
     owned: dict[str, dict[str, int]] = {}
-    for one in live_workers.holdings:
-        topics = owned.setdefault(one.worker, {})
-        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
+    for name, spans in live_workers.spans.items():
+        for one in spans:
+            topics = owned.setdefault(one.worker, {})
+            topics[name] = topics.get(name, 0) + one.stop - one.start
     # Most workers publish the same topics, which are parsed once.
     all_topics = {id(member.worker.topics): member.worker.topics for member in live_workers.members}
     shared = {
@@ -165,7 +170,7 @@ def worker_list(roster: Roster | RmqError) -> WorkerList:
         raise roster
     if isinstance(roster, RmqError):
         return _worker_list_in_zookeeper() or WorkerList(problem=str(roster))
-    return _worker_list_in_zookeeper() or WorkerList(members_of_roster(roster), describe_roster(roster))
+    return _worker_list_in_zookeeper() or WorkerList(members_of_roster(roster), plan_of_roster(roster))
 
 
 def _worker_list_in_zookeeper() -> WorkerList | None:
@@ -175,21 +180,7 @@ def _worker_list_in_zookeeper() -> WorkerList | None:
     except ServerTrouble as error:
         # Redis can be read without ZooKeeper, so a page shows everything but the workers.
         return WorkerList(problem=str(error))
-    return None if members is None else WorkerList(members.members, members.holdings)
-
-
-def holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
-    """Return the holding that contains ``slot``; holdings are in order and do not overlap."""
-    low, high = 0, len(holdings)
-    while low < high:
-        middle = (low + high) // 2
-        if holdings[middle].stop <= slot:
-            low = middle + 1
-        else:
-            high = middle
-    if low < len(holdings) and holdings[low].start <= slot:
-        return holdings[low]
-    return None
+    return None if members is None else WorkerList(members.members, members.plan)
 
 
 LIVE_SLOTS = 4_096
@@ -321,11 +312,14 @@ class Overview(NamedTuple):
 
 
 SLOTS_AT_ONCE = 256
-"""The number of slots of which one script reads whether they hold messages, or sums the counters."""
+"""The number of slots of a topic of which one script sums the counters."""
+
+EMPTY_AT_ONCE = 64
+"""The number of slots of which one command says whether any holds messages. If one does, a script looks at each of them."""
 
 
-def _parts(slots: Sequence[int]) -> list[Sequence[int]]:
-    return [slots[at : at + SLOTS_AT_ONCE] for at in range(0, len(slots), SLOTS_AT_ONCE)]
+def _parts(slots: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [slots[at : at + size] for at in range(0, len(slots), size)]
 
 
 def overview(context: OperationContext, names: Iterable[str] | None = None) -> list[TopicStats]:
@@ -451,12 +445,13 @@ _Parts = list[tuple[_Look, Sequence[int]]]
 
 
 def _grouped(looks: Iterable[_Look]) -> list[_Parts]:
-    """Return the other slots of all topics, in groups of as many as one script reads."""
+    """Return the other slots of all topics, in groups that are asked about together."""
     groups, room = list[_Parts](), 0
     for look in looks:
-        for slots in _parts(look.others):
+        for slots in _parts(look.others, EMPTY_AT_ONCE):
             if len(slots) > room:
-                groups, room = [*groups, []], SLOTS_AT_ONCE
+                groups.append([])
+                room = EMPTY_AT_ONCE
             groups[-1].append((look, slots))
             room -= len(slots)
     return groups
@@ -534,7 +529,7 @@ def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_0
 def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
     roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
-    owners = worker_list(roster).serving(topic).owned_slots
+    live_workers = worker_list(roster)
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -542,9 +537,9 @@ def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStat
         row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
         if isinstance(answer, RmqError):
             row = replace(row, problem=str(answer))
-        holding = holding_of(owners, slot)
-        if holding is not None:
-            row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
+        span = live_workers.span_of(topic, slot)
+        if span is not None:
+            row = replace(row, worker=span.worker, since_ms=span.since * 1000)
         rows.append(row)
     return SlotsStats(topic, rows, now_ms)
 
@@ -686,7 +681,9 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     small = [topic for topic in topics if len(chosen[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
     calls = [
-        (topic, part, activity.sample(topic, part)) for topic in small for part in _parts(chosen[topic.name])
+        (topic, part, activity.sample(topic, part))
+        for topic in small
+        for part in _parts(chosen[topic.name], SLOTS_AT_ONCE)
     ]
     counted = {topic.name: dict.fromkeys(TopicCounters.RATES, 0) for topic in small}
     problems, unread = [], list[tuple[Topic, int]]()

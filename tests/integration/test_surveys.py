@@ -388,7 +388,7 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     for topic in topics[:50]:
         broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
     for count in (20, 200):
-        parts = -(-count * 16 // stats.SLOTS_AT_ONCE)
+        parts = -(-count * 16 // stats.EMPTY_AT_ONCE)
         of_all = {"workers/roster": 1, "EXISTS": parts, "pauses": parts}
         assert calls_of(broker, topics[:count], monkeypatch) == of_all
     # Of the 3,200 slots of all topics, the one with a message is found, and from then on counted at once.

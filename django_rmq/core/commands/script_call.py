@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 
@@ -109,7 +110,7 @@ class OfTopics(NamedTuple):
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
         """Return the keys with these names, slot by slot."""
-        return [key for each in self.topics for key in each.keys(prefix, names)]
+        return list(chain.from_iterable(each.keys(prefix, names) for each in self.topics))
 
     def parts(self) -> list[Self]:
         """Return a place for each slot, since one node of a Redis Cluster holds all of a slot."""

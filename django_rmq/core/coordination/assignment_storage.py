@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django_rmq.core.coordination import Owned, TopicSlots, Worker
+from django_rmq.core.coordination import Holding, Owned, TopicSlots, Worker
 from django_rmq.core.coordination.assignment import Assignment, SlotRun
 from django_rmq.core.model.topic import slot_counts
 
@@ -159,6 +159,11 @@ class AssignmentPlan:
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a valid assignment: {error!r}") from error
         return cls(topics)
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """The owners and since when they own, by topic and slot."""
+        return [Holding(name, *span) for name, spans in sorted(self.topics.items()) for span in spans]
 
     def runs(self) -> Assignment:
         """Return the owners, without times."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from uuid import uuid4
 
@@ -280,20 +280,19 @@ def describe(broker: Broker) -> list[Holding]:
 
     Topics that are not serial are shared, and not included.
     """
-    return [*describe_roster(broker.run(registry.roster()))]
+    return plan_of_roster(broker.run(registry.roster())).holdings
 
 
-def describe_roster(roster: Roster) -> Sequence[Holding]:
-    """Return the result of ``describe`` for a roster that was read already."""
-    return _holdings(roster.plan) if roster.plan else ()
+def plan_of_roster(roster: Roster) -> AssignmentPlan:
+    """Return the assignment in a roster; an empty one if there is none, or another program wrote it."""
+    return _decoded(roster.plan) if roster.plan else AssignmentPlan({})
 
 
 @lru_cache(maxsize=1)
-def _holdings(plan: bytes) -> tuple[Holding, ...]:
+def _decoded(plan: bytes) -> AssignmentPlan:
     """Return what a plan says. It rarely changes, and those who show it read it every few seconds."""
     try:
-        topics = AssignmentPlan.decode(plan).topics
+        return AssignmentPlan.decode(plan)
     except ValueError:
-        # Another program wrote the assignment; the first worker computes it again.
-        return ()
-    return tuple(Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans)
+        # The first worker computes the assignment again.
+        return AssignmentPlan({})

@@ -64,7 +64,7 @@ class ZooKeeperSurvey(NamedTuple):
     @property
     def holdings(self) -> list[Holding]:
         """The owners and since when they own, by topic and slot."""
-        return node_tree.holdings(self.plan)
+        return self.plan.holdings
 
     @property
     def flaw(self) -> str:

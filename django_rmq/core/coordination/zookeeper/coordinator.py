@@ -280,7 +280,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def describe(self) -> list[Holding]:
         """Ask ZooKeeper for the owners and since when they own, by the clock of the assigning worker."""
-        return node_tree.holdings(node_tree.plan(self._connected()))
+        return node_tree.plan(self._connected()).holdings
 
     def _try_turn(self) -> float:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from kazoo import exceptions as kazoo
 
-from django_rmq.core.coordination import Holding, Member
+from django_rmq.core.coordination import Member
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan, read_workers
 from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
 from django_rmq.core.log import safe_logger
@@ -155,8 +155,3 @@ def unpack(data: bytes) -> tuple[str, AssignmentPlan]:
     if not unpacking.eof:
         raise ValueError("not a valid assignment: it is cut off, or too large")
     return members.decode(errors="replace"), AssignmentPlan.decode(text)
-
-
-def holdings(plan: AssignmentPlan) -> list[Holding]:
-    """Return the content of a plan, by topic and slot."""
-    return [Holding(name, *span) for name, spans in sorted(plan.topics.items()) for span in spans]

@@ -376,9 +376,9 @@ def causes(
 ) -> Causes:
     """Group the dead messages of all topics (or those named) by their errors, the topic with the most of them first.
 
-    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``, of which each topic
-    has an equal part of what is left. The counts of topics
-    without a formatter are up to two seconds old: all who ask share them.
+    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``. Each topic takes up to
+    half of the time that is left, and the last one all of it. The counts of topics without a formatter are up to two
+    seconds old: all who ask share them.
     """
     context.actor.require(Permission.VIEW)
     end = time.monotonic() + seconds
@@ -395,8 +395,9 @@ def causes(
         if grouped and left <= 0:
             break
         topic = context.permitted(one)
-        # A topic with very many does not hide the causes of the others.
-        part = max(0.0, left) / (len(order) - len(grouped))
+        # A topic with very many dead messages leaves time for the causes of the others.
+        is_last = len(grouped) == len(order) - 1
+        part = max(0.0, left if is_last else left / 2)
         if _is_counted(context, topic):
             count = partial(_count_deaths, context.broker, topic, Filter(), share, part)
             deaths = shared_reads.shared_deaths(context.broker, topic, share, count)

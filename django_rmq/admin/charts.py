@@ -38,7 +38,7 @@ MOST_LISTED = 20
 MOST_LINES = 10
 """The number of lines that a marker says: the last ones."""
 
-TICKS_OF_TIME = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+TICKS_OF_TIME = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 """Seconds between two labels of the time axis; the first value that gives at most seven labels is used."""
 
 

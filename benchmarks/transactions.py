@@ -48,8 +48,8 @@ def main() -> int:
         help="once: PostgreSQL (the default)",
     )
     add("--no-fsync", action="store_true", help="do not have PostgreSQL wait for its disk at each commit")
-    add("--rounds", type=int, help="turns of each kind (default: 9 of once, 20 of the outbox)")
-    add("--each", type=int, help="messages or transactions in a turn (default: 1000 and 50)")
+    add("--rounds", type=int, help="turns of each kind (default: 9 of once, 600 of the outbox)")
+    add("--each", type=int, help="messages or transactions in a turn (default: 1000 and 1)")
     options = parser.parse_args()
     with ExitStack() as stack:
         client, url = stack.enter_context(server())
@@ -238,7 +238,7 @@ def show_outbox(times: dict[str, list[float]]) -> float:
 
 WORKS = {
     "once": (measure_once, show_once, ONCE_GOAL, 9, 1_000),
-    "outbox": (measure_outbox, show_outbox, OUTBOX_GOAL, 20, 50),
+    "outbox": (measure_outbox, show_outbox, OUTBOX_GOAL, 600, 1),
 }
 
 if __name__ == "__main__":

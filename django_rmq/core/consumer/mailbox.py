@@ -118,6 +118,10 @@ class Bell:
             os.read(self.descriptor, 4096)
 
 
+PART_SECONDS = 0.1
+"""Maximum seconds of waiting for the rest of a wake-up of which a part has come. What TLS sends for itself is such a part."""
+
+
 class Mailbox:
     """Any thread may ``put`` an item; the dispatcher's thread reads it, and the subscription to wake-ups."""
 
@@ -203,7 +207,7 @@ class Mailbox:
 
     def _read_wakeups(self, wakeups: Subscription[tuple[str, int]]) -> None:
         try:
-            for topic, number in wakeups.get():
+            for topic, number in wakeups.get(PART_SECONDS):
                 self.handle(Wake(topic, number))
         except RmqError:
             self.stop_listening()

@@ -81,14 +81,20 @@ def named(key: bytes, error: RmqError) -> RmqError:
     )
 
 
+def _reader_of(connection: Any) -> Any:
+    """Return what parses the replies of a connection, if all that has come is there or in the socket; else None."""
+    # TLS has buffers of its own, and so has redis-py without hiredis.
+    is_plain = type(connection._sock) is socket.socket  # noqa: SLF001 - redis-py shows its socket nowhere else
+    return getattr(connection._parser, "_reader", None) if is_plain else None  # noqa: SLF001
+
+
 def _can_read(connection: Any) -> bool:
     """Return whether a connection has something to read, in half the time of redis-py."""
-    sock, reader = connection._sock, getattr(connection._parser, "_reader", None)  # noqa: SLF001 - redis-py shows them nowhere else
-    # TLS has buffers of its own, and so has redis-py without hiredis.
-    if reader is None or type(sock) is not socket.socket:
+    reader = _reader_of(connection)
+    if reader is None:
         return bool(connection.can_read(0))
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
+    poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
     return bool(reader.has_data() or poll.poll(0))
 
 
@@ -350,10 +356,6 @@ def checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
     return pool
 
 
-PART_SECONDS = 0.1
-"""Maximum seconds of waiting for the rest of a message of which a part has come."""
-
-
 class _Subscription:
     """A subscription to channels."""
 
@@ -390,11 +392,9 @@ class _Subscription:
         """
         connection, sock = self._pubsub.connection, self._socket
         if not timeout or sock is None:
-            if not (connection.can_read(timeout) if sock is None else _can_read(connection)):
+            if not connection.can_read(timeout):
                 return None
-            # A part of a message, or what is not one in TLS, makes a socket readable too.
-            timeout = PART_SECONDS
-        if sock is not None and timeout != sock.gettimeout():
+        elif timeout != sock.gettimeout():
             # redis-py would ask first whether there is something to read, which takes half as long again.
             sock.settimeout(timeout)
         try:
@@ -416,7 +416,7 @@ class Wakeups(_Subscription):
     """A subscription to wake-ups: slots that can be taken from earlier than announced."""
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken so far, or wait at most ``timeout`` seconds for the next one.
+        """Return the (topic, slot) pairs woken so far, or wait at most ``timeout`` seconds for the next ones that come together.
 
         ``-1 - slot``: the slot was paused.
         """
@@ -427,12 +427,17 @@ class Wakeups(_Subscription):
                 # Any program may publish on the channel; the slow poll finds what its notice may have meant.
                 with suppress(ValueError, KeyError):
                     woken.append((self._topics[channel], int(data)))
-                # Most wake-ups come alone, and to look whether there is another takes as long as to read one.
-                if timeout:
+                # Most wake-ups come alone, and to ask the system whether there is another takes as long as to read one.
+                if timeout and not self._has_received():
                     break
         except RedisError as error:
             raise translate(error) from error
         return woken
+
+    def _has_received(self) -> bool:
+        """Return whether more was received with the last message than it."""
+        reader = _reader_of(self._pubsub.connection)
+        return bool(self._pubsub.connection.can_read(0) if reader is None else reader.has_data())
 
 
 class Events(_Subscription):

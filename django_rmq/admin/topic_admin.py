@@ -15,7 +15,9 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin.views import (
     action_views,
+    cause_views,
     dashboard,
+    export_views,
     message_views,
     outbox_views,
     schedule_views,
@@ -35,12 +37,12 @@ class TopicAdmin(Pages):
     dashboard_live_view, pin_view = dashboard.live_view, dashboard.pin_view
     change_view = topic_views.change_view
     topic_live_view, limits_view = topic_views.live_view, topic_views.limits_view
-    export_view = message_views.export_view
+    export_view = export_views.export_view
     message_view, raw_view = message_views.message_view, message_views.raw_view
     search_view = message_views.search_view
     edit_view, send_view = message_views.edit_view, message_views.send_view
     act_view = action_views.act_view
-    causes_view, topic_causes_view = message_views.causes_view, message_views.topic_causes_view
+    causes_view, topic_causes_view = cause_views.causes_view, cause_views.topic_causes_view
     claims_view = topic_views.claims_view
     outbox_view, servers_view = outbox_views.outbox_view, server_views.servers_view
     schedules_view, schedule_view = schedule_views.schedules_view, schedule_views.schedule_view

@@ -203,7 +203,9 @@ def scale(highest: float) -> tuple[float, float]:
         return 1.0, 1.0
     rough = highest / 4
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    # Labels have one decimal, so there is no step of 0.25.
+    factors = (1, 2, 2.5, 5, 10) if power >= 1 else (1, 2, 5, 10)
+    step = next(power * factor for factor in factors if power * factor >= rough * (1 - 1e-9))
     return step * math.ceil(highest / step * (1 - 1e-9)), step
 
 

@@ -78,6 +78,10 @@ def test_the_axis_reaches_what_it_shows_and_has_few_labels(highest: float) -> No
     assert 1 <= round(top / step) <= 5
 
 
+def test_an_axis_of_one_has_labels_of_one_decimal() -> None:
+    assert scale(1) == (1.0, 0.5)
+
+
 def test_an_axis_of_nothing_is_from_zero_to_one() -> None:
     assert scale(0) == (1.0, 1.0)
     found = drawn([])

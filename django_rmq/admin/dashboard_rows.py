@@ -93,7 +93,7 @@ class DashboardRow:
     retry: int
     dead: int
     claims: int
-    lapsed: int
+    unleased: int
     """How many of the claimed messages have a lease that has ended."""
     oldest_seconds: float | None
     undrained_seconds: float | None
@@ -169,7 +169,7 @@ def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
         depth.retry,
         depth.dead,
         depth.claimed,
-        figures.lapsed,
+        figures.unleased,
         _seconds_since(depth.oldest_due_ms, figures.now_ms),
         _seconds_since(depth.undrained_since_ms, figures.now_ms),
         _seconds_since(figures.running_since_ms, figures.now_ms),

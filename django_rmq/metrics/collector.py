@@ -381,7 +381,7 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     )
     yield _gauge(
         "messages_due",
-        "Messages that could be taken now: waiting, rested after a failure, timed out in flight, or lapsed.",
+        "Messages that could be taken now: waiting, rested after a failure, timed out in flight, or without their lease.",
         (((one.figures.topic.name,), (one.depth or one.figures).due) for one in counted),
     )
     yield _gauge(
@@ -400,9 +400,9 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
         (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in found),
     )
     yield _gauge(
-        "messages_lapsed",
+        "messages_unleased",
         "Claimed messages whose lease has ended, and that have not come back yet.",
-        (((one.figures.topic.name,), one.figures.lapsed) for one in found),
+        (((one.figures.topic.name,), one.figures.unleased) for one in found),
     )
     yield _gauge(
         "measured_age_seconds",

@@ -202,7 +202,7 @@ class TopicStats:
     retry: int = 0
     dead: int = 0
     claimed: int = 0
-    lapsed: int = 0
+    unleased: int = 0
     """The number of messages that are claimed under a lease that has ended."""
     oldest_due_ms: int | None = None
     """Since when the first of these can be taken; None if nothing is overdue, or the topic orders by priority."""
@@ -575,7 +575,7 @@ def _summed(
         retry=total.retry,
         dead=total.dead,
         claimed=total.claimed,
-        lapsed=total.lapsed,
+        unleased=total.unleased,
         oldest_due_ms=total.oldest_due_ms,
         age_ms=_since(total.oldest_due_ms, now_ms),
         undrained_since_ms=total.undrained_since_ms,
@@ -610,7 +610,7 @@ def _total(counted: Sequence[Counts]) -> Counts:
         _earliest(one.oldest_due_ms for one in counted),
         undrained_since_ms=_earliest(one.undrained_since_ms for one in counted),
         running_since_ms=_earliest(one.running_since_ms for one in counted),
-        lapsed=sum(one.lapsed for one in counted),
+        unleased=sum(one.unleased for one in counted),
     )
 
 

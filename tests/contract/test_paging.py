@@ -309,9 +309,9 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
     assert waits_since(slot, 3, ends)
     slot.clock.advance(60)
     # What is back already was due before.
-    assert slot.count().lapsed == 3
+    assert slot.count().unleased == 3
     assert slot.expire(1) == 1
-    assert (slot.count().due, slot.count().claimed, slot.count().lapsed) == (3, 2, 2)
+    assert (slot.count().due, slot.count().claimed, slot.count().unleased) == (3, 2, 2)
     assert slot.expire() == 2
     assert slot.count().due == slot.count().store == 3
 

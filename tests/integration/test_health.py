@@ -146,12 +146,12 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
                 "REST": (told["due"], (told["age_ms"] or 0) / 1000),
             }
 
-        def lapsed() -> float:
+        def unleased() -> float:
             [found] = [
                 sample.value
                 for family in collector.RmqCollector().collect()
                 for sample in family.samples
-                if sample.name == "rmq_messages_lapsed"
+                if sample.name == "rmq_messages_unleased"
             ]
             return found
 
@@ -159,15 +159,15 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
         assert broker.claim(work, 0, "dead", 1, 60_000, 9).taken == 3
         broker.renew(work, 0, "dead", 1, 60_000, seal=True)
         clock.advance("59999ms")
-        assert set(faces().values()) == {(0, 0)} and lapsed() == 0
+        assert set(faces().values()) == {(0, 0)} and unleased() == 0
         assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]
         clock.advance("600001ms")
         assert set(faces().values()) == {(3, 600)}, faces()
         assert "the oldest message has been due for 10 min" in run("--no-workers")[0]
-        assert lapsed() == 3
+        assert unleased() == 3
         while broker.expire(work, 0):
             pass
-        assert lapsed() == 0
+        assert unleased() == 0
 
 
 def _printed(*arguments: str) -> str:

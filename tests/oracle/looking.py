@@ -29,8 +29,8 @@ def count(slot: Slot) -> Counts:
     late = [
         (score // 1000 + slot.timeout + 1) * 1000 for score in slot.prepare.values() if score < first_stamp
     ]
-    lapsed = _lapsed_claim(slot)
-    others = [max(0, int(at)) for at in (*rested, *late, *lapsed)]
+    unleased = _unleased_claim(slot)
+    others = [max(0, int(at)) for at in (*rested, *late, *unleased)]
     due, oldest = len(slot.store), None
     if not slot.topic.is_priority:
         due = sum(score <= slot.now_ms for score in slot.store.values())
@@ -55,7 +55,7 @@ def count(slot: Slot) -> Counts:
         b"paused" in slot.control,
         min(undrained, default=None),
         min(running, default=None),
-        len(lapsed),
+        len(unleased),
     )
 
 
@@ -77,7 +77,7 @@ def counts(memory: Memory, topics: Sequence[AtSlots]) -> list[Counts | None]:
     return found
 
 
-def _lapsed_claim(slot: Slot) -> list[float]:
+def _unleased_claim(slot: Slot) -> list[float]:
     """Return for each message that comes back from a claim when its lease ended."""
     over = [(name, ends) for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
     if not over or newest_claim(slot, over[0][0].decode())[1] == "acked":

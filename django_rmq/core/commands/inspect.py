@@ -113,7 +113,7 @@ def _groups(reply: list[Reply]) -> DeadGroups:
 
 
 def _counts(reply: list[Reply]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, lapsed = reply
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, unleased = reply
     return Counts(
         *(store, due, prepare, retry, dead, claimed),
         int(float(oldest)) if oldest else None,
@@ -121,7 +121,7 @@ def _counts(reply: list[Reply]) -> Counts:
         bool(paused),
         moment(undrained),
         moment(running),
-        lapsed,
+        unleased,
     )
 
 

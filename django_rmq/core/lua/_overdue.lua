@@ -11,7 +11,7 @@ end
 -- Returns two values:
 --   how many claimed messages come back,
 --   when their lease ended, in ms, or infinity.
-local function lapsed_claim(claim, claimants, claims)
+local function unleased_claim(claim, claimants, claims)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if not head[1] or tonumber(head[2]) > now_ms then return 0, math.huge end -- rule: live_claim_is_due
   -- A query that died between two steps of `ack` leaves messages behind, which do not come back.
@@ -25,7 +25,7 @@ end
 --   since when the first of them can be taken, in ms, or infinity,
 --   how many of them are claimed.
 local function overdue(resting, rests, running, runs, timeout, claim, held, claimants, claims)
-  local found, since, lapsed = 0, math.huge, 0
+  local found, since, unleased = 0, math.huge, 0
   if rests > 0 then
     found = redis.call('ZCOUNT', resting, '-inf', string.format('(%.0f', now_ms + 1)) -- rule: rested_not_due
     local head = found > 0 and redis.call('ZRANGE', resting, 0, 0, 'WITHSCORES')
@@ -39,8 +39,8 @@ local function overdue(resting, rests, running, runs, timeout, claim, held, clai
   end
   if held > 0 then
     local at
-    lapsed, at = lapsed_claim(claim, claimants, claims)
-    found, since = found + lapsed, math.min(since, at)
+    unleased, at = unleased_claim(claim, claimants, claims)
+    found, since = found + unleased, math.min(since, at)
   end
-  return found, since, lapsed
+  return found, since, unleased
 end

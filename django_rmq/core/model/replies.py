@@ -548,7 +548,7 @@ class Counts(NamedTuple):
 
     store: int
     due: int
-    """How many can be taken now: they are due in Store, have rested in Retry, have timed out in Prepare, or are lapsed."""
+    """How many can be taken now: they are due in Store, have rested in Retry, have timed out in Prepare, or are unleased."""
     prepare: int
     retry: int
     dead: int
@@ -564,7 +564,7 @@ class Counts(NamedTuple):
     None if nothing can be taken, or if only foreign programs have sent."""
     running_since_ms: int | None = None
     """When the first delivery began that is in flight and has not timed out. An extension does not change it."""
-    lapsed: int = 0
+    unleased: int = 0
     """How many are claimed under a lease that has ended, and have not come back yet."""
 
     @property

@@ -22,7 +22,7 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
     local wrong = mistyped('hash', inflight) or mistyped('hash', claims) or mistyped('zset', claimants)
     if wrong then return wrong end
   end
-  local others, since, lapsed = overdue(retry, rests, prepare, runs, time_limit, claim, held, claimants, claims)
+  local others, since, unleased = overdue(retry, rests, prepare, runs, time_limit, claim, held, claimants, claims)
   if others > 0 then
     local first = string.format('%.0f', since)
     if kind == 'priority' then
@@ -43,5 +43,5 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
     if first < math.huge then first_delivery = string.format('%.0f', math.floor(first / 1000)) end
   end
   return { waiting, due + others, runs, rests, ended, oldest,
-    known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery, lapsed } -- rule: count_never_paused
+    known[1] or '', known[2] and 1 or 0, held, undrained_since, first_delivery, unleased } -- rule: count_never_paused
 end

@@ -9,6 +9,7 @@ workers, and what looks at all of them is measured in the same way.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -50,6 +51,8 @@ ERRORS = [
 ]
 """What dead messages failed with: errors of 50 causes."""
 CAUSES_GOAL = 0.3
+WITHOUT_BOUND = "the same with `--limit` of all"
+"""The others say how many messages they looked at: pages and REST for up to 0.2 s, commands at 10,000 unless asked for more."""
 CAUSES_TITLES = ("dead by cause", "Python CPU s", "Redis CPU s", "together", "goal", "met")
 
 
@@ -188,14 +191,13 @@ def _measure_causes(redis: Redis, options: argparse.Namespace) -> list[list[str]
         reverse("admin:django_rmq_topic_topic_causes", args=[TOPIC]),
         reverse("admin:django_rmq_topic_causes"),
     )
+    command = ("rmqlist", TOPIC, "--state", "dead", "--group-by", "error")
     looks: dict[str, Callable[[], object]] = {
         "page of a topic": lambda: _timed(client, of_topic),
         "page of all topics": lambda: _timed(client, of_all),
-        "`GET causes/`": lambda: _timed(client, f"/api/rmq/v1/causes/?topic={TOPIC}&limit={options.dead}"),
-        "`rmqlist --group-by error`": lambda: call_command(
-            *("rmqlist", TOPIC, "--state", "dead", "--group-by", "error", "--limit", str(options.dead)),
-            stdout=StringIO(),
-        ),
+        "`GET causes/`": lambda: _timed(client, f"/api/rmq/v1/causes/?topic={TOPIC}"),
+        "`rmqlist --group-by error`": lambda: call_command(*command, stdout=StringIO()),
+        WITHOUT_BOUND: lambda: call_command(*command, "--limit", str(options.dead), stdout=StringIO()),
     }
     rows = []
     for name, look in looks.items():
@@ -207,7 +209,15 @@ def _measure_causes(redis: Redis, options: argparse.Namespace) -> list[list[str]
         python, server_seconds = map(statistics.median, zip(*costs, strict=True))
         together = statistics.median(map(sum, costs))
         figures = [f"{seconds:.3f}" for seconds in (python, server_seconds, together)]
-        rows.append([name, *figures, f"≤ {CAUSES_GOAL:g}", "yes" if together <= CAUSES_GOAL else "NO"])
+        goal = math.inf if name == WITHOUT_BOUND else CAUSES_GOAL
+        rows.append(
+            [
+                name,
+                *figures,
+                f"≤ {goal:g}" if name != WITHOUT_BOUND else "-",
+                "yes" if together <= goal else "NO",
+            ]
+        )
     return rows
 
 

@@ -346,7 +346,7 @@ def _send(topic: Topic, asked: Fields) -> Send:
     return Send(body_for(topic, asked["body"]), **options)
 
 
-CAUSES_SECONDS = 1.0
+CAUSES_SECONDS = 0.2
 """Seconds after which a request reads no further dead messages."""
 
 

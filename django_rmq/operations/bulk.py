@@ -81,6 +81,8 @@ class Limits:
     seconds: float | None = None
     rate: float | None = None
     """Messages per second."""
+    is_counted: bool = False
+    """Whether ``messages`` was counted before, so that a run is complete that has taken as many."""
 
     def check(self) -> None:
         """Raise ``InvalidRequest`` for an invalid limit."""
@@ -274,9 +276,10 @@ def sweep(
                 _act_in_slots(broker, topic, call_of, run, matching_slots, tally)
             pace.wait(tally.done)
             yield tally.progress()
-        # A limit has stopped the run, so this is not its end.
+        # A limit has stopped the run. It was the end all the same if it has taken all that was counted.
         if turn:
-            yield tally.progress()
+            counted = limits.messages if limits.is_counted else None if wanted.compares else tally.total
+            yield tally.progress(is_complete=counted is not None and tally.done >= counted)
             return
     yield tally.progress(is_complete=True)
 

@@ -867,6 +867,18 @@ def test_replaying_a_topic_goes_in_steps_and_leaves_what_dies_meanwhile(
     assert (operations.topic("timed").store, operations.topic("timed").dead) == (900, 0)
 
 
+def test_a_run_is_complete_if_its_limit_is_the_number_of_its_messages(
+    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(300)])
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        assert not operations.delete_all("timed", "dead", limits=Limits(messages=299)).result().is_complete
+        assert "incomplete" in caplog.text
+        caplog.clear()
+        assert operations.delete_all("timed", "dead", limits=Limits(messages=1)).result().is_complete
+        assert "1 deleted" in caplog.text and "incomplete" not in caplog.text
+
+
 def test_replaying_what_matches(broker: Any, operations: Operations) -> None:
     kill(broker, "timed", *[b"%d" % i for i in range(50)])
     kill(broker, "timed", *[b"other-%d" % i for i in range(50)], error="Other: no")

@@ -270,12 +270,12 @@ def _go_on(
         chosen = replace(chosen, wanted=chosen.wanted.as_of(chosen.state, passed))
     left = max(work.total - work.done, 1) if work.total else None
     seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.compares else 1)
-    limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"))
+    limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"), is_counted=True)
     trace = _begun_trace(request, work.run)
     progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()
     work.add(progress)
     is_stuck = work.number == LONGEST_SLICE and not progress.done
-    if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
+    if progress.is_complete or is_stuck:
         _end_trace(request, work.run)
         undo = undo_form(pages, request, progress.undo, asked.topic, asked.back) if progress.undo else ""
         tell(request, str(act.label), work.outcomes, undo)

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, heartbeat, progress
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, progress, thread_watch
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.executor_pool import ExecutorPool
-from django_rmq.core.consumer.heartbeat import Heartbeat, ThreadLost, WakeupSubscriber
+from django_rmq.core.consumer.heartbeat import Heartbeat, WakeupSubscriber
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
+from django_rmq.core.consumer.thread_watch import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
@@ -298,8 +299,8 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
 def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(heartbeat, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(thread_watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(thread_watch, "GIVE_UP_SECONDS", 0.5)
     send(broker, MERGE, range(40))
     died = dying_once(monkeypatch, 0)
     seen: list[bool] = []

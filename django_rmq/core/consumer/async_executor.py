@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.heartbeat import stack_of_task, stack_of_thread
 from django_rmq.core.consumer.invoke import (
     FLUSH_SECONDS,
     BatchRun,
@@ -35,6 +34,7 @@ from django_rmq.core.consumer.invoke import (
 from django_rmq.core.consumer.progress import MARKS, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import Hooks
+from django_rmq.core.consumer.thread_watch import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.message import Message
 

@@ -31,7 +31,7 @@ from django_rmq.core.consumer.fetch import (
     RoundTrips,
     TimeoutReaper,
 )
-from django_rmq.core.consumer.heartbeat import BackgroundThreads, ThreadWatch
+from django_rmq.core.consumer.heartbeat import BackgroundThreads
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeouts,
@@ -53,6 +53,7 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotTable,
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
+from django_rmq.core.consumer.thread_watch import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read
 from django_rmq.core.model.replies import Delivery

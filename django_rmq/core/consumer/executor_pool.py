@@ -18,11 +18,11 @@ from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.heartbeat import ThreadWatch
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
+from django_rmq.core.consumer.thread_watch import ThreadWatch
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic

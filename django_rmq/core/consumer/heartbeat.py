@@ -1,22 +1,18 @@
-"""The background threads of a worker: the heartbeat, which notices hung listeners, and the subscriber to wake-ups.
+"""The background threads of a worker: the heartbeat, which notices hung listeners in threads, and the subscriber to wake-ups.
 
 The heartbeat extends deliveries in flight while their listeners run, and reports listeners that run too long. It runs in a
 separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
 batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. In its answer
 to an extension, Redis reports which messages were cancelled meanwhile.
 
-The thread watch replaces threads that have died. Only the parent's watchdog (``supervisor``) ends a process that hangs.
+Threads that have died are replaced (``thread_watch``). Only the parent's watchdog (``supervisor``) ends a process that hangs.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
 
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, Subscription, run_all
@@ -30,120 +26,12 @@ from django_rmq.core.consumer.mailbox import (
     Wake,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
+from django_rmq.core.consumer.thread_watch import ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
-
-def stack_of_thread(thread: threading.Thread) -> str:
-    """Return the stack of a thread."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame else "(its thread has ended)"
-
-
-def stack_of_task(task: asyncio.Task[Any]) -> str:
-    """Return the stack of a task: its coroutine, and those that it awaits."""
-    lines: list[str] = []
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None)
-        if frame is not None:
-            lines += traceback.format_stack(frame, limit=1)
-        awaited = getattr(awaited, "cr_await", None)
-    return "".join(lines)
-
-
 logger = safe_logger("django_rmq.consumer")
-
-LOOK_SECONDS = 1.0
-"""Seconds between two checks."""
-
-GIVE_UP_SECONDS = 10.0
-"""Seconds for which a worker continues that has lost a thread and cannot start another one."""
-
-
-class ThreadLost(RuntimeError):
-    """A thread that the worker needs cannot be replaced. Another process may be able to start it."""
-
-
-T = TypeVar("T", bound=threading.Thread)
-
-
-class Watched(Generic[T]):
-    """A thread, and how to start another one of its kind."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self.thread = make()
-
-    def is_alive(self) -> bool:
-        """Return whether it is running."""
-        return self.thread.is_alive()
-
-    def replace(self) -> None:
-        """Start another thread of this kind. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
-        fresh = self._make()
-        # If no thread can be started, the dead one stays in its place and is found again.
-        fresh.start()
-        self.thread = fresh
-
-
-class _Watch(NamedTuple):
-    name: str
-    is_alive: Callable[[], bool]
-    replace: Callable[[], None]
-
-
-class ThreadWatch:
-    """Watches the threads of one worker. It must be called from a thread that it does not watch."""
-
-    def __init__(self) -> None:
-        self.due = 0.0
-        """Monotonic time of the next check."""
-        self._watches: list[_Watch] = []
-        self._lost_since: float | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every thread was alive, or could be replaced, at the last check."""
-        return self._lost_since is None
-
-    def add(self, name: str, is_alive: Callable[[], bool], replace: Callable[[], None]) -> None:
-        """Watch a thread. ``replace`` starts another one if it is dead, and may raise anything."""
-        self._watches.append(_Watch(name, is_alive, replace))
-
-    def look(self) -> None:
-        """Replace threads that have died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
-        now = time.monotonic()
-        self.due = now + LOOK_SECONDS
-        failed: Exception | None = None
-        for watch in self._watches:
-            if watch.is_alive():  # rule: dead_threads_stay_dead
-                continue
-            try:
-                watch.replace()
-                logger.error(
-                    "The %s thread has stopped working and was replaced",
-                    watch.name,
-                    extra={"rmq_event": "thread_replaced", "rmq_thread": watch.name},
-                )
-            except Exception as error:
-                # The process may have reached its limit of threads or memory for a moment, so the next check tries again.
-                failed = error
-                logger.exception(
-                    "The %s thread has stopped working and cannot be replaced; trying again",
-                    watch.name,
-                    extra={"rmq_event": "thread_lost", "rmq_thread": watch.name},
-                )
-        if failed is None:
-            self._lost_since = None
-        elif self._lost_since is None:
-            self._lost_since = now
-        elif now - self._lost_since >= GIVE_UP_SECONDS:
-            raise ThreadLost(
-                f"a thread could not be replaced for {GIVE_UP_SECONDS:g} s: {failed}"
-            ) from failed
-
 
 GRACE_SECONDS = 5.0
 """Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""

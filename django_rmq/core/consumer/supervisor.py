@@ -2,7 +2,8 @@
 
 A child announces in its notes that it ends, and with which meaning. Then it runs the exit handlers of user code. An end
 without an announcement is a death, whatever the exit code, because a listener or a library in C may exit with any.
-The work of a child, and the settling of its messages after a death, are passed in.
+The work of a child, and the settling of its messages after a death, are passed in. A listener that hangs in a thread is noticed
+by the ``heartbeat``; here a whole child hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.invoke import SignalHandler
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
@@ -39,6 +39,7 @@ from django_rmq.core.consumer.progress import (
     WATCHDOG,
     SharedProgress,
 )
+from django_rmq.core.consumer.thread_watch import stack_of_thread
 from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, ReportQueue
-from django_rmq.core.consumer.heartbeat import stack_of_thread
 from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
 from django_rmq.core.consumer.progress import ThreadProgress
+from django_rmq.core.consumer.thread_watch import stack_of_thread
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic
 

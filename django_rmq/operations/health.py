@@ -257,10 +257,10 @@ def _check_redis(
                 yield from judge_topic(one, limits)
             for schedule in schedules(context, names):
                 yield judge_schedule(schedule, limits)
-        if names is None:
             # Workers that are unknown are a finding of the coordinator. A ZooKeeper that hangs is not waited for again.
             with contextlib.suppress(RmqError):
-                yield from () if figures.problem else judge_vanished(worker_overview(context))
+                yield from () if figures.problem else judge_workers(worker_overview(context), names)
+        if names is None:
             for left in topics.stranded(context):
                 yield from judge_undeclared(left)
         if context.config.coordinator == "redis":
@@ -317,9 +317,25 @@ def judge_server(server: ServerInfo) -> Iterator[Finding]:
         yield Finding("writes", "", Severity.NOTE, text, server.memory_share)
 
 
-def judge_vanished(found: WorkerOverview) -> Iterator[Finding]:
-    """Find whether workers vanished in the last hour, which a person may not have noticed."""
-    if found.vanished:
+def judge_workers(found: WorkerOverview, names: Collection[str] | None = None) -> Iterator[Finding]:
+    """Find whether listeners that seem to hang have all threads of workers, and whether workers vanished in the last hour.
+
+    ``names``: only of workers that serve one of these topics. Which ones a worker had that vanished is not known.
+    """
+    stuck = [
+        one
+        for one in found.stuck
+        if names is None or any(topic.name in names for topic in one.worker.member.worker.topics)
+    ]
+    if stuck:
+        age = max(0, found.now_ms - max(one.since_ms for one in stuck)) / 1000
+        text = ngettext(
+            "%(count)s worker is stuck: all its threads are in calls that take unusually long, the shortest %(age)s",
+            "%(count)s workers are stuck: all their threads are in calls that take unusually long, the shortest %(age)s",
+            len(stuck),
+        ) % {"count": len(stuck), "age": readable_duration(age)}
+        yield Finding("running", "", Severity.NOTE, text, age)
+    if names is None and found.vanished:
         age = max(0, found.now_ms - found.vanished[0].report.at_ms) / 1000
         text = ngettext(
             "%(count)s worker vanished in the last hour: it reported last %(age)s ago",

@@ -210,10 +210,10 @@ def shared_health(
         findings.append(Finding("coordinator", "", Severity.BAD, problem))
     for server in shared_servers(context):
         findings += health.judge_server(server)
-    if not (only_these or problem):
+    if not problem:
         # They may have become unknown since the figures were read.
         with contextlib.suppress(RmqError):
-            findings += health.judge_vanished(shared_workers(context))
+            findings += health.judge_workers(shared_workers(context), names if only_these else None)
     if not only_these:
         with contextlib.suppress(RmqError):
             for undeclared in shared_stranded(context):

@@ -6,8 +6,8 @@ older workers, and consumers over REST or in Spark, report nothing. A worker rea
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -51,6 +51,16 @@ REQUEST_MS = 60_000
 """Milliseconds for which Redis keeps a request to a worker, which reads it with its next report."""
 
 
+LONG_MS = 5_000
+"""Milliseconds that a call has to take at least to be unusually long."""
+
+LONG_UNCOUNTED_MS = 60_000
+"""The same, while no call of its topic has ended."""
+
+TIMES_USUAL = 2
+"""A call is unusually long if it takes longer than 99 of 100 calls of its topic, multiplied by this."""
+
+
 class ReportedWorker(NamedTuple):
     """A live worker, and its last report if it writes reports."""
 
@@ -63,6 +73,14 @@ class VanishedWorker(NamedTuple):
 
     id: str
     report: WorkerReport
+
+
+class StuckWorker(NamedTuple):
+    """A live worker that begins no call, because calls that are unusually long have all its threads."""
+
+    worker: WorkerStats
+    since_ms: int
+    """When the last of these calls began, by the clock of Redis."""
 
 
 class RunningMessage(NamedTuple):
@@ -89,6 +107,8 @@ class WorkerOverview:
     """The messages that run longest in each worker, of declared topics; the one that has run longest first."""
     unreported: int = 0
     """The number of other messages that run."""
+    stuck: list[StuckWorker] = field(default_factory=list)
+    """Workers of up to twenty threads, all of which hang, as it seems."""
 
 
 def worker_overview(context: OperationContext) -> WorkerOverview:
@@ -116,6 +136,7 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
         [],
         [name for name in overview.unserved if name in known],
         [one for one in overview.running if one.call.topic in known],
+        stuck=[one for one in overview.stuck if one.worker.of_topics(known) is not None],
     )
 
 
@@ -152,9 +173,12 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
         for call in report.calls
         if call.topic in topics
     ]
+    workers = [
+        ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(live_workers)
+    ]
     return WorkerOverview(
         now_ms,
-        [ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(live_workers)],
+        workers,
         sorted(vanished, key=lambda one: -one.report.at_ms)[:MOST_VANISHED],
         [
             name
@@ -163,7 +187,43 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
         ],
         sorted(running, key=lambda one: one.call.since_ms),
         sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
+        _stuck(context, workers),
     )
+
+
+def _stuck(context: OperationContext, workers: Iterable[ReportedWorker]) -> list[StuckWorker]:
+    """Return the workers that begin no call, in a round trip only if some have all their threads in calls of some seconds."""
+    full = [
+        (worker, report)
+        for worker, report in workers
+        if report is not None
+        and 0 < report.threads <= report.taken
+        and report.threads <= len(_threads(call for call in report.calls if _took(call, report) >= LONG_MS))
+    ]
+    if not full:
+        return []
+    names = {call.topic for _, report in full for call in report.calls}
+    usual = _usual_times(context, [topic for name, topic in context.config.topics.items() if name in names])
+    stuck = []
+    for worker, report in full:
+        long = [call for call in report.calls if _took(call, report) > _longest_usual(usual.get(call.topic))]
+        if report.threads <= len(_threads(long)):
+            stuck.append(StuckWorker(worker, max(call.since_ms for call in long)))
+    return stuck
+
+
+def _threads(calls: Iterable[RunningCall]) -> set[str]:
+    return {call.thread for call in calls}
+
+
+def _took(call: RunningCall, report: WorkerReport) -> int:
+    # It may have ended since the report.
+    return report.at_ms - call.since_ms
+
+
+def _longest_usual(usual: UsualTimes | None) -> float:
+    """Return the ms from which on a call is unusually long."""
+    return LONG_UNCOUNTED_MS if usual is None else max(LONG_MS, TIMES_USUAL * usual.p99_ms)
 
 
 def _as_shown(context: OperationContext, call: RunningCall, topic: Topic) -> RunningCall:
@@ -272,9 +332,8 @@ class RunningMessages:
 
     def is_unusual(self, one: RunningMessage) -> bool:
         """Return whether 99 of 100 calls of the topic took less than this one had when its worker reported it."""
-        # It may have ended since the report.
         usual = self.usual.get(one.call.topic)
-        return usual is not None and one.report.at_ms - one.call.since_ms > usual.p99_ms
+        return usual is not None and _took(one.call, one.report) > usual.p99_ms
 
 
 def running_messages(context: OperationContext, names: Collection[str] | None = None) -> RunningMessages:
@@ -286,14 +345,19 @@ def running_messages(context: OperationContext, names: Collection[str] | None = 
     known = [one for one in overview.running if names is None or one.call.topic in names]
     listed = known[:MOST_RUNNING]
     topics = list({one.call.topic: one.topic for one in listed}.values())
+    unlisted = overview.unreported + len(known) - len(listed)
+    return RunningMessages(overview.now_ms, listed, unlisted, _usual_times(context, topics))
+
+
+def _usual_times(context: OperationContext, topics: Sequence[Topic]) -> dict[str, UsualTimes]:
+    """Return how long calls usually take, of the topics whose calls have been counted."""
     times = history.times(context.broker, topics) if topics else []
     # A value of another type in place of the counts hides no message.
-    usual = {
+    return {
         topic.name: _usual(one)
         for topic, one in zip(topics, times, strict=True)
         if isinstance(one, Times) and any(one.took)
     }
-    return RunningMessages(overview.now_ms, listed, overview.unreported + len(known) - len(listed), usual)
 
 
 def _usual(times: Times) -> UsualTimes:

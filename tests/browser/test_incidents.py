@@ -91,11 +91,13 @@ def test_each_incident_of_a_night_is_on_the_first_screen(shop: Shop, log_in: Any
 
     # All threads of the only worker wait for a service that never answers, and other messages wait behind them.
     shop.fill(
+        call("usual", "hung", 0.05),
         call("late", "hung", [{"number": number} for number in range(4 * THREADS)], 0.0),
         call("threads_taken", THREADS),
         call("late", "behind", [{"number": number} for number in range(50)], 900.0),
     )
     seen = screen.says("behind: the oldest message has been due for", seen)
+    seen = screen.says("1 worker is stuck: all its threads are in calls that take unusually long", seen)
 
     os.killpg(worker.pid, signal.SIGKILL)
     seen = screen.says("1 worker vanished in the last hour", seen)

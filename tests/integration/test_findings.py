@@ -23,6 +23,8 @@ from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.worker_report import RunningCall
+from django_rmq.core.monitoring.history import TimesCount
 from django_rmq.core.redis.clients import parse_slow_commands
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, topics
@@ -30,7 +32,7 @@ from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
-from tests.support.reports import REPORT
+from tests.support.reports import REPORT, join
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.django_db
@@ -209,6 +211,57 @@ def test_workers_that_vanished_in_the_last_hour_are_a_finding(boss: Client) -> N
         lines, error = run("--no-workers")
         assert f"note vanished     {said}" in lines.splitlines() and error == ""
         assert "vanished" not in run("--no-workers", "orders")[0]
+
+
+def calls_of(*seconds: float, topic: str = "mails") -> tuple[RunningCall, ...]:
+    """Calls that have run for so long, each in a thread of its own."""
+    return tuple(
+        RunningCall(topic, f"0~{at}", NOW - round(passed * 1000), 1, f"rmq-executor-{at}")
+        for at, passed in enumerate(seconds)
+    )
+
+
+@pytest.mark.parametrize(
+    ("usual", "running", "is_stuck"),
+    [
+        (None, (90, 61), True),
+        (None, (90, 59), False),
+        (0.01, (90, 12), True),
+        (0.01, (90, 4), False),
+        (8.0, (90, 30), True),
+        (8.0, (90, 14), False),
+        (0.01, (90,), False),
+    ],
+)
+def test_workers_whose_threads_all_hang_are_a_finding(
+    boss: Client, usual: float | None, running: tuple[float, ...], is_stuck: bool
+) -> None:
+    with in_memory(TOPICS) as broker:
+        join(broker, "w", "mails")
+        broker.run(
+            write_report(
+                "w",
+                replace(
+                    REPORT, at_ms=NOW, threads=2, taken=len(running), running=2, calls=calls_of(*running)
+                ),
+            )
+        )
+        if usual is not None:
+            count = TimesCount(broker)
+            count.note_calls(get_config().topic("mails"), [usual] * 100)
+            steps = count.flushing()
+            next(steps)
+            steps.close()
+        text = page(boss)
+        age = f"{running[-1]} s"
+        said = f"1 worker is stuck: all its threads are in calls that take unusually long, the shortest {age}"
+        expected = [(True, said)] if is_stuck else []
+        assert lines_of(text) == lines_of(page(boss, "change", "mails")) == expected
+        assert links_of(text) == [address("running")] * is_stuck
+        assert lines_of(page(boss, "change", "orders")) == [], "the worker does not serve it"
+        for names in ((), ("mails",)):
+            assert (f"note running      {said}" in run("--no-workers", *names)[0]) is is_stuck
+        assert "stuck" not in run("--no-workers", "orders")[0]
 
 
 def test_a_report_of_a_clock_that_is_ahead_is_not_of_the_future(boss: Client) -> None:

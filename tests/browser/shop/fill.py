@@ -106,6 +106,17 @@ def clock_behind(seconds: float) -> Iterator[None]:
         broker.exchange.clock = None
 
 
+def usual(topic: str, seconds: float) -> None:
+    """Count a hundred calls of a topic that have taken so long."""
+    from django_rmq.conf import get_config
+    from django_rmq.core.monitoring.history import TimesCount
+    from tests.support.brokers import get_broker
+
+    count = TimesCount(get_broker())
+    count.note_calls(get_config().topic(topic), [seconds] * 100)
+    next(count.flushing())
+
+
 def threads_taken(count: int) -> None:
     """Wait until the reports of the workers show that ``count`` threads run a listener."""
     from django_rmq.core.commands.registry import read_reports

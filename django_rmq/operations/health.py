@@ -333,7 +333,7 @@ def judge_workers(found: WorkerOverview, names: Collection[str] | None = None) -
             "%(count)s worker is stuck: all its threads are in calls that take unusually long, the shortest %(age)s",
             "%(count)s workers are stuck: all their threads are in calls that take unusually long, the shortest %(age)s",
             len(stuck),
-        ) % {"count": len(stuck), "age": readable_duration(age)}
+        ) % {"count": _grouped(len(stuck)), "age": readable_duration(age)}
         yield Finding("running", "", Severity.NOTE, text, age)
     if names is None and found.vanished:
         age = max(0, found.now_ms - found.vanished[0].report.at_ms) / 1000
@@ -341,7 +341,7 @@ def judge_workers(found: WorkerOverview, names: Collection[str] | None = None) -
             "%(count)s worker vanished in the last hour: it reported last %(age)s ago",
             "%(count)s workers vanished in the last hour: the last of them reported %(age)s ago",
             len(found.vanished),
-        ) % {"count": len(found.vanished), "age": readable_duration(age)}
+        ) % {"count": _grouped(len(found.vanished)), "age": readable_duration(age)}
         yield Finding("vanished", "", Severity.NOTE, text, len(found.vanished))
 
 
@@ -414,14 +414,14 @@ def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
         "%(count)s message is in the outbox, and was sent %(age)s ago",
         "the oldest of %(count)s messages in the outbox was sent %(age)s ago",
         one.messages,
-    ) % {"count": one.messages, "age": readable_duration(age)}
+    ) % {"count": _grouped(one.messages), "age": readable_duration(age)}
     severity = _severity(age, limits.max_outbox_age, USUAL_LIMITS.max_outbox_age, limits.lateness)
     if one.refused:
         refused = ngettext(
             "%(count)s message in the outbox was refused",
             "%(count)s messages in the outbox were refused",
             one.refused,
-        ) % {"count": one.refused}
+        ) % {"count": _grouped(one.refused)}
         text = (
             _("%(finding)s, and %(more)s") % {"finding": text, "more": refused} if one.messages else refused
         )
@@ -456,7 +456,10 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
         severity = max(severity, Severity.NOTE)
     if is_dead:
         more = _("the latest of its runs that ended is dead")
-        text = _("%(finding)s, and %(more)s") % {"finding": text, "more": more}
+        if severity > Severity.NOTE or late or one.is_paused:
+            text = _("%(finding)s, and %(more)s") % {"finding": text, "more": more}
+        else:
+            text = _("schedule %(name)s: %(problem)s") % {**name, "problem": more}
     is_intended = one.is_paused and not is_dead and severity == Severity.NOTE
     return Finding("schedule", one.topic, severity, text, late, is_intended)
 
@@ -513,7 +516,9 @@ def judge_topic(
 def _judge_unserved(one: stats.TopicStats) -> Finding:
     text = _("no live worker serves it")
     if one.due:
-        due = ngettext("%(count)s message is due", "%(count)s messages are due", one.due) % {"count": one.due}
+        due = ngettext("%(count)s message is due", "%(count)s messages are due", one.due) % {
+            "count": _grouped(one.due)
+        }
         text = _("%(finding)s, and %(more)s") % {"finding": text, "more": due}
     return Finding("workers", one.topic.name, Severity.BAD, text, one.due, delays_nothing=not one.due)
 
@@ -543,7 +548,7 @@ def _dead_text(dead: int, part: str) -> str:
     if not dead:
         return "no message is dead"
     text = ngettext("%(count)s message is dead%(part)s", "%(count)s messages are dead%(part)s", dead)
-    return text % {"count": dead, "part": part}
+    return text % {"count": _grouped(dead), "part": part}
 
 
 def _unowned_text(one: stats.TopicStats, waits: float, part: str) -> str:
@@ -551,7 +556,7 @@ def _unowned_text(one: stats.TopicStats, waits: float, part: str) -> str:
         "%(count)s message is due in slots that no worker has, for up to %(age)s%(part)s",
         "%(count)s messages are due in slots that no worker has, for up to %(age)s%(part)s",
         one.unowned_due,
-    ) % {"count": one.unowned_due, "age": readable_duration(waits), "part": part}
+    ) % {"count": _grouped(one.unowned_due), "age": readable_duration(waits), "part": part}
 
 
 def _severity(value: float, limit: float | None, usual: float | None, beyond_usual: Severity) -> Severity:
@@ -581,6 +586,11 @@ def readable_duration(seconds: float | None) -> str:
     if seconds < 172_800:
         return _("%(number)s h") % {"number": _short(seconds / 3600)}
     return _("%(number)s d") % {"number": _short(seconds / 86_400)}
+
+
+def _grouped(number: int) -> str:
+    """Return a number as the language of this thread groups its digits; in texts for programs they are not."""
+    return number_format(number, use_l10n=True, force_grouping=True)
 
 
 def _short(number: float) -> str:

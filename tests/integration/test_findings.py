@@ -102,7 +102,7 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
             ("orders: the longest delivery has run for 17 min", address("running")),
             ("mails: 19 messages in the outbox were refused", address("outbox")),
             (
-                "mails: schedule nightly is on time, and the latest of its runs that ended is dead",
+                "mails: schedule nightly: the latest of its runs that ended is dead",
                 address("schedules"),
             ),
             ("mails: 3 messages are dead", f"{address('change', 'mails')}?tab=dead"),

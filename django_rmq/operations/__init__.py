@@ -26,6 +26,7 @@ from django_rmq.operations import (
     sends,
     shared_reads,
     stats,
+    topic_survey,
     topics,
     undo,
 )
@@ -34,7 +35,6 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
-from django_rmq.operations.annotations import Annotation
 from django_rmq.operations.authorization import Actor, Permission, TopicRule, Trace, topic_permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
@@ -42,7 +42,7 @@ from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers, slow_commands
-from django_rmq.operations.measurements import Measurement, TopicMetrics
+from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_status import Followed, Hold
@@ -80,8 +80,9 @@ class Operations(OperationContext):
     function of one of the modules named here: it gets the ``OperationContext``, and checks its permission first.
     """
 
-    overview, survey, topic, slots = stats.overview, stats.survey, stats.topic, stats.slots
-    flow, workers = stats.flow, stats.workers
+    overview, survey = topic_survey.overview, topic_survey.survey
+    topic, flow = topic_survey.topic, topic_survey.flow
+    slots, workers = stats.slots, stats.workers
     shared_survey, shared_flow = shared_reads.shared_survey, shared_reads.shared_flow
     shared_outbox, shared_schedules = shared_reads.shared_outbox, shared_reads.shared_schedules
     shared_servers, shared_health = shared_reads.shared_servers, shared_reads.shared_health
@@ -93,8 +94,8 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
+    annotations_of = measurements.annotations_of
     shared_last_minutes, shared_hour = shared_reads.shared_last_minutes, shared_reads.shared_hour
-    annotations_of = shared_reads.annotations_of
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, causes, holds = grouped.groups, grouped.causes, message_status.holds

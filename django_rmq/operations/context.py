@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from django_rmq import connections, observability
-from django_rmq.conf import Config
+from django_rmq.conf import Config, get_config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import NotPermitted, SlotMoved, UnknownTopic
+from django_rmq.exceptions import ConfigurationError, NotPermitted, SlotMoved, UnknownTopic
 from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
 from django_rmq.operations.authorization import Actor, Permission, Trace, may_search, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
-from django_rmq.worker.listener_registry import known_settings
+from django_rmq.worker.listener_registry import discover
 
 T = TypeVar("T")
+
+_discovered_for: Config | None = None
+"""The settings for which ``known_settings`` has imported the listeners."""
+
+
+def known_settings() -> Config:
+    """Return the settings with the topics of ``@schedule``, for which it imports the listeners once.
+
+    So a process that consumes nothing, such as a web server, knows the same topics and schedules as a worker. A module
+    that cannot be imported is left out: a system check reports it, and no worker starts.
+    """
+    global _discovered_for  # noqa: PLW0603 - tests have several settings
+    config = get_config()
+    if _discovered_for is not config:
+        _discovered_for = config
+        with suppress(ConfigurationError):
+            discover()
+    return config
 
 
 class OperationContext:

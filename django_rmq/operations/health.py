@@ -28,12 +28,13 @@ from django_rmq.core.coordination.redis_coordinator import members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
-from django_rmq.operations import stats, topics
+from django_rmq.operations import topic_survey, topics
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.operations.schedules import ScheduleStats, schedules
+from django_rmq.operations.stats import TopicStats
 from django_rmq.operations.topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
@@ -252,7 +253,7 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(context, refusal)
         if names is None or names:
-            figures = stats.survey(context, names)
+            figures = topic_survey.survey(context, names)
             for one in figures.topics:
                 yield from judge_topic(one, limits)
             for schedule in schedules(context, names):
@@ -465,7 +466,7 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
 
 
 def judge_topic(
-    one: stats.TopicStats, limits: HealthThresholds, least: Severity = Severity.OK
+    one: TopicStats, limits: HealthThresholds, least: Severity = Severity.OK
 ) -> Iterator[Finding]:
     """Find whether a topic can be read, has workers, is late, hangs, has dead messages, or is paused.
 
@@ -513,7 +514,7 @@ def judge_topic(
         yield Finding("paused", name, Severity.NOTE, text, is_intended=True)
 
 
-def _judge_unserved(one: stats.TopicStats) -> Finding:
+def _judge_unserved(one: TopicStats) -> Finding:
     text = _("no live worker serves it")
     if one.due:
         due = ngettext("%(count)s message is due", "%(count)s messages are due", one.due) % {
@@ -523,7 +524,7 @@ def _judge_unserved(one: stats.TopicStats) -> Finding:
     return Finding("workers", one.topic.name, Severity.BAD, text, one.due, delays_nothing=not one.due)
 
 
-def _age_text(one: stats.TopicStats, age: float, part: str) -> str:
+def _age_text(one: TopicStats, age: float, part: str) -> str:
     if not age:
         return "nothing is overdue"
     waits = (
@@ -551,7 +552,7 @@ def _dead_text(dead: int, part: str) -> str:
     return text % {"count": _grouped(dead), "part": part}
 
 
-def _unowned_text(one: stats.TopicStats, waits: float, part: str) -> str:
+def _unowned_text(one: TopicStats, waits: float, part: str) -> str:
     return ngettext(
         "%(count)s message is due in slots that no worker has, for up to %(age)s%(part)s",
         "%(count)s messages are due in slots that no worker has, for up to %(age)s%(part)s",

@@ -24,7 +24,8 @@ from django_rmq.operations.authorization import Permission, is_withheld, may_sea
 from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
 from django_rmq.operations.messages import gone, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, survey_topics, worker_list
+from django_rmq.operations.stats import WorkerList, worker_list
+from django_rmq.operations.topic_survey import survey_topics
 from django_rmq.operations.topics import changed_limits
 
 REASONS = (

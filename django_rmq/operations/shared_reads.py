@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -29,8 +29,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import Minute, SummedHour, SummedMinute
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.operations import health, stats
-from django_rmq.operations.annotations import Annotation, read_annotations
+from django_rmq.operations import health, topic_survey
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity, read_servers
@@ -118,8 +117,8 @@ def shared_survey_of(broker: Broker, topics: Sequence[Topic]) -> Overview:
     A survey that takes long is kept for up to eleven seconds.
     """
     if connections.in_memory():
-        return stats.survey_topics(broker, topics)
-    return _shared((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
+        return topic_survey.survey_topics(broker, topics)
+    return share_answer((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
 
 
 def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
@@ -127,15 +126,17 @@ def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -
     context.actor.require(Permission.VIEW)
     broker, topics = context.broker, context.present_all(names)
     if connections.in_memory():
-        return stats.read_counters(broker, topics)
-    return _shared(("flow", broker, *topics), partial(stats.read_counters, broker, topics), KEPT_SECONDS)
+        return topic_survey.read_counters(broker, topics)
+    return share_answer(
+        ("flow", broker, *topics), partial(topic_survey.read_counters, broker, topics), KEPT_SECONDS
+    )
 
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
     """Return how much is in the outbox, up to five seconds ago: all dashboards share one answer."""
     context.actor.require(Permission.VIEW)
     ask = partial(outbox, context.of_all_topics())
-    waits = _shared(("outbox", id(context.config)), ask, OTHERS_SECONDS)
+    waits = share_answer(("outbox", id(context.config)), ask, OTHERS_SECONDS)
     known = context.known(None)
     return waits if known is None else [one for one in waits if one.topic in known]
 
@@ -144,7 +145,7 @@ def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
     """Return the schedules, up to five seconds ago: all dashboards share one answer."""
     context.actor.require(Permission.VIEW)
     ask = partial(schedules, context.of_all_topics())
-    all_schedules = _shared(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    all_schedules = share_answer(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
     known = context.known(None)
     return all_schedules if known is None else [one for one in all_schedules if one.topic in known]
 
@@ -152,40 +153,27 @@ def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
 def shared_servers(context: OperationContext) -> list[ServerInfo]:
     """Return what each Redis server reports about itself, up to a second ago; empty also if it is unknown."""
     context.actor.require(Permission.VIEW)
-    return _shared(
+    return share_answer(
         ("servers", id(context.config), context.broker), lambda: read_servers(context) or [], KEPT_SECONDS
     )
 
 
 def shared_limits(context: OperationContext) -> dict[str, ChangedLimits]:
     """Return the limits that were changed at run time, as of at most five seconds ago. Raises ``ServerTrouble``."""
-    return _shared(("limits", context.broker), partial(changed_limits, context.broker), OTHERS_SECONDS)
+    return share_answer(("limits", context.broker), partial(changed_limits, context.broker), OTHERS_SECONDS)
 
 
 def shared_workers(context: OperationContext) -> WorkerOverview:
     """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
     ask = partial(worker_overview, context.of_all_topics())
-    overview = _shared(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    overview = share_answer(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
     return seen_overview(context, overview)
-
-
-def annotations_of(context: OperationContext, names: Collection[str], since_ms: float) -> list[Annotation]:
-    """Return what has happened to topics since ``since_ms``, the first first, up to five seconds late."""
-    context.actor.require(Permission.VIEW)
-    known = context.topics()
-    names = [name for name in names if name in known]
-    annotations = _shared(
-        ("annotations", context.broker, *names),
-        partial(read_annotations, context.broker, names),
-        OTHERS_SECONDS,
-    )
-    return [one for one in annotations if one.at_ms >= since_ms]
 
 
 def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
     """Return what ``some_stranded`` returned at most a minute ago. Raises ``ServerTrouble``, and ``NotPermitted``."""
     context.require_all_topics()
-    return _shared(
+    return share_answer(
         ("stranded", id(context.config), context.broker), partial(some_stranded, context), STRANDED_SECONDS
     )
 
@@ -244,8 +232,8 @@ def shared_hour(context: OperationContext, topics: Sequence[Topic]) -> list[Summ
     """
     context.actor.require(Permission.VIEW)
     names = [topic.name for topic in topics]
-    hour = _shared(("hour of", context.broker, *names), lambda: SummedHour(topics), float("inf"))
-    return _shared(("hour", context.broker, *names), partial(hour.read, context.broker), OTHERS_SECONDS)
+    hour = share_answer(("hour of", context.broker, *names), lambda: SummedHour(topics), float("inf"))
+    return share_answer(("hour", context.broker, *names), partial(hour.read, context.broker), OTHERS_SECONDS)
 
 
 @dataclass(slots=True)
@@ -265,7 +253,7 @@ def shared_last_minutes(
     ``minute`` (since the epoch) is kept until the next one. ``make`` gets an error in place of samples that cannot be read.
     """
     context.actor.require(Permission.VIEW)
-    shared = _shared(("last minutes", context.broker, make), _MadeInMinute, float("inf"))
+    shared = share_answer(("last minutes", context.broker, make), _MadeInMinute, float("inf"))
     if shared.minute != minute:
         shared.minute, shared.made = minute, {}
     made, minutes_of, unread = shared.made, dict[str, T](), dict[Topic, int]()
@@ -283,10 +271,10 @@ def shared_last_minutes(
 
 def shared_deaths(broker: Broker, topic: Topic, limit: int, count: Callable[[], T]) -> T:
     """Return what ``count`` found out about up to ``limit`` dead messages at most two seconds ago. Raises ``ServerTrouble``."""
-    return _shared(("deaths", broker, topic, limit), count, DEATHS_SECONDS)
+    return share_answer(("deaths", broker, topic, limit), count, DEATHS_SECONDS)
 
 
-def _shared(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
+def share_answer(key: tuple[object, ...], ask: Callable[[], T], seconds: float) -> T:
     """Return the answer of ``ask``, or one to the same question that is not older than ``seconds``."""
     if not KEPT_MS:
         return ask()
@@ -335,7 +323,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
             # A full Redis, a replica, or a user that may only read, refuses to keep the survey. It is then not shared.
-            return stats.survey_topics(broker, topics)
+            return topic_survey.survey_topics(broker, topics)
         if word == "done":
             try:
                 return _parsed(stored, topics)
@@ -347,7 +335,7 @@ def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
     try:
         # Redis works for about as long as this thread. The time on the clock would also grow with what others do.
         worked = time.thread_time()
-        overview = stats.survey_topics(broker, topics)
+        overview = topic_survey.survey_topics(broker, topics)
         overview = overview._replace(took_ms=round((time.thread_time() - worked) * 1000))
         made = _written(overview)
         return overview

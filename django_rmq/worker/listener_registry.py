@@ -21,7 +21,7 @@ from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS
 
 from django_rmq import schedules as scheduled
-from django_rmq.conf import Config, get_config
+from django_rmq.conf import get_config
 from django_rmq.core.consumer.invoke import Coroutine
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.message import ListenerFunction, Message
@@ -91,9 +91,6 @@ def is_library(path: str) -> bool:
 _listeners: dict[str, Listener] = {}
 _of_tasks: set[str] = set()
 """The topics of tasks that have a listener."""
-
-_discovered_for: Config | None = None
-"""The settings for which ``known_settings`` has imported the listeners."""
 
 
 @overload
@@ -252,21 +249,6 @@ def discover() -> list[FailedModule]:
         if name is None
         else [FailedModule(*each) for each in task_modules.import_each(task_modules.of_apps(name))]
     )
-
-
-def known_settings() -> Config:
-    """Return the settings with the topics of ``@schedule``, for which it imports the listeners once.
-
-    So a process that consumes nothing, such as a web server, knows the same topics and schedules as a worker. A module
-    that cannot be imported is left out: a system check reports it, and no worker starts.
-    """
-    global _discovered_for  # noqa: PLW0603 - tests have several settings
-    config = get_config()
-    if _discovered_for is not config:
-        _discovered_for = config
-        with suppress(ConfigurationError):
-            discover()
-    return config
 
 
 def _add_tasks() -> None:

@@ -27,7 +27,7 @@ from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.core.monitoring.history import TimesCount
 from django_rmq.core.redis.clients import parse_slow_commands
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, topics
+from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, topic_survey, topics
 from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
@@ -342,13 +342,13 @@ def test_an_outbox_that_does_not_answer_is_a_finding(boss: Client, monkeypatch: 
 
 def test_the_findings_ask_redis_for_no_second_survey(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    survey = stats.survey_topics
+    survey = topic_survey.survey_topics
 
     def count(*arguments: Any) -> stats.Overview:
         asked.append(1)
         return survey(*arguments)
 
-    monkeypatch.setattr(stats, "survey_topics", count)
+    monkeypatch.setattr(topic_survey, "survey_topics", count)
     with in_memory(TOPICS):
         page(boss)
     assert asked == [1]

@@ -391,7 +391,7 @@ class _Mover:
             elif self._is_moved(family, sources, surveys):
                 moved.add(family)
         # There may be no consumer left that would time out the messages in flight here.
-        list(walk(self._broker, [ack.expire(self._topic, slot) for slot in overdue]))
+        list(walk(self._broker, [ack.time_out(self._topic, slot) for slot in overdue]))
         return moved
 
     def _is_moved(self, family: int, sources: Sequence[int], surveys: dict[int, ReshardSurvey]) -> bool:

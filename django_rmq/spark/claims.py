@@ -447,7 +447,7 @@ class Claims:
         total, rest = 0, list(slots)
         while rest:
             # Each moves some hundred messages, and Redis serves nobody else between the calls of one round trip.
-            ended = list(walk(self._broker, (ack.expire(self._topic, slot) for slot in rest), RETURNS))
+            ended = list(walk(self._broker, (ack.time_out(self._topic, slot) for slot in rest), RETURNS))
             rested = list(walk(self._broker, (ack.promote(self._topic, slot) for slot in rest), RETURNS))
             moved = {slot: sum(pair) for slot, *pair in zip(rest, ended, rested, strict=True)}
             total += sum(moved.values())
@@ -533,7 +533,7 @@ class Claims:
         shut = {slot for slot, count in counts.items() if self._is_shut(count)}
         # Messages that timed out keep these slots shut, and otherwise they might not be asked for a long
         # time.
-        self.each(ack.expire(self._topic, slot) for slot in shut)
+        self.each(ack.time_out(self._topic, slot) for slot in shut)
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 

@@ -117,7 +117,7 @@ def test_a_send_joins_a_message_that_waits_to_be_tried_again(make_slot: MakeSlot
     assert take(slot)[1] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("end", ["fail", "release", "expire"])
+@pytest.mark.parametrize("end", ["fail", "release", "time_out"])
 def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     make_slot: MakeSlot, clock: Clock, end: str
 ) -> None:
@@ -125,9 +125,9 @@ def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     send(slot, b"1", b"2")
     receipt, _ = take(slot)
     send(slot, b"3", b"4")
-    if end == "expire":
+    if end == "time_out":
         clock.advance(7)
-        slot.expire(10)
+        slot.time_out(10)
     else:
         getattr(slot, end)(receipt, *([[b"k"]] if end == "release" else [b"k"]))
     assert take(slot)[1] == [b"1", b"2", b"3", b"4"]
@@ -158,7 +158,7 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, c
 
 
 @pytest.mark.parametrize("own", [0, 1, 2])
-@pytest.mark.parametrize("end", ["fail", "expire", "claim"])
+@pytest.mark.parametrize("end", ["fail", "time_out", "claim"])
 def test_what_has_joined_a_later_send_has_its_limits(
     make_slot: MakeSlot, clock: Clock, end: str, own: int
 ) -> None:
@@ -173,7 +173,7 @@ def test_what_has_joined_a_later_send_has_its_limits(
         slot.fail(receipt, b"k")
     else:
         clock.advance(7)
-        slot.expire(10)
+        slot.time_out(10)
     lefts, rests = [], []
     while b"k" not in slot.zset("dead"):
         clock.advance(64)

@@ -34,9 +34,9 @@ def fly(slot: Slot, *, left: int = 3) -> int:
 
 
 def end(slot: Slot, how: str, receipt: int) -> None:
-    if how == "expire":
+    if how == "time_out":
         slot.clock.advance(31)
-        assert slot.expire() == 1
+        assert slot.time_out() == 1
         return
     calls = {
         "commit": lambda: slot.commit(receipt, [A]),
@@ -64,7 +64,7 @@ def test_what_is_rejected_dies_with_the_body_it_was_handed_out_with(slot: Slot) 
 
 
 @pytest.mark.parametrize("how", ["prepare", "claim"])
-def test_what_lapses_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
+def test_what_expires_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 500)])
     slot.clock.advance(1)
@@ -72,7 +72,7 @@ def test_what_lapses_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
     assert slot.where(A) == "D" and slot.bodies() == {"deaths": V1}
 
 
-@pytest.mark.parametrize("how", ["rollback", "expire"])
+@pytest.mark.parametrize("how", ["rollback", "time_out"])
 def test_what_runs_out_of_retries_dies_with_its_body_once_nothing_newer_waits(slot: Slot, how: str) -> None:
     receipt = fly(slot, left=0)
     assert slot.purge("store") == 1
@@ -80,7 +80,7 @@ def test_what_runs_out_of_retries_dies_with_its_body_once_nothing_newer_waits(sl
     assert slot.where(A) == "D" and slot.bodies() == {"deaths": V1}
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "release", "expire"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "release", "time_out"])
 @pytest.mark.parametrize("left", [3, 0])
 def test_whatever_else_ends_gives_way_to_the_newer_body(slot: Slot, how: str, left: int) -> None:
     receipt = fly(slot, left=left)
@@ -89,7 +89,7 @@ def test_whatever_else_ends_gives_way_to_the_newer_body(slot: Slot, how: str, le
     assert next_body(slot) == V2
 
 
-@pytest.mark.parametrize("how", ["rollback", "release", "expire"])
+@pytest.mark.parametrize("how", ["rollback", "release", "time_out"])
 @pytest.mark.parametrize("purged", [True, False])
 def test_what_comes_back_has_the_body_it_was_handed_out_with(slot: Slot, how: str, purged: bool) -> None:
     if purged:
@@ -104,7 +104,7 @@ def test_what_comes_back_has_the_body_it_was_handed_out_with(slot: Slot, how: st
     assert next_body(slot) == V1
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "expire"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "time_out"])
 def test_what_a_person_buries_in_flight_dies_with_its_body_and_the_newer_one_waits(
     slot: Slot, how: str
 ) -> None:
@@ -116,7 +116,7 @@ def test_what_a_person_buries_in_flight_dies_with_its_body_and_the_newer_one_wai
     assert slot.where(A) == "WD" and slot.bodies() == {"deaths": V1, "body": V2}
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "expire"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "time_out"])
 @pytest.mark.parametrize("marked_again", [[], ["bury"], ["remove", "bury"]])
 def test_of_two_copies_that_are_buried_the_newer_body_stays(
     slot: Slot, how: str, marked_again: list[str]
@@ -212,7 +212,7 @@ def test_a_body_that_waits_behind_a_claim_is_not_dead_before_the_older_one(slot:
     assert slot.bodies() == {"deaths": V2}
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "expire", "claim"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "reject", "release", "time_out", "claim"])
 def test_what_a_stranger_sends_meanwhile_has_the_body_of_what_ran(slot: Slot, how: str) -> None:
     slot.send(A, body=V1)
     if how == "claim":

@@ -154,15 +154,15 @@ def test_ack(slot: Slot, state: str) -> None:
 
 @claimed
 @pytest.mark.parametrize("max_retries", [0, 16])
-@pytest.mark.parametrize("by", ["expire", "prepare", "claim"])
+@pytest.mark.parametrize("by", ["time_out", "prepare", "claim"])
 def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retries: int, by: str) -> None:
     slot = make(max_retries=max_retries)
     bring(slot, state)
     slot.clock.advance((LEASE_MS - 1) / 1000)
-    assert slot.expire() == 0 and slot.where(A) == state
-    if by == "expire" or state == "CW":
+    assert slot.time_out() == 0 and slot.where(A) == state
+    if by == "time_out" or state == "CW":
         slot.clock.advance("1ms")
-        assert slot.expire() == 1
+        assert slot.time_out() == 1
     else:
         slot.clock.advance("1ms")
         if by == "prepare":
@@ -187,7 +187,7 @@ def test_a_claimed_retry_spends_the_next_one(slot: Slot) -> None:
     bring(slot, "w")
     claim(slot)
     slot.clock.advance(LEASE_MS / 1000)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     slot.clock.advance(5)
     assert slot.take_one()[1].retries_left == 14
 
@@ -233,7 +233,7 @@ def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str
     assert slot.hash("body") == ({A: slot.envelope()} if stays else {})
     assert read(slot) == {A: slot.envelope()}
     slot.clock.advance(LEASE_MS / 1000)
-    slot.expire()
+    slot.time_out()
     assert slot.where(A).startswith("W" if stays else "T")
 
 
@@ -320,7 +320,7 @@ def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSl
     assert slot.claim("s", 2, LEASE_MS, 10).status == "unfinished"
     assert slot.return_claim("s", 1) == ("stale", 0)
     slot.clock.advance(LEASE_MS / 1000)
-    assert slot.expire(4) == 4 and slot.expire(4) == 2
+    assert slot.time_out(4) == 4 and slot.time_out(4) == 2
     assert slot.counted("acked") == 10 and slot.counted("claim_returned") == 0
     assert set(slot.hash("failures")) <= {names[0]}
     assert slot.where(names[0]) == "W" and slot.hash("body") == {names[0]: slot.envelope()}
@@ -355,7 +355,7 @@ def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slo
     wakeups.close()
 
 
-@pytest.mark.parametrize("end", ["return_claim", "expire", "lost"])
+@pytest.mark.parametrize("end", ["return_claim", "time_out", "lost"])
 def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, end: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
     slot.send(b"a", b"b")
@@ -364,9 +364,9 @@ def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, en
     assert due == slot.now_ms + LEASE_MS
     assert slot.broker.heads(slot.topic, [0], upkeep=True) == [due]
     wakeups = slot.broker.wakeups([slot.topic])
-    if end == "expire":
+    if end == "time_out":
         slot.clock.advance(LEASE_MS / 1000)
-        slot.expire()
+        slot.time_out()
     else:
         slot.return_claim("s", 1, spent=end == "lost")
     assert wakeups.get(5) == [(slot.topic.name, 0)]
@@ -389,7 +389,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     wakeups = slot.broker.wakeups([slot.topic])
     slot.clock.advance(LEASE_MS / 1000)
     # The first step of its return opens the gate, and says so.
-    assert slot.expire(1) == 1 and len(slot.zset("claim")) == 4
+    assert slot.time_out(1) == 1 and len(slot.zset("claim")) == 4
     assert wakeups.get(5) == [(slot.topic.name, 0)]
     wakeups.close()
     answer = slot.take(1, owner="A")
@@ -405,7 +405,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     assert slot.claim("s", 2, LEASE_MS, 1).status == slot.claim("t", 1, LEASE_MS, 1).status == "busy"
     assert slot.commit(answer.receipt, [delivery.member]) == ["ok"]
     while slot.zset("claimants"):
-        slot.expire(1)
+        slot.time_out(1)
     assert slot.claim("s", 2, LEASE_MS, 9).status == "ok"
 
 
@@ -485,10 +485,10 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
     assert slot.read_claim("s", 2, 0, 1000).state == slot.read_claim("t", 1, 0, 1000).state == "none"
     slot.clock.advance(LEASE_MS / 1000)
     # Lost from the first step on, though most of it is still there.
-    assert slot.expire(1) == 1
+    assert slot.time_out(1) == 1
     assert slot.read_claim("s", 1, 0, 1000) == ("lost", 1, 0, [], [])
     assert slot.ack("s", 1)[0] == "stale"
-    while slot.expire(1):
+    while slot.time_out(1):
         pass
     assert slot.zset("claim") == {}
 
@@ -499,7 +499,7 @@ def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
     assert slot.renew("s", 1, LEASE_MS) == 1
     assert slot.renew("s", 2, LEASE_MS) is slot.renew("t", 1, LEASE_MS) is None
     slot.clock.advance((LEASE_MS - 1) / 1000)
-    assert slot.expire() == 0 and slot.where(A) == "C"
+    assert slot.time_out() == 0 and slot.where(A) == "C"
 
 
 def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None:
@@ -508,7 +508,7 @@ def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None
     assert read(slot) == {}
     assert slot.ack("s", 1)[0] == "stale"
     slot.clock.advance(LEASE_MS / 1000)
-    slot.expire()
+    slot.time_out()
     assert slot.where(A) == "T"
 
 
@@ -705,7 +705,7 @@ def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
     step: Callable[[], object] = {
         "return": lambda: slot.return_claim("s", 1),
         "spend": lambda: slot.return_claim("s", 1, spent=True),
-        "lease": slot.expire,
+        "lease": slot.time_out,
     }.get(end, lambda: slot.ack("s", 1))
     if end == "lease":
         slot.clock.advance(LEASE_MS / 1000)
@@ -766,7 +766,7 @@ def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(
     assert slot.claim("s", 1, LEASE_MS, 10).taken == (kind is TopicType.PRIORITY)
 
 
-def test_a_lapsed_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
+def test_an_expired_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50, 50], [b"a", b"b"], [slot.envelope(expires_ms=slot.now_ms + 5), slot.envelope()])
     slot.clock.advance("6ms")

@@ -34,7 +34,7 @@ def finish(slot: Slot, end: str) -> None:
     """Let the claim end whole."""
     if end == "lease":
         slot.clock.advance(LEASE_MS / 1000)
-        while slot.expire():
+        while slot.time_out():
             pass
     else:
         while getattr(slot, end)("s", 1)[1]:
@@ -209,7 +209,7 @@ def test_a_claim_that_was_never_sealed_costs_nothing_when_its_lease_ends(slot: S
     score = slot.zset("store")[A]
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
     slot.clock.advance(LEASE_MS / 1000)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert slot.zset("store") == {A: score}
     assert slot.read_claim("s", 1).state == "returned"
     assert slot.renew("s", 1, LEASE_MS, seal=True) is None

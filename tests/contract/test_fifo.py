@@ -330,7 +330,7 @@ def test_a_time_out_in_parts_charges_the_first_in_line_alone(slot: Slot, clock: 
     send(slot, *names)
     taken(slot)
     clock.advance(slot.topic.timeout + 1)
-    assert [slot.expire(1) for _ in range(5)] == [1, 1, 1, 1, 0]
+    assert [slot.time_out(1) for _ in range(5)] == [1, 1, 1, 1, 0]
     assert set(slot.zset("retry")) == {b"d"}
     assert set(slot.zset("store")) == {b"c", b"b", b"a"}
 
@@ -520,7 +520,7 @@ def test_what_has_ended_otherwise_is_not_committed_with_the_others(slot: Slot, c
     clock.advance("1ms")
     receipt = slot.prepare("A", None, 10).receipt
     clock.advance(slot.topic.timeout + 1)
-    slot.expire()
+    slot.time_out()
     assert commits_nothing(slot, receipt, 1)
 
 

@@ -80,16 +80,16 @@ def test_what_is_delivered_beside_another_delivery_is_not_alone(
 
 
 @kinds
-@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "expire"])
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "time_out"])
 def test_every_end_of_the_last_delivery_opens_the_gate(
     make_slot: MakeSlot, kind: TopicType, end: str
 ) -> None:
     slot = make_slot(kind, backoff=CONSTANT)
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one("A")
-    if end == "expire":
+    if end == "time_out":
         slot.clock.advance(31)
-        slot.expire()
+        slot.time_out()
     elif end in ("fail", "reject"):
         getattr(slot, end)(receipt, delivery.member)
     else:

@@ -82,7 +82,7 @@ def test_a_failure_that_is_tried_again_leaves_nothing(kept: Slot) -> None:
     assert kept.status(b"a").outcome is None
 
 
-@pytest.mark.parametrize("by", ["expire", "prepare"])
+@pytest.mark.parametrize("by", ["time_out", "prepare"])
 def test_a_delivery_that_times_out_for_the_last_time_names_the_worker_that_had_it(
     make_slot: MakeSlot, clock: Clock, by: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_delivery_that_times_out_for_the_last_time_names_the_worker_that_had_i
     slot.send(b"a")
     slot.take(owner="dead one")
     clock.advance(32)
-    slot.expire() if by == "expire" else slot.take(owner="another")
+    slot.time_out() if by == "time_out" else slot.take(owner="another")
     assert outcome(slot)[:3] == ("dead", "timed_out", 1)
     assert outcome(slot).worker == "dead one"
 
@@ -174,7 +174,7 @@ def test_what_a_lost_claim_kills_is_kept(make_slot: MakeSlot, clock: Clock) -> N
     slot.claim("spark", 1, 1_000, 10)
     slot.renew("spark", 1, 1_000, seal=True)
     clock.advance(2)
-    slot.expire()
+    slot.time_out()
     assert outcome(slot) == Outcome("dead", "timed_out", 1, None, slot.now_ms, "", "")
 
 
@@ -182,7 +182,7 @@ def test_a_zombie_cannot_say_what_became_of_a_message(kept: Slot, clock: Clock) 
     kept.send(b"a")
     old = kept.take().receipt
     clock.advance(32)
-    kept.expire()
+    kept.time_out()
     clock.advance(1)
     new = kept.take().receipt
     before = kept.snapshot("stale")

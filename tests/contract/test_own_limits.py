@@ -120,7 +120,7 @@ def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[.
         assert slot.claim("s", number, 1_000, 10).taken == 1
         slot.renew("s", number, 1_000, seal=True)
         slot.clock.advance("1001ms")
-        slot.expire()
+        slot.time_out()
     assert slot.where(b"a") == "D"
 
 
@@ -133,9 +133,9 @@ def test_a_delivery_times_out_by_the_time_out_of_its_message(make: Callable[...,
     send(slot, b"b")
     assert len(slot.take().deliveries) == 2
     clock.advance(5)
-    assert slot.expire() == 0
+    assert slot.time_out() == 0
     clock.advance(1)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert set(slot.zset("prepare")) == {b"b"}
     assert slot.counted("expired") == 1
 
@@ -147,7 +147,7 @@ def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(
     send(slot, b"a", timeout=900)
     assert slot.take().timeout == 5
     clock.advance(6)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
 
 
 @pytest.mark.parametrize("timeout_of_topic", [30, 60])
@@ -162,9 +162,9 @@ def test_extending_restarts_the_time_out_of_the_message(
     clock.advance(4)
     assert slot.extend(receipt, [b"a"]) == ["ok"]
     clock.advance(5)
-    assert slot.expire() == 0
+    assert slot.time_out() == 0
     clock.advance(1)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert slot.take_one()[1].retries_left == 2
 
 
@@ -184,7 +184,7 @@ def test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes
         for member in running:
             lasted[member] += 1
         clock.advance(1)
-        slot.expire()
+        slot.time_out()
     assert lasted == {b"a": min(5, after) + 1, b"b": after + 1, b"c": after + 1}
 
 
@@ -227,7 +227,7 @@ def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -
     assert slot.bury([b"a"]) == ["running"]
     assert slot.extend(receipt, [b"a"]) == ["ok"]
     clock.advance(6)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert slot.where(b"a") == "D"
 
 
@@ -270,7 +270,7 @@ def test_the_next_look_at_a_slot_is_when_the_shortest_time_out_is_over(
     due = slot.take(owner="B").next_due
     assert due is not None
     clock.advance((due - slot.now_ms) / 1000)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert due <= 1_800_000_000_000 + 6_000
 
 

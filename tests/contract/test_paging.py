@@ -288,7 +288,7 @@ def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
     slot.clock.advance(3)
     assert waits_since(slot, 2, began + 6_000)
     assert slot.count().running_since_ms is None, "nobody knows whether it runs"
-    assert slot.expire() == 2
+    assert slot.time_out() == 2
     assert slot.count().due == slot.count().store == 2
 
 
@@ -310,9 +310,9 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
     slot.clock.advance(60)
     # What is back already was due before.
     assert slot.count().unleased == 3
-    assert slot.expire(1) == 1
+    assert slot.time_out(1) == 1
     assert (slot.count().due, slot.count().claimed, slot.count().unleased) == (3, 2, 2)
-    assert slot.expire() == 2
+    assert slot.time_out() == 2
     assert slot.count().due == slot.count().store == 3
 
 

@@ -72,7 +72,7 @@ def test_the_reason_of_a_death(make_slot: MakeSlot, kind: TopicType, how: str) -
         receipt, _ = slot.take_one()
         if how == "timed_out":
             slot.clock.advance(31)
-            slot.expire()
+            slot.time_out()
         else:
             slot.fail(receipt, b"a", kind=how, error="no use")
     told = death(slot, b"a")
@@ -225,7 +225,7 @@ def test_purge_never_takes_what_is_in_flight(make_slot: MakeSlot) -> None:
     assert slot.purge("store") == 0 and slot.where(b"a") == "F"
 
 
-# --- messages that lapse
+# --- messages that expire
 
 
 @kinds

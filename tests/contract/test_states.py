@@ -171,23 +171,23 @@ def test_reject(slot: Slot, state: str) -> None:
 
 @states
 @pytest.mark.parametrize("max_retries", [0, 16])
-def test_expire(make: MakeSlot, state: str, max_retries: int) -> None:
+def test_time_out(make: MakeSlot, state: str, max_retries: int) -> None:
     slot = make(max_retries=max_retries)
     if max_retries == 0 and state in ("w", "T"):
         slot = make(max_retries=1)
     bring(slot, state)
     slot.clock.advance(31)
-    assert slot.expire() == (1 if "F" in state else 0)
+    assert slot.time_out() == (1 if "F" in state else 0)
     expected = {"F": "T" if max_retries else "D", "FW": "W"}.get(state, state)
     assert slot.where(A) == expected
     assert slot.counted("expired") == (1 if "F" in state else 0)
 
 
 @states
-def test_expire_touches_nothing_that_may_still_run(slot: Slot, state: str) -> None:
+def test_time_out_touches_nothing_that_may_still_run(slot: Slot, state: str) -> None:
     bring(slot, state)
     before = slot.snapshot()
-    assert slot.expire() == 0
+    assert slot.time_out() == 0
     assert slot.snapshot() == before
 
 
@@ -281,7 +281,7 @@ def test_a_dead_copy_goes_along_with_every_state(slot: Slot, state: str) -> None
     deaths, dead = slot.hash("deaths"), slot.zset("dead")
     bring_alive(slot, state)
     slot.send(A)
-    slot.take(), slot.promote(), slot.expire()
+    slot.take(), slot.promote(), slot.time_out()
     slot.remove([A], "live")
     assert (slot.hash("deaths"), slot.zset("dead")) == (deaths, dead)
 
@@ -411,9 +411,9 @@ def test_purge_of_dead(slot: Slot, state: str) -> None:
 
 def answer_of_end(slot: Slot, receipt: int, end: str) -> list[str] | None:
     """End the delivery of A; return the answer. A time-out has none."""
-    if end == "expire":
+    if end == "time_out":
         slot.clock.advance(31)
-        assert slot.expire() == 1
+        assert slot.time_out() == 1
         return None
     calls = {
         "commit": lambda: slot.commit(receipt, [A]),
@@ -426,7 +426,7 @@ def answer_of_end(slot: Slot, receipt: int, end: str) -> list[str] | None:
 
 @in_flight
 @pytest.mark.parametrize("mark", ["bury", "remove"])
-@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "expire"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "time_out"])
 def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     slot: Slot, state: str, mark: str, end: str
 ) -> None:
@@ -437,14 +437,14 @@ def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
     assert slot.extend(receipt, [A]) == ["ok"]
-    assert answer_of_end(slot, receipt, end) == (None if end == "expire" else ["ok"])
+    assert answer_of_end(slot, receipt, end) == (None if end == "time_out" else ["ok"])
     assert slot.where(A) == ("D" if mark == "bury" else "-")
     assert slot.counted("ended_marked") == 1
     assert not slot.hash("body") and not slot.hash("failures")
 
 
 @in_flight
-@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "expire"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "time_out"])
 def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
     slot: Slot, state: str, end: str
 ) -> None:
@@ -452,7 +452,7 @@ def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
     slot.cancel([A])
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
-    answers = {"expire": None, "rollback": ["cancelled"], "reject": ["cancelled"]}
+    answers = {"time_out": None, "rollback": ["cancelled"], "reject": ["cancelled"]}
     assert answer_of_end(slot, receipt, end) == answers.get(end, ["ok"])
     assert slot.where(A) == "-"
     ended = {name: slot.counted(name) for name in ("committed", "cancelled", "ended_marked")}

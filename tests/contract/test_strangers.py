@@ -107,7 +107,7 @@ def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: M
     assert slot.counted("dropped") == 1
 
 
-def test_a_lapsed_message_sent_by_a_stranger_while_it_rests_dies_once(
+def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(
     make_slot: MakeSlot, clock: Clock
 ) -> None:
     slot = make_slot(identity="key")
@@ -250,7 +250,7 @@ def test_any_member_lives_a_whole_life(
     "name", ["store", "prepare", "retry", "dead", "control", "stats", "inflight", "failures"]
 )
 @pytest.mark.parametrize(
-    "action", ["send", "ensure", "prepare", "commit", "rollback", "release", "expire", "audit", "purge"]
+    "action", ["send", "ensure", "prepare", "commit", "rollback", "release", "time_out", "audit", "purge"]
 )
 def test_a_key_of_another_type_is_named_and_nothing_is_changed(
     make_slot: MakeSlot, name: str, action: str
@@ -274,7 +274,7 @@ def test_a_key_of_another_type_is_named_and_nothing_is_changed(
         "commit": lambda: slot.commit(receipt, [delivery.member]),
         "rollback": lambda: slot.fail(receipt, delivery.member),
         "release": lambda: slot.release(receipt, [delivery.member]),
-        "expire": slot.expire,
+        "time_out": slot.time_out,
         "audit": slot.audit,
         "purge": lambda: slot.purge("store"),
     }

@@ -69,10 +69,10 @@ def test_a_delivery_times_out_when_more_than_the_time_out_has_passed_in_whole_se
     slot.take_one()
     taken_s = slot.now_ms // 1000
     clock.advance(((taken_s + timeout + 1) * 1000 - slot.now_ms - 1) / 1000)
-    assert slot.expire() == 0
+    assert slot.time_out() == 0
     assert slot.take(owner="B").status in ("busy", "empty")
     clock.advance("1ms")
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert slot.where(b"a") == ("w" if max_retries else "D")
 
 
@@ -83,10 +83,10 @@ def test_extend_begins_the_time_out_anew(make_slot: MakeSlot, kind: TopicType, c
     receipt, _ = slot.take_one()
     for _ in range(5):
         clock.advance(30)
-        assert slot.expire() == 0
+        assert slot.time_out() == 0
         assert slot.extend(receipt, [b"a"]) == ["ok"]
     clock.advance(31)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
 
 
 @kinds
@@ -97,10 +97,10 @@ def test_the_slots_own_time_out_counts_and_not_that_of_a_workers_settings(
     slot.send(b"a")
     slot.take_one()
     clock.advance(20)
-    assert slot.with_topic(timeout=5).expire() == 0
+    assert slot.with_topic(timeout=5).time_out() == 0
     assert slot.with_topic(timeout=5).take(owner="B").next_due == slot.now_ms + 11_000
     clock.advance(11)
-    assert slot.with_topic(timeout=500).expire() == 1
+    assert slot.with_topic(timeout=500).time_out() == 1
 
 
 @kinds
@@ -112,21 +112,23 @@ def test_a_delivery_dated_more_than_a_time_out_ahead_is_dated_now(
     slot.take_one()
     clock.advance(-30)
     before = slot.zset("prepare")
-    assert slot.expire() == 0 and slot.zset("prepare") == before
+    assert slot.time_out() == 0 and slot.zset("prepare") == before
     clock.advance(-1)
-    slot.expire()
+    slot.time_out()
     assert slot.zset("prepare") == {b"a": slot.now_ms // 1000 * 1000 + 16}
     clock.advance(31)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
 
 
 @kinds
-def test_expire_and_promote_take_a_limited_number(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+def test_time_out_and_promote_take_a_limited_number(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
     slot = make_slot(kind, backoff=CONSTANT)
     slot.send(*(b"%d" % n for n in range(7)))
     slot.take()
     clock.advance(31)
-    assert [slot.expire(3) for _ in range(4)] == [3, 3, 1, 0]
+    assert [slot.time_out(3) for _ in range(4)] == [3, 3, 1, 0]
     clock.advance(1)
     assert [slot.promote(3) for _ in range(4)] == [3, 3, 1, 0]
 
@@ -164,7 +166,7 @@ def test_a_message_that_timed_out_is_handed_out_alone(
     slot.send(b"bad")
     slot.take_one()
     clock.advance(31)
-    slot.expire()
+    slot.time_out()
     slot.send(b"x", b"y", b"z")
     seen: list[list[bytes]] = []
     for _ in range(4):
@@ -211,7 +213,7 @@ def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(
     slot.send(b"bad")
     slot.take_one()
     clock.advance(31)
-    slot.expire()
+    slot.time_out()
     slot.reschedule([slot.now_ms + 60_000], [b"bad"])
     slot.send(b"x", score=200 if kind is TopicType.PRIORITY else None)
     receipt, first = slot.take_one()
@@ -279,7 +281,7 @@ def test_a_time_out_takes_the_topics_exponential_back_off(
     slot.send(b"a")
     slot.take_one()
     clock.advance(31)
-    slot.expire()
+    slot.time_out()
     assert 2_000 <= int(slot.zset("retry")[b"a"]) - slot.now_ms <= 4_000
 
 

@@ -65,7 +65,7 @@ def test_a_batch_and_an_ensured_message_begin_it(make_slot: MakeSlot) -> None:
         assert since(slot) == at
 
 
-@pytest.mark.parametrize("back", ["rollback", "release", "expire", "promote", "prepare"])
+@pytest.mark.parametrize("back", ["rollback", "release", "time_out", "promote", "prepare"])
 def test_what_comes_back_into_an_empty_store_begins_it(slot: Slot, back: str) -> None:
     slot.send(A)
     receipt, _ = slot.take_one()
@@ -74,8 +74,8 @@ def test_what_comes_back_into_an_empty_store_begins_it(slot: Slot, back: str) ->
         slot.fail(receipt, A)
     elif back == "release":
         slot.release(receipt, [A])
-    elif back == "expire":
-        assert slot.expire() == 1
+    elif back == "time_out":
+        assert slot.time_out() == 1
     elif back == "promote":
         slot.fail(receipt, A, delay_ms=100)
         assert since(slot) is None
@@ -122,7 +122,7 @@ def test_what_a_person_sends_again_begins_it(slot: Slot) -> None:
     assert since(slot) == 1_000
 
 
-@pytest.mark.parametrize("how", ["bury", "remove", "purge", "lapse", "claimed_lapse"])
+@pytest.mark.parametrize("how", ["bury", "remove", "purge", "expire", "claimed_expire"])
 def test_whatever_empties_store_ends_it(make_slot: MakeSlot, how: str) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [A], [slot.envelope(expires_ms=slot.now_ms + 500)])
@@ -130,9 +130,9 @@ def test_whatever_empties_store_ends_it(make_slot: MakeSlot, how: str) -> None:
     later(slot)
     if how == "purge":
         assert slot.purge("store") == 1
-    elif how == "lapse":
+    elif how == "expire":
         assert slot.take().status == "empty"
-    elif how == "claimed_lapse":
+    elif how == "claimed_expire":
         assert slot.claim("s", 1, 60_000, 1).taken == 0
     else:
         getattr(slot, how)([A])
@@ -179,14 +179,14 @@ def test_it_is_noted_where_all_that_waits_runs_already(slot: Slot) -> None:
     assert since(slot) == 1_000
 
 
-@pytest.mark.parametrize("call", ["rollback", "release", "expire", "promote"])
+@pytest.mark.parametrize("call", ["rollback", "release", "time_out", "promote"])
 def test_a_call_that_ends_nothing_notes_nothing(slot: Slot, call: str) -> None:
     slot.zadd(A, 50)
     before = slot.snapshot("stale")
     calls: dict[str, Callable[[], Any]] = {
         "rollback": lambda: slot.fail(7, A),
         "release": lambda: slot.release(7, [A]),
-        "expire": slot.expire,
+        "time_out": slot.time_out,
         "promote": slot.promote,
     }
     calls[call]()

@@ -235,11 +235,11 @@ def test_a_merge_that_changes_nothing_wakes_nobody(
 
 
 @kinds
-@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "expire"])
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "time_out"])
 def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock, end: str
 ) -> None:
-    slot = make_slot(kind, backoff=CONSTANT, max_retries=0 if end == "expire" else 16)
+    slot = make_slot(kind, backoff=CONSTANT, max_retries=0 if end == "time_out" else 16)
     ear = listen(slot)
     slot.send(b"a", b"b")
     first, second = slot.take(1, "A"), slot.take(1, "A")
@@ -248,9 +248,9 @@ def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
     slot.commit(first.receipt, [first.deliveries[0].member])
     assert ear.heard() == 0
     member = second.deliveries[0].member
-    if end == "expire":
+    if end == "time_out":
         clock.advance(31)
-        slot.expire()
+        slot.time_out()
     elif end in ("fail", "reject"):
         getattr(slot, end)(second.receipt, member)
     else:
@@ -305,7 +305,7 @@ def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(
 
 
 @kinds
-def test_promote_and_expire_wake_who_sleeps_on(
+def test_promote_and_time_out_wake_who_sleeps_on(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock
 ) -> None:
     slot = make_slot(kind, backoff=NO_BACKOFF)
@@ -321,7 +321,7 @@ def test_promote_and_expire_wake_who_sleeps_on(
     assert ear.heard() == 1
     slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
     clock.advance(31)
-    assert slot.expire() == 1
+    assert slot.time_out() == 1
     assert ear.heard() == 1
 
 
@@ -388,7 +388,7 @@ def test_several_topics_are_heard_by_one_subscription(make_slot: MakeSlot) -> No
 
 
 @kinds
-@pytest.mark.parametrize("end", ["commit", "fail", "release", "expire"])
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "time_out"])
 def test_a_call_that_ends_nothing_wakes_nobody(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], end: str
 ) -> None:
@@ -399,8 +399,8 @@ def test_a_call_that_ends_nothing_wakes_nobody(
     slot.send(b"a")
     assert slot.take().status == "busy"
     before = slot.snapshot("stale")
-    if end == "expire":
-        assert slot.expire() == 0
+    if end == "time_out":
+        assert slot.time_out() == 0
     else:
         words = slot.fail(77, b"a") if end == "fail" else getattr(slot, end)(77, [b"a"])
         assert words == ["stale"]

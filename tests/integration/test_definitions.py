@@ -289,7 +289,7 @@ def test_applying_gives_every_slot_its_new_time_out(broker: Any) -> None:
     later = replace(PRIORITY, timeout=1)
     clock_ms = broker.now_ms() + 100_000
     set_clock(broker, lambda: clock_ms * 1000)
-    assert broker.expire(later, 0) == 0
+    assert broker.time_out(later, 0) == 0
 
 
 # --- rmqtopics

@@ -143,7 +143,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "release": lambda slot, receipt: slot.release(receipt, [b"flying", b"marked"]),
     "extend": lambda slot, receipt: slot.extend(receipt, [b"flying", b"failing"]),
     "progress": lambda slot, receipt: slot.progress(receipt, b"flying", 400, b"half"),
-    "expire": lambda slot, receipt: slot.expire(),
+    "time_out": lambda slot, receipt: slot.time_out(),
     "promote": lambda slot, receipt: slot.promote(),
     "claim": lambda slot, receipt: slot.claim("spark", 1, 60_000, 100),
     "renew": lambda slot, receipt: slot.renew("spark", 1, 60_000),
@@ -200,7 +200,7 @@ REPEATED: dict[str, Any] = {
     "release": ["stale", "stale"],
     "extend": ["ok", "ok"],
     "progress": "ok",
-    "expire": 0,
+    "time_out": 0,
     "promote": 0,
     "claim": Claimed("ok", 0, 5, False),
     "renew": 5,
@@ -673,7 +673,7 @@ def test_on_a_full_server_a_record_dated_ahead_is_dated_now(small_server: redis.
     receipt, _ = slot.take_one()
     small_server.zadd(slot.keys.prepare, {b"a": (slot.now_ms // 1000 + 86_400) * 1000 + 16})
     with memory_full(small_server):
-        assert slot.expire() == 0
+        assert slot.time_out() == 0
     assert slot.zset("prepare") == {b"a": slot.now_ms // 1000 * 1000 + 16}
     assert slot.commit(receipt, [b"a"]) == ["ok"]
 

@@ -165,7 +165,7 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
         assert set(faces().values()) == {(3, 600)}, faces()
         assert "the oldest message has been due for 10 min" in run("--no-workers")[0]
         assert unleased() == 3
-        while broker.expire(work, 0):
+        while broker.time_out(work, 0):
             pass
         assert unleased() == 0
 

@@ -151,7 +151,7 @@ def test_time_outs_have_a_reason_of_their_own() -> None:
             broker.send_merge(topic("work"), 0, 0, [b"1"])
             broker.prepare(topic("work"), 0, "A", None, 1)
             clock.advance(31)
-            broker.expire(topic("work"), 0)
+            broker.time_out(topic("work"), 0)
             found = scraped()
     assert found["rmq_deliveries_failed_total", "timeout", "work"] == 1
     assert found["rmq_deliveries_failed_total", "error", "work"] == 0

@@ -205,7 +205,7 @@ def fifo_scripts(slot: Timed) -> Timed:
     slot.time("release", lambda: slot.release(receipt, members))
     slot.take()
     slot.clock.advance(3_600)
-    slot.time("expire", lambda: slot.expire(BATCH))
+    slot.time("time_out", lambda: slot.time_out(BATCH))
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 
@@ -266,7 +266,7 @@ def every_script(slot: Timed) -> Timed:
     assert set(slot.time("release", lambda: slot.release(receipt, members))) == {"ok"}
     receipt, members = slot.take()
     slot.clock.advance(3_600)
-    assert slot.time("expire", lambda: slot.expire(BATCH)) == BATCH
+    assert slot.time("time_out", lambda: slot.time_out(BATCH)) == BATCH
     receipt, members = slot.take()
     rejected = [Failure(member, "rejected", error=error) for member in members]
     assert set(slot.time("rollback to dead", lambda: slot.rollback(receipt, rejected))) == {"ok"}
@@ -360,7 +360,7 @@ def claims(slot: Timed) -> None:
     size = 10 * BATCH
     receipt, members = slot.take()
     slot.rollback(receipt, [Failure(member, delay_ms=0, error="x" * 1_024) for member in members])
-    for number, end in enumerate(("return", "spend", "expire", "ack", "ack failed"), 1):
+    for number, end in enumerate(("return", "spend", "time_out", "ack", "ack failed"), 1):
         held = 0
         while held < size:
             answer = slot.time("claim", lambda: slot.claim("s", number, 60_000, BATCH, max_bytes=1 << 40))  # noqa: B023
@@ -375,10 +375,10 @@ def claims(slot: Timed) -> None:
             failed = [Failure(member, error="x" * 1_024) for member in look().rows[::2]]
             noted = slot.time("fail_claimed", partial(slot.fail_claimed, "s", number, failed))
             assert noted == ["ok"] * BATCH
-        if end == "expire":
+        if end == "time_out":
             slot.clock.advance(60)
             while slot.zcard("claim"):
-                slot.time("expire claim", lambda: slot.expire(BATCH))
+                slot.time("time out claim", lambda: slot.time_out(BATCH))
         else:
             spent = end == "spend"
             give_back = partial(slot.return_claim, "s", number, spent=spent)

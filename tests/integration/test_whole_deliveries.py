@@ -213,7 +213,7 @@ def test_what_timed_out_meanwhile_is_not_committed(
     topic = replace(LINE, timeout=1)
     send(broker, topic, range(COUNT))
     dispatcher, batch = taken(broker, topic)
-    eventually(lambda: broker.expire(topic, 0) or broker.count(topic, 0).retry, "the time-out")
+    eventually(lambda: broker.time_out(topic, 0) or broker.count(topic, 0).retry, "the time-out")
     end(dispatcher, batch)
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
         dispatcher._round_trips.receive(sent(dispatcher))

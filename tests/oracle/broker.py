@@ -66,7 +66,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "counts": looking.counts,
     "discard": people.discard,
     "ensure": sending.ensure,
-    "expire": upkeep.expire,
+    "time_out": upkeep.time_out,
     "extend": ending.extend,
     "fail_claimed": claims.fail_claimed,
     "find": listing.find,

@@ -9,7 +9,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
 from tests.oracle.bounds import CLAIM_STEP_BYTES
 from tests.oracle.choosing import as_they_are, free_to_claim
-from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
+from tests.oracle.failing import end_expired, has_expired, supersede_resting
 from tests.oracle.holding import (
     close_claim,
     forget_claimed,
@@ -34,7 +34,7 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
         return Claimed("moved")
     limit = max(1, limit)
     upkeep = keep_up(slot, limit)
-    wake_at_gate(slot, upkeep.due, ended=upkeep.expired > 0)
+    wake_at_gate(slot, upkeep.due, ended=upkeep.timed_out > 0)
     note_undrained(slot)
     word = may_claim(slot, consumer, number)
     if word != "ok":
@@ -83,20 +83,20 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
     free, more = free_to_claim(slot, due, limit, max_bytes, ours=ours)
     max_bytes = min(max_bytes, CLAIM_STEP_BYTES)
     taken: list[Entry] = []
-    lapsed: list[Entry] = []
+    expired: list[Entry] = []
     size = 0
     for member, score in free:
         envelope = slot.body.get(member)
-        if has_lapsed(slot, envelope):
-            lapsed.append((member, score))
+        if has_expired(slot, envelope):
+            expired.append((member, score))
             continue
         size += len(member) + len(envelope or b"")
         if taken and size > max_bytes:
             more = True
             break
         taken.append((member, score))
-    for member, score in lapsed:
-        bury_lapsed(slot, member, score)
+    for member, score in expired:
+        end_expired(slot, member, score)
     return taken, more
 
 

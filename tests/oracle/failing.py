@@ -211,13 +211,13 @@ def end_marked(slot: Slot, member: bytes, index: int) -> bool:
     return True
 
 
-def has_lapsed(slot: Slot, envelope: bytes | None) -> bool:
+def has_expired(slot: Slot, envelope: bytes | None) -> bool:
     """Return whether the message has expired."""
     match = _EXPIRES.match(envelope or b"")
     return match is not None and 0 < int(match[1]) < slot.now_ms
 
 
-def bury_lapsed(slot: Slot, member: bytes, score: float) -> None:
+def end_expired(slot: Slot, member: bytes, score: float) -> None:
     """Move an expired message to Dead."""
     del slot.store[member]
     supersede_resting(slot, member)

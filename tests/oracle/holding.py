@@ -122,7 +122,7 @@ def forget_claimed(slot: Slot, limit: int) -> float | None:
     return earliest(dues)
 
 
-def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
+def end_unleased_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
     """Process a claim whose lease has ended: it is lost, unless it was acknowledged before."""
     over = [name for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
     if limit < 1 or not over:

@@ -12,7 +12,7 @@ from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepare
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.bounds import GATE
-from tests.oracle.failing import bury_lapsed, has_lapsed, supersede_resting
+from tests.oracle.failing import end_expired, has_expired, supersede_resting
 from tests.oracle.holding import claim_shuts
 from tests.oracle.keyspace import Memory
 from tests.oracle.numbers import score_text
@@ -84,7 +84,7 @@ class Chosen(NamedTuple):
     """The candidates that are handed out."""
 
     taken: list[Delivery]
-    lapsed: list[Entry]
+    expired: list[Entry]
     refused: bool
     """Whether the first one has to be alone, and is not."""
     cut: bool
@@ -126,8 +126,8 @@ def prepare(
     chosen = choose(slot, found.free[:limit], max_bytes)
     # The bodies of expired messages count, too: they have been read with the others.
     traits = traits_of(slot, chosen.taken) if chosen.taken else None
-    for member, score in chosen.lapsed:
-        bury_lapsed(slot, member, score)
+    for member, score in chosen.expired:
+        end_expired(slot, member, score)
     if traits is None:
         return empty_handed(slot, found, chosen, is_behind)
     is_alone = not slot.prepare
@@ -190,23 +190,23 @@ def is_suspicious(slot: Slot, member: bytes) -> bool:
 def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
     """Apply the size limit, hand out a suspect alone, and find the expired messages for Dead."""
     taken: list[Delivery] = []
-    lapsed: list[Entry] = []
+    expired: list[Entry] = []
     size = 0
     for i, (member, score) in enumerate(free):
         envelope = slot.body.get(member)
-        if has_lapsed(slot, envelope):
-            lapsed.append((member, score))
+        if has_expired(slot, envelope):
+            expired.append((member, score))
             continue
         alone = is_suspicious(slot, member)
         size += len(member) + len(envelope or b"")
         refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
         if refused or (taken and (alone or size > max_bytes)):
-            return Chosen(taken, lapsed, refused, cut=True)
+            return Chosen(taken, expired, refused, cut=True)
         left = budget(slot, score, member, own_retries(slot, envelope))
         taken.append(Delivery(member, score, left, envelope or None))
         if alone:
-            return Chosen(taken, lapsed, refused=False, cut=i + 1 < len(free))
-    return Chosen(taken, lapsed, refused=False, cut=False)
+            return Chosen(taken, expired, refused=False, cut=i + 1 < len(free))
+    return Chosen(taken, expired, refused=False, cut=False)
 
 
 def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) -> None:
@@ -230,7 +230,7 @@ def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool)
     """Return why nothing was taken although the gate is open, and when to ask again."""
     if chosen.refused:
         return idle(slot, "busy", GATE, at_once=is_behind)
-    if chosen.lapsed:
+    if chosen.expired:
         return idle(slot, "empty", None, at_once=True)
     if found.last is not None and not found.complete:
         note_undrained(slot)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django_rmq.core.model.limits import BATCH, MAX_RETRIES_LIMIT
 from tests.oracle.failing import end_failed, release_one
-from tests.oracle.holding import UPKEEP, expire_claim
+from tests.oracle.holding import UPKEEP, end_unleased_claim
 from tests.oracle.numbers import bounded
 from tests.oracle.scores import fraction, retry_score
 from tests.oracle.slot import CLAIMING, ENDING, Slot, on
@@ -17,7 +17,7 @@ from tests.oracle.waking import earliest, note_undrained, wake, wake_at_gate
 class Upkeep(NamedTuple):
     """The upkeep done before a prepare or a claim."""
 
-    expired: int
+    timed_out: int
     due: float | None
     """When a message that it returned can be taken again."""
     is_behind: bool
@@ -31,12 +31,12 @@ def keep_up(slot: Slot, limit: int) -> Upkeep:
     slot.control[b"timeout"] = b"%d" % slot.timeout
     slot.control[b"max_retries"] = b"%d" % slot.max_retries
     share = min(limit, UPKEEP)
-    expired, due = expire_due(slot, share)
+    timed_out, due = time_out_due(slot, share)
     promoted = promote_due(slot, share)
-    return Upkeep(expired, slot.now_ms if promoted else due, expired >= share or promoted >= share)
+    return Upkeep(timed_out, slot.now_ms if promoted else due, timed_out >= share or promoted >= share)
 
 
-def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:
+def time_out_due(slot: Slot, limit: int) -> tuple[int, float | None]:
     """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
     ahead = (slot.now_s + slot.timeout + 1) * 1000
     for member, score in [row for row in slot.prepare.rows() if row[1] >= ahead][:limit]:
@@ -52,7 +52,7 @@ def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:
             continue
         left = bounded(score % 1000, 0, slot.max_retries)
         dues.append(end_failed(slot, member, left, "timed_out", b"", None, 2 * index + 1))
-    lost, due = expire_claim(slot, limit - len(late))
+    lost, due = end_unleased_claim(slot, limit - len(late))
     return len(late) + lost, earliest([*dues, due])
 
 
@@ -76,12 +76,12 @@ def promote_due(slot: Slot, limit: int) -> int:
 
 
 @on(*ENDING, *CLAIMING)
-def expire(slot: Slot, limit: int) -> int:
-    expired, due = expire_due(slot, min(limit, BATCH))
-    if expired:
+def time_out(slot: Slot, limit: int) -> int:
+    timed_out, due = time_out_due(slot, min(limit, BATCH))
+    if timed_out:
         note_undrained(slot)
-    wake_at_gate(slot, due, ended=expired > 0)
-    return expired
+    wake_at_gate(slot, due, ended=timed_out > 0)
+    return timed_out
 
 
 @on("store", "retry", "failures", "stats", "control")

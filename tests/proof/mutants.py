@@ -470,7 +470,7 @@ MUTANTS: dict[str, Mutant] = {
         "At the largest priority there is room for an odd number of retries below the point.",
         "tests/contract/test_retries.py::test_the_largest_priorities_carry_an_exact_budget_too[redis-8796093022208]",
     ),
-    "expire_a_second_early": Mutant(
+    "time_out_a_second_early": Mutant(
         As(
             "local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout + 1) * 1000),"
         ),
@@ -585,10 +585,10 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_bodies.py::test_what_was_buried_with_a_newer_copy_dies_where_that_one_is_gone[range_merge-redis]",
         mark="older_death",
     ),
-    "lapsed_without_its_body": Mutant(
+    "expired_without_its_body": Mutant(
         As("die(member, 'lapsed', '', score, failure, 0, nil)"),
-        "What lapses dies with its body.",
-        "tests/contract/test_bodies.py::test_what_lapses_dies_with_its_body[redis-prepare]",
+        "What expires dies with its body.",
+        "tests/contract/test_bodies.py::test_what_expires_dies_with_its_body[redis-prepare]",
     ),
     "nobody_notes_since_when": Mutant(
         If("false"),
@@ -640,7 +640,7 @@ MUTANTS: dict[str, Mutant] = {
     "no_rest": Mutant(
         If("false"),
         "A message that has failed rests before its next delivery.",
-        "tests/contract/test_time.py::test_expire_and_promote_take_a_limited_number[redis-range_merge]",
+        "tests/contract/test_time.py::test_time_out_and_promote_take_a_limited_number[redis-range_merge]",
     ),
     "marked_stays": Mutant(
         As("local origin, failure, kept"),
@@ -815,7 +815,7 @@ MUTANTS: dict[str, Mutant] = {
     "failed_bodies_dropped": Mutant(
         GONE,
         "A failed delivery leaves its bodies to the copy that waits.",
-        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-expire]",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-time_out]",
     ),
     "released_bodies_dropped": Mutant(
         GONE,
@@ -924,24 +924,24 @@ MUTANTS: dict[str, Mutant] = {
         "Nothing is handed out before it is due.",
         "tests/contract/test_strangers.py::test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget[redis-inf-range_merge]",
     ),
-    "lapses_at_once": Mutant(
+    "expires_at_once": Mutant(
         As("return expires and expires < now_ms"),
-        "A message without a time to live never lapses.",
+        "A message without a time to live never expires.",
         "tests/contract/test_accumulate.py::test_bodies_are_kept_in_the_order_of_sending[redis]",
     ),
-    "lapsed_stays": Mutant(
+    "expired_stays": Mutant(
         GONE,
-        "What has lapsed leaves Store.",
+        "What has expired leaves Store.",
         "tests/contract/test_persons.py::test_a_keyed_message_is_not_delivered_after_its_expiry[redis-range_merge]",
     ),
-    "lapsed_leaves_its_retry": Mutant(
+    "expired_leaves_its_retry": Mutant(
         As("count('dropped', 0)"),
-        "A resting retry of what has lapsed is given up.",
-        "tests/contract/test_strangers.py::test_a_lapsed_message_sent_by_a_stranger_while_it_rests_dies_once[redis]",
+        "A resting retry of what has expired is given up.",
+        "tests/contract/test_strangers.py::test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once[redis]",
     ),
-    "lapsed_is_delivered": Mutant(
+    "expired_is_delivered": Mutant(
         If("false"),
-        "What has lapsed is not delivered.",
+        "What has expired is not delivered.",
         "tests/contract/test_persons.py::test_a_keyed_message_is_not_delivered_after_its_expiry[redis-range_merge]",
     ),
     "bytes_unbounded": Mutant(
@@ -1000,7 +1000,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_waking.py::test_a_rollback_wakes_who_sleeps_longer_than_the_back_off[redis-range_merge]",
     ),
     "no_upkeep": Mutant(
-        As("local expired = 0"),
+        As("local timed_out = 0"),
         "A prepare first ends what has timed out.",
         "tests/contract/test_gate.py::test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_again[redis]",
     ),
@@ -1176,15 +1176,15 @@ MUTANTS: dict[str, Mutant] = {
         "An extended delivery has the retries it had.",
         "tests/contract/test_releasing.py::test_a_released_retry_that_nothing_replaces_has_the_budget_it_had[redis-range_merge]",
     ),
-    "expire_opens_silently": Mutant(
+    "time_out_opens_silently": Mutant(
         GONE,
         "Whoever opens the gate wakes who waits for it.",
-        "tests/contract/test_waking.py::test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before[redis-expire-range_merge]",
+        "tests/contract/test_waking.py::test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before[redis-time_out-range_merge]",
     ),
     "promote_wakes_nobody": Mutant(
         GONE,
         "What comes back from its rest wakes who sleeps.",
-        "tests/contract/test_waking.py::test_promote_and_expire_wake_who_sleeps_on[redis-range_merge]",
+        "tests/contract/test_waking.py::test_promote_and_time_out_wake_who_sleeps_on[redis-range_merge]",
     ),
     "release_needs_memory": Mutant(
         As("redis.call('ZADD', prepare, 0, member)\nredis.call('ZREM', prepare, member)"),
@@ -1196,9 +1196,9 @@ MUTANTS: dict[str, Mutant] = {
         "A full server lets listeners go on: extend.",
         "tests/integration/test_faults.py::test_on_a_full_server_everything_else_does_what_it_always_does[extend-range_merge]",
     ),
-    "expire_needs_memory": Mutant(
+    "time_out_needs_memory": Mutant(
         GONE,
-        "A full server lets the queue drain: expire.",
+        "A full server lets the queue drain: time_out.",
         "tests/integration/test_faults.py::test_on_a_full_server_a_record_dated_ahead_is_dated_now",
     ),
     "acquire_does_not_fence": Mutant(
@@ -1939,7 +1939,7 @@ MUTANTS: dict[str, Mutant] = {
         "A delivery that has timed out is due, though nobody has looked.",
         "tests/contract/test_paging.py::test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked[redis-range_merge]",
     ),
-    "lapsed_claim_not_due": Mutant(
+    "unleased_claim_not_due": Mutant(
         As("return 0, math.huge"),
         "What is claimed under a lease that has ended is due, though nobody has looked.",
         "tests/contract/test_paging.py::test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looked[redis-range_merge-True]",
@@ -2029,10 +2029,10 @@ MUTANTS: dict[str, Mutant] = {
         "A claim is read again with the bodies that it took.",
         "tests/contract/test_claims.py::test_claim[range_merge-key-serial-redis-s-W]",
     ),
-    "claim_of_what_lapsed": Mutant(
+    "claim_of_what_expired": Mutant(
         If("false"),
-        "A message that has lapsed is not claimed.",
-        "tests/contract/test_claims.py::test_a_lapsed_message_dies_instead_of_being_claimed[redis]",
+        "A message that has expired is not claimed.",
+        "tests/contract/test_claims.py::test_an_expired_message_dies_instead_of_being_claimed[redis]",
     ),
     "claim_of_the_future": Mutant(
         As("return redis.call('ZRANGEBYSCORE', store, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, scan)"),
@@ -2177,22 +2177,22 @@ MUTANTS: dict[str, Mutant] = {
     "leases_never_end": Mutant(
         GONE,
         "A claim whose lease has ended is given back by any upkeep.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "lease_ends_early": Mutant(
         If("limit < 1 or not head[1] or tonumber(head[2]) > now_ms + 1"),
         "A lease lasts as long as was said.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "lost_is_not_noted": Mutant(
         GONE,
         "A claim is lost from the first step of its return on: it reads as empty, and its ack is stale.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "lost_costs_nothing": Mutant(
         As("ended, earliest = return_claimed(limit, false)"),
         "The end of a lease spends a retry.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "acked_is_given_back": Mutant(
         If("false"),
@@ -2213,7 +2213,7 @@ MUTANTS: dict[str, Mutant] = {
     "returned_without_its_body": Mutant(
         GONE,
         "A claimed message comes back with its body.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-key-serial-redis-expire-16-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-key-serial-redis-time_out-16-C]",
         mark="claimed_body_comes_back",
     ),
     "claim_keeps_the_gate": Mutant(
@@ -2239,7 +2239,7 @@ MUTANTS: dict[str, Mutant] = {
     "ack_of_the_lost": Mutant(
         If("number ~= newest"),
         "The remains of a lost claim cannot be acknowledged.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "ack_is_not_noted": Mutant(
         GONE,
@@ -2319,7 +2319,7 @@ MUTANTS: dict[str, Mutant] = {
     "renewal_of_the_lost": Mutant(
         If("tonumber(newest) ~= number"),
         "A lost claim is not renewed.",
-        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-expire-0-C]",
+        "tests/contract/test_claims.py::test_the_end_of_a_lease_spends_a_retry[range_merge-body-serial-redis-time_out-0-C]",
     ),
     "no_seal": Mutant(
         If("false"),
@@ -2378,7 +2378,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_every_end_of_a_claim_opens_the_gate_and_says_so[redis-return_claim]",
     ),
     "count_never_paused": Mutant(
-        As("known[1] or '', 0, held, undrained_since, first_delivery, lapsed }"),
+        As("known[1] or '', 0, held, undrained_since, first_delivery, unleased }"),
         "A paused slot is shown as paused.",
         "tests/contract/test_paging.py::test_a_count_says_whether_a_slot_is_paused[redis]",
     ),

@@ -77,7 +77,7 @@ MUTANTS = {
     "release_earlier": ("LATE", Budget(topic_type="range_merge")),
     "fresh_before_retry": ("EARLY", Budget(topic_type="range_merge")),
     "release_is_final": ("OVERLAP", Budget(members=2, sends=2, lost=2, handovers=1)),
-    "expire_waits": ("OVERLAP", ONE),
+    "time_out_waits": ("OVERLAP", ONE),
     "promote_drops": ("EARLY", Budget(sends=1, foreign=1)),
     "prepare_drops_retry": ("BUDGET", Budget(sends=1, foreign=1)),
     "start_in_time": ("OVERLAP", ONE),

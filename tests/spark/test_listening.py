@@ -62,7 +62,7 @@ def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
     try:
         with started(spark, topic, tmp_path, into, 600):
             eventually(lambda: topic.total("acked") == 1_000, "the acknowledgement", 250)
-        # Longer than the lease, while a worker sees to what lapses.
+        # Longer than the lease, while a worker sees to leases that end.
         with Worker(topic.broker, [topic.topic, other.topic], lambda message: seen.update(["worker"])):
             time.sleep(4)
         topic.send(["later"])

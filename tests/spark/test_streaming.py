@@ -772,7 +772,7 @@ def test_a_query_goes_on_while_what_it_has_lost_comes_back(
     start = source.initialOffset()
     first = source.latestOffset(start, ALL)
     redis_clock.advance(ms=61_000)
-    assert topic.broker.expire(topic.topic, 0) == 400
+    assert topic.broker.time_out(topic.topic, 0) == 400
     topic.send(["new"])
     second = source.latestOffset(first, ALL)
     assert second["rows"] == 3_001 and topic.total("acked") == 0
@@ -807,7 +807,7 @@ def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, q
     source = reader(topic, claimTimeout="600")
     repeated = plan(source, start, end)
     redis_clock.advance(ms=500_000)
-    assert [topic.broker.expire(topic.topic, slot) for slot in range(4)] == [0, 0, 0, 0]
+    assert [topic.broker.time_out(topic.topic, slot) for slot in range(4)] == [0, 0, 0, 0]
     assert sum(batch.num_rows for executor, task in repeated for batch in executor.read(task)) == 100
 
 

@@ -551,7 +551,7 @@ class Lockstep(RuleBasedStateMachine):
         taken = {delivery.member for delivery in answer.deliveries}
         self.note_claim_ended()
         # Deliveries that are no longer in flight, or were handed out again in the same breath.
-        self.note_expired({m for m in flying if m not in self.zset("prepare") or m in taken})
+        self.note_timed_out({m for m in flying if m not in self.zset("prepare") or m in taken})
         if answer.status == "ok":
             self.require("INV-9", epoch is None or epoch >= self.highest_epoch, epoch)
             # Numbers come again only where they were lost and the clock went back behind them as well.
@@ -568,7 +568,7 @@ class Lockstep(RuleBasedStateMachine):
         if answer.deliveries and self.topic.is_strict:
             held_up = self.zset("prepare").keys() - taken, self.zset("retry"), self.zset("claimants")
             self.require("INV-19", not any(held_up), held_up)
-        self.note_lapsed()
+        self.note_expired()
 
     def note_line(self, scores: list[float], from_head: bool) -> None:
         """Require that what was taken led the line; a copy that waits behind its older one may stay."""
@@ -577,7 +577,7 @@ class Lockstep(RuleBasedStateMachine):
             left = self.zset("store").values()
             self.require("INV-19", min(left, default=math.inf) >= scores[-1], scores, left)
 
-    def note_lapsed(self) -> None:
+    def note_expired(self) -> None:
         for member in set(self.promises.waiting) - set(self.zset("store")) - set(self.zset("retry")):
             death = self.after.get(self.keys.deaths, {}).get(member, b"")
             self.require("INV-11", death.startswith(b"lapsed "), member, death)
@@ -609,7 +609,7 @@ class Lockstep(RuleBasedStateMachine):
         )
         self.handed.append((receipt, member))
 
-    def note_expired(self, ended: set[bytes]) -> None:
+    def note_timed_out(self, ended: set[bytes]) -> None:
         records = self.before.get(self.keys.inflight, {})
         places = {member: float(record.split()[1].partition(b":")[0]) for member, record in records.items()}
         for member in ended:
@@ -785,10 +785,10 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(limit=limits, both_ways=st.booleans())
     def upkeep(self, limit: int, both_ways: bool) -> None:
-        expired = self.both(lambda b: b.expire(self.topic, 0, limit))
+        timed_out = self.both(lambda b: b.time_out(self.topic, 0, limit))
         self.note_claim_ended()
-        self.note_expired(self.vanished_from("prepare"))
-        if expired < limit:
+        self.note_timed_out(self.vanished_from("prepare"))
+        if timed_out < limit:
             late = [flight for flight in self.promises.flying.values() if self.has_timed_out(flight)]
             self.require("INV-22", all(flight.since_ms < 0 for flight in late), late, self.now_ms)
         if both_ways:
@@ -860,7 +860,7 @@ class Lockstep(RuleBasedStateMachine):
         if isinstance(answer, RmqError) or answer.status == "moved":
             self.require("INV-13", self.before == self.after, answer)
             return
-        self.note_expired({m for m in flying if m not in self.zset("prepare")})
+        self.note_timed_out({m for m in flying if m not in self.zset("prepare")})
         held_before = set(self.zset("claim", self.before))
         before = set(self.zset("claimants", self.before)) & {consumer.encode()}
         same = bool(before) and self.claim_state(consumer, self.before)[0] == number
@@ -875,7 +875,7 @@ class Lockstep(RuleBasedStateMachine):
             body = self.envelope_of("claim_body", member)
             self.require("INV-17", promise.body in (ANY, body), member, promise, body)
             self.promises.claimed[member] = promise
-        self.note_lapsed()
+        self.note_expired()
 
     @rule(data=st.data())
     def claim_once(self, data: st.DataObject) -> None:

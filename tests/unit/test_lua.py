@@ -191,7 +191,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.release(TOPIC, 0, 1, members),
         ask.extend(TOPIC, 0, 1, members),
         ask.progress(TOPIC, 0, 1, b"a", 500),
-        ask.expire(TOPIC, 0),
+        ask.time_out(TOPIC, 0),
         ask.promote(TOPIC, 0),
         ask.claim(TOPIC, 0, "c", 1, 1_000, 10),
         ask.renew(TOPIC, 0, "c", 1, 1_000),

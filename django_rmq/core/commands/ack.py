@@ -79,9 +79,9 @@ def progress(
     return Call("progress", AtSlot(topic, slot), (receipt, member, thousandths, said), word)
 
 
-def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
+def time_out(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
     """Time out deliveries whose heartbeat has stopped; return their number."""
-    return Call(form("expire", topic), AtSlot(topic, slot), (limit,), int)
+    return Call(form("time_out", topic), AtSlot(topic, slot), (limit,), int)
 
 
 def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:

@@ -95,7 +95,7 @@ class DuePoll:
         ]
         # Nothing is prepared in these until a listener returns, so nothing else would time out their
         # messages.
-        expired = [pipeline.add(ack.expire(slot.topic, slot.number)) for slot in blocked]
+        timed_out = [pipeline.add(ack.time_out(slot.topic, slot.number)) for slot in blocked]
         pipeline.execute()
         untaken: list[ConsumedSlot] = []
         trouble: ServerTrouble | None = None
@@ -106,7 +106,7 @@ class DuePoll:
                 trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
-        for slot, ended in zip(blocked, expired, strict=True):
+        for slot, ended in zip(blocked, timed_out, strict=True):
             error = ended.result()
             if isinstance(error, RmqError):
                 trouble = self._slot_errors.of(slot, error) or trouble
@@ -639,7 +639,7 @@ class TimeoutReaper:
             over = (
                 number for number, due in zip(slots, heads, strict=True) if due is not None and due <= server
             )
-            late += [ack.expire(topic, number) for number in over]
+            late += [ack.time_out(topic, number) for number in over]
         until = time.monotonic() + TURN_SECONDS
         while late and time.monotonic() < until:
             steps = [late.popleft() for _ in range(min(STEPS, len(late)))]

@@ -17,7 +17,7 @@ local function unleased_claim(claim, claimants, claims)
   -- A query that died between two steps of `ack` leaves messages behind, which do not come back.
   local record = redis.call('HGET', claims, head[1]) or ''
   if string.match(record, '^%d+ acked ') then return 0, math.huge end -- rule: acknowledged_is_due
-  return redis.call('ZCARD', claim), math.max(0, math.ceil(tonumber(head[2]))) -- rule: lapsed_claim_not_due
+  return redis.call('ZCARD', claim), math.max(0, math.ceil(tonumber(head[2]))) -- rule: unleased_claim_not_due
 end
 
 -- `rests`, `runs` and `held` are the sizes of Retry, Prepare and the claim. Returns three values:

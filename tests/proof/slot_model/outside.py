@@ -91,6 +91,6 @@ def upkeep(book: Book, s: State) -> Iterator[Step]:
             continue
         overdue = value[s[i]].record.age > book.budget.timeout
         for backoff in book.budget.backoffs:
-            after = change("expire", s[i], backoff)
+            after = change("time_out", s[i], backoff)
             if after:
-                yield ("expire", i, backoff), book.moved(s, i, after[0], overdue=overdue), after[1], True
+                yield ("time_out", i, backoff), book.moved(s, i, after[0], overdue=overdue), after[1], True

@@ -91,8 +91,8 @@ def tell(label: tuple[Any, ...]) -> str:
         return f"{name}({'ab'[args[0]]}, {'due in 1' if args[1] else 'due now'})"
     if name == "promote":
         return f"promote {'ab'[args[0]]}"
-    if name == "expire":
-        return f"expire {'ab'[args[0]]} with back-off {args[1]}"
+    if name == "time_out":
+        return f"time out {'ab'[args[0]]} with back-off {args[1]}"
     if name == "person":
         to = f" to {'in 1' if args[2] else 'now'}" if args[0] == "reschedule" else ""
         return f"a person: {args[0]} {'ab'[args[1]]}{to}"

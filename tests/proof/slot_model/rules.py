@@ -43,7 +43,7 @@ class Rules:
     """The rules of the protocol, each of which can be switched off to see what it is for."""
 
     receipts: bool = True  # off: phase two compares the member only, as in the article
-    keep_newer: bool = True  # off: rollback and expire overwrite the copy that waits
+    keep_newer: bool = True  # off: rollback and time_out overwrite the copy that waits
     gate: bool = True  # off: whoever asks may take while another owner's deliveries are open
     fence: bool = True  # off: a prepare with an old epoch is served
     held: bool = True  # off: after a lost reply the worker simply prepares again
@@ -57,7 +57,7 @@ class Rules:
     release_earlier: bool = True  # off: range_merge, the released copy gives up its earlier time
     fresh_before_retry: bool = True  # off: range_merge, "the earlier score" may be a retry score
     release_is_final: bool = True  # off: a worker forgets what it released before the answer came
-    expire_waits: bool = True  # off: expire does not look at the time-out
+    time_out_waits: bool = True  # off: time_out does not look at the time-out
     promote_drops: bool = True  # off: promote overwrites a waiting copy
     prepare_drops_retry: bool = True  # off: a copy in Retry stays while the fresh one is taken
     start_in_time: bool = True  # off: a listener starts however old its delivery is

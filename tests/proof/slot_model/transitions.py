@@ -81,8 +81,8 @@ class Transitions:
         m, counters = die(m, covers=m.record.covers)
         return m._replace(record=None), ["rejected", *counters], None
 
-    def expire(self, m: Member, backoff: int) -> Any:
-        if m.record is None or (self.rules.expire_waits and m.record.age <= self.budget.timeout):
+    def time_out(self, m: Member, backoff: int) -> Any:
+        if m.record is None or (self.rules.time_out_waits and m.record.age <= self.budget.timeout):
             return None
         return self._back(m, m.record, backoff, "expired")
 

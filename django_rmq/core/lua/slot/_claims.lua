@@ -162,7 +162,7 @@ end
 -- values:
 --   how many messages have left the claim,
 --   when the first of them can be taken again, or nil.
-local function expire_claim(limit)
+local function end_unleased_claim(limit)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end -- rule: lease_ends_early
   local number, state = newest_claim(head[1])

@@ -226,7 +226,7 @@ end
 -- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
 --
 -- needs: body unusual kind timeout max_retries expected serial limit max_bytes
--- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_lapsed
+-- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_expired
 
 local total = math.min(#free / 2, limit)
 local more = not complete or total < #free / 2
@@ -239,7 +239,7 @@ if total > 0 and unusual and redis.call('HLEN', body) > 0 then
   kept = redis.call('HMGET', body, unpack(names))
 end
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
-local members, flights, prepared, lefts, envelopes, lapsed = {}, {}, {}, {}, {}, {}
+local members, flights, prepared, lefts, envelopes, expired = {}, {}, {}, {}, {}, {}
 local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
 local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
 if retries == math.huge and kind == 'priority' then
@@ -272,9 +272,9 @@ else
   for i = 1, total do
     local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
     local is_over, is_limited = false, false
-    if envelope then is_over, is_limited = has_lapsed(envelope) end
-    if is_over then -- rule: lapsed_is_delivered
-      lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+    if envelope then is_over, is_limited = has_expired(envelope) end
+    if is_over then -- rule: expired_is_delivered
+      expired[#expired + 1], expired[#expired + 2] = member, score
     else
       local alone = wary and suspicious(member) -- rule: suspect_in_company
       bytes = bytes + #member + (envelope and #envelope or 0)

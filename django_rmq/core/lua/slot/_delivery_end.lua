@@ -111,10 +111,10 @@ local function give_back(member, score)
   return due
 end
 
--- section: expire_due
+-- section: time_out_due
 -- End at most `limit` deliveries and claimed messages that have timed out.
 --
--- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back expire_claim
+-- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back end_unleased_claim
 
 -- Returns the first place in flight. Messages of a strict slot run in their order, so only the first one can have caused a
 -- time-out.
@@ -129,7 +129,7 @@ end
 -- Returns two values:
 --   how many messages were ended,
 --   when the first of them can be taken again, or nil.
-local function expire_due(limit)
+local function time_out_due(limit)
   -- Stamps that are further ahead than a time-out were written before the clock was set back.
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
     'WITHSCORES', 'LIMIT', 0, limit)
@@ -137,7 +137,7 @@ local function expire_due(limit)
     local left = bounded(math.floor(tonumber(ahead[i + 1]) % 1000), 0, max_retries)
     redis.call('ZADD', prepare, text_of(now_s * 1000 + left), ahead[i])
   end
-  -- rule: expire_a_second_early
+  -- rule: time_out_a_second_early
   local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),
     'WITHSCORES', 'LIMIT', 0, limit)
   local earliest
@@ -156,7 +156,7 @@ local function expire_due(limit)
     if due and (not earliest or due < earliest) then earliest = due end
   end
   local lost, due = 0, nil
-  if claimed then lost, due = expire_claim(limit - #late / 2) end -- rule: leases_never_end
+  if claimed then lost, due = end_unleased_claim(limit - #late / 2) end -- rule: leases_never_end
   if due and (not earliest or due < earliest) then earliest = due end
   return #late / 2 + lost, earliest
 end

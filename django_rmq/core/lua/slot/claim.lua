@@ -69,10 +69,10 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _delivery_end.give_back
 -- include: _retries.backoff
 -- include: _retries.end_failed
--- include: _lapse.has_lapsed
--- include: _lapse.bury_lapsed
+-- include: _expiry.has_expired
+-- include: _expiry.end_expired
 -- include: _claims
--- include: _delivery_end.expire_due
+-- include: _delivery_end.time_out_due
 -- include: _retries.promote_due
 -- include: _undrained.note_undrained
 -- include: _scores.latest_due
@@ -85,10 +85,10 @@ end
 -- The last step of an insertion has failed, so Store still has its other name.
 if noted then end_insertion() end -- rule: claim_sees_no_store
 local share = math.min(limit, 400)
-local expired, earliest = expire_due(share)
+local timed_out, earliest = time_out_due(share)
 local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)
 if promote_due(share) > 0 then earliest = now_ms end
-if expired > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
+if timed_out > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
 local function answer(...)
   if earliest then wake(earliest) end
   note_undrained()
@@ -207,7 +207,7 @@ elseif not taken then
   end
   local total = math.min(#free / 2, limit)
   more = #rows == scan * 2 or total < #free / 2
-  local names, kept, bytes, lapsed = {}, {}, 0, {}
+  local names, kept, bytes, expired = {}, {}, 0, {}
   for i = 1, total do
     names[i] = free[i * 2 - 1]
   end
@@ -215,8 +215,8 @@ elseif not taken then
 
   for i = 1, total do
     local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-    if envelope and has_lapsed(envelope) then -- rule: claim_of_what_lapsed
-      lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+    if envelope and has_expired(envelope) then -- rule: claim_of_what_expired
+      expired[#expired + 1], expired[#expired + 2] = member, score
     else
       bytes = bytes + #member + (envelope and #envelope or 0)
       if taken > 0 and bytes > max_bytes then
@@ -228,7 +228,7 @@ elseif not taken then
       if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
     end
   end
-  bury_lapsed(lapsed)
+  end_expired(expired)
   if taken > 0 then
     if #free < #rows then -- rule: claim_removes_by_rank_what_runs
       redis.call('ZREM', store, unpack(members))

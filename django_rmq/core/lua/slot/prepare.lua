@@ -108,14 +108,14 @@ if in_flight > 0 or rests or claimed then
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _claims
--- include: _delivery_end.expire_due
+-- include: _delivery_end.time_out_due
 -- include: _retries.promote_due
   local share = math.min(limit, 400)
-  local expired = expire_due(share) -- rule: no_upkeep
+  local timed_out = time_out_due(share) -- rule: no_upkeep
   local promoted = promote_due(share)
   -- There may be more upkeep to do. This is computed here, because `limit` may be lowered below.
-  behind = expired >= share or promoted >= share
-  unusual = unusual or expired > 0
+  behind = timed_out >= share or promoted >= share
+  unusual = unusual or timed_out > 0
   in_flight = redis.call('ZCARD', prepare)
   rests = redis.call('ZCARD', retry) > 0
   claimed = claimed and redis.call('ZCARD', claimants) > 0
@@ -154,13 +154,13 @@ end
 
 local free, retries, complete, is_head, last_score, last_member = choose()
 
--- include: _lapse.has_lapsed
+-- include: _expiry.has_expired
 -- include: _delivery.selection
-if #lapsed > 0 then
+if #expired > 0 then
 -- include: _accumulation.bodies
 -- include: _deaths
--- include: _lapse.bury_lapsed
-  bury_lapsed(lapsed)
+-- include: _expiry.end_expired
+  end_expired(expired)
 end
 if taken > 0 then
 -- include: _delivery.take
@@ -199,7 +199,7 @@ if taken > 0 then
     plain and '' or lefts, #kept > 0 and envelopes or '', suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end
-if #lapsed > 0 then return idle('empty', next_due(true), nil) end
+if #expired > 0 then return idle('empty', next_due(true), nil) end
 if last_member and not complete then
   note_undrained()
   keep_counts()

@@ -54,15 +54,15 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _claims
--- include: _delivery_end.expire_due
+-- include: _delivery_end.time_out_due
 -- include: _undrained.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
-redis.call('HDEL', control, '') -- rule: expire_needs_memory
-local expired, earliest = expire_due(limit)
+redis.call('HDEL', control, '') -- rule: time_out_needs_memory
+local timed_out, earliest = time_out_due(limit)
 -- The owner that was answered busy sleeps until the gate opens, and what has timed out may have opened it.
--- rule: expire_opens_silently
-if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
-if expired > 0 then note_undrained() end
+-- rule: time_out_opens_silently
+if timed_out > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if timed_out > 0 then note_undrained() end
 if earliest then wake(earliest) end
 keep_counts()
-return expired
+return timed_out

@@ -27,7 +27,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import check_slots, slot_of
-from django_rmq.core.model.replies import Death, Entry, Handover, ReshardSurvey
+from django_rmq.core.model.replies import Death, Entry, Handover, ReslotProgress
 from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.core.topic_registration import messages_held
 from django_rmq.exceptions import ConfigurationError, LostRace
@@ -227,12 +227,12 @@ class SlotDrain:
     def drain(self, source: int) -> bool:
         """Move messages that belong elsewhere out of a slot; return whether all of them have moved."""
         while True:
-            before = self._broker.run(reshard.survey(self._topic, source))
+            before = self._broker.run(reshard.reslot_progress(self._topic, source))
             # A delivery from before the slot was shut may still run; its message can go back to any state.
             if before.in_flight or before.claims or not self._settle(source):
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)
-            after = self._broker.run(reshard.survey(self._topic, source))
+            after = self._broker.run(reshard.reslot_progress(self._topic, source))
             # A person may have rescheduled or replayed a message meanwhile. It is then in a state that was already read, so all
             # states are read again.
             if (before.rescheduled, before.revived) == (after.rescheduled, after.revived):
@@ -364,57 +364,57 @@ class _Mover:
     def advance(self, families: Sequence[int]) -> set[int]:
         """Continue with families that are in progress; return those that are done."""
         plan, number = self._reslotting, self._reslotting.number
-        surveys = self._survey(families)
-        moved = {family for family in families if self._is_done(surveys, family)}
+        of_slots = self._read_progress(families)
+        moved = {family for family in families if self._is_done(of_slots, family)}
         untouched = [
             family
             for family in families
-            if any(surveys[slot].reslot != number for slot in plan.slots(family))
+            if any(of_slots[slot].reslot != number for slot in plan.slots(family))
         ]
         if untouched:
             # A target takes the new count before a source refuses the old one, so every send finds a slot.
             self._shut([slot for family in untouched for slot in plan.targets(family)])
             self._shut([slot for family in untouched for slot in plan.sources(family)])
             self._report("shut", self.progress)
-            surveys |= self._survey(untouched)
+            of_slots |= self._read_progress(untouched)
         self.progress.waiting = 0
         overdue: list[int] = []
         for family in families:
-            if family in moved or any(surveys[slot].reslot != number for slot in plan.sources(family)):
+            if family in moved or any(of_slots[slot].reslot != number for slot in plan.sources(family)):
                 continue  # the family has moved, or a source is not shut because it is not empty, as is normal at this point
             # If a process died while it opened a family, the slots that are open again were drained before.
-            sources = [slot for slot in plan.sources(family) if surveys[slot].is_shut]
-            running = sum(surveys[slot].in_flight + surveys[slot].claims for slot in sources)
+            sources = [slot for slot in plan.sources(family) if of_slots[slot].is_shut]
+            running = sum(of_slots[slot].in_flight + of_slots[slot].claims for slot in sources)
             self.progress.waiting += running
             if running:
                 overdue += sources
-            elif self._is_moved(family, sources, surveys):
+            elif self._is_moved(family, sources, of_slots):
                 moved.add(family)
         # There may be no consumer left that would time out the messages in flight here.
         list(walk(self._broker, [ack.time_out(self._topic, slot) for slot in overdue]))
         return moved
 
-    def _is_moved(self, family: int, sources: Sequence[int], surveys: dict[int, ReshardSurvey]) -> bool:
+    def _is_moved(self, family: int, sources: Sequence[int], of_slots: dict[int, ReslotProgress]) -> bool:
         """Move the messages in the sources of a family, and open it again; return whether that is done."""
         try:
             if not all(self._emptying.drain(slot) for slot in sources):
                 return False
-            self._reopen(family, surveys)
+            self._reopen(family, of_slots)
         except LostRace:
             # Another process does the same, and was first; or the slots belong to a later re-slotting.
-            if any(one.reslot > self._reslotting.number for one in self._survey([family]).values()):
+            if any(one.reslot > self._reslotting.number for one in self._read_progress([family]).values()):
                 raise
             return False
         return True
 
-    def _survey(self, families: Iterable[int]) -> dict[int, ReshardSurvey]:
+    def _read_progress(self, families: Iterable[int]) -> dict[int, ReslotProgress]:
         slots = [slot for family in families for slot in self._reslotting.slots(family)]
-        calls = (reshard.survey(self._topic, slot) for slot in slots)
+        calls = (reshard.reslot_progress(self._topic, slot) for slot in slots)
         return dict(zip(slots, walk(self._broker, calls, len(slots)), strict=True))
 
-    def _is_done(self, surveys: dict[int, ReshardSurvey], family: int) -> bool:
+    def _is_done(self, of_slots: dict[int, ReslotProgress], family: int) -> bool:
         """Return whether a family was moved; its sources are opened last."""
-        sources = [surveys[slot] for slot in self._reslotting.sources(family)]
+        sources = [of_slots[slot] for slot in self._reslotting.sources(family)]
         return all(one.reslot == self._reslotting.number and not one.is_shut for one in sources)
 
     def _shut(self, slots: Sequence[int]) -> None:
@@ -431,13 +431,13 @@ class _Mover:
         for answer in walk(self._broker, calls, len(calls)):
             check(self._topic, answer)
 
-    def _reopen(self, family: int, surveys: dict[int, ReshardSurvey]) -> None:
+    def _reopen(self, family: int, of_slots: dict[int, ReslotProgress]) -> None:
         plan = self._reslotting
         slots = plan.slots(family)
         # Read after nothing was in flight any more, so that receipts which listeners stored elsewhere stay
         # below future ones.
-        deliveries = max(surveys[slot].deliveries for slot in slots)
-        paused = any(surveys[slot].is_paused for slot in slots)
+        deliveries = max(of_slots[slot].deliveries for slot in slots)
+        paused = any(of_slots[slot].is_paused for slot in slots)
         for part in (plan.targets(family), plan.sources(family)):
             calls = [
                 reshard.reopen(self._topic, slot, plan.number, deliveries=deliveries, paused=paused)

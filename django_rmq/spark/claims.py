@@ -209,7 +209,7 @@ class Lease:
 
     def _renew_all(self, held: dict[int, int]) -> None:
         calls = (
-            claims.renew(self._topic, slot, self._holder, number, self._lease_ms)
+            claims.renew_claim(self._topic, slot, self._holder, number, self._lease_ms)
             for slot, number in held.items()
         )
         sizes = list(walk(self._broker, calls))
@@ -394,7 +394,7 @@ class Claims:
         lost = 0
         while ending:
             asked = ending[:HEADS]
-            acks = [claims.ack(self._topic, slot, consumer, number) for slot, number in asked]
+            acks = [claims.ack_claim(self._topic, slot, consumer, number) for slot, number in asked]
             rest: list[tuple[int, int]] = []
             for (slot, number), (word, left) in zip(asked, walk(self._broker, acks, HEADS), strict=True):
                 while word == "open" and left:
@@ -568,7 +568,8 @@ class Claims:
         slots = self.lease.slots(number)
         rows = 0
         sizes = self.each(
-            claims.renew(self._topic, slot, consumer, number, self._lease_ms, seal=True) for slot in slots
+            claims.renew_claim(self._topic, slot, consumer, number, self._lease_ms, seal=True)
+            for slot in slots
         )
         for slot, size in zip(slots, sizes, strict=True):
             if size is None:
@@ -594,7 +595,7 @@ class Claims:
         held = set(self.lease.slots(number))
         taken_over = [slot for slot in sizes if slot not in held]
         renewed = self.each(
-            claims.renew(self._topic, slot, consumer, number, self._lease_ms) for slot in taken_over
+            claims.renew_claim(self._topic, slot, consumer, number, self._lease_ms) for slot in taken_over
         )
         for slot, size in zip(taken_over, renewed, strict=True):
             if size is None:

@@ -175,7 +175,7 @@ def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: b
     source, target = (slot_of(member, slots) for slots in counts)
     message = _found(broker, [inspect.look(topic, source, [member])])
     # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
-    if message is None and (slot := broker.run(reshard.survey(topic, source))).ticket:
+    if message is None and (slot := broker.run(reshard.reslot_progress(topic, source))).ticket:
         # Without members to move, ``move_out`` only repeats the batch that has left the slot.
         left = broker.run(reshard.move_out(topic, source, slot.reslot, source))
         message = next((_leaving(row) for row in left.rows if row.member == member), None)

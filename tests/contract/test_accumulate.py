@@ -150,7 +150,7 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, c
     slot = collecting(make_slot)
     send(slot, b"1")
     slot.claim("c", 1, 1_000, 10)
-    slot.renew("c", 1, 1_000, seal=True)
+    slot.renew_claim("c", 1, 1_000, seal=True)
     send(slot, b"2")
     clock.advance(2)
     taken = slot.take()

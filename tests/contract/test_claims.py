@@ -47,7 +47,7 @@ def claim(
     """Claim and seal; return how many."""
     answer = slot.claim(consumer, number, lease_ms, limit)
     assert answer.status == "ok", answer
-    slot.renew(consumer, number, lease_ms, seal=True)
+    slot.renew_claim(consumer, number, lease_ms, seal=True)
     return int(answer.taken)
 
 
@@ -127,7 +127,7 @@ def test_prepare_gives_what_is_not_claimed_where_there_is_no_gate(make: MakeSlot
     receipt, delivery = slot.take_one()
     assert delivery.member == b"b"
     slot.commit(receipt, [b"b"])
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.take_one()[1].member == A
 
 
@@ -142,13 +142,13 @@ def test_phase_two_is_stale_for_what_is_claimed(slot: Slot, state: str) -> None:
 @claimed
 def test_ack(slot: Slot, state: str) -> None:
     bring(slot, state)
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.where(A) == ("W" if state == "CW" else "-")
     assert slot.counted("acked") == 1
     assert not slot.hash("claim_body") and not slot.zset("claimants")
     if slot.topic.keyed:
         assert slot.hash("body") == ({A: slot.envelope()} if state == "CW" else {})
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.counted("acked") == 1
 
 
@@ -173,7 +173,7 @@ def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retri
     assert slot.counted("claim_returned") == 1
     assert not slot.zset("claimants") and not slot.hash("claim_body")
     assert slot.read_claim("s", 1).state == "lost"
-    assert slot.ack("s", 1)[0] == "stale" and slot.renew("s", 1, LEASE_MS) is None
+    assert slot.ack_claim("s", 1)[0] == "stale" and slot.renew_claim("s", 1, LEASE_MS) is None
     if state == "C" and max_retries:
         assert slot.hash("failures")[A].startswith(b"timed_out 1 ")
         slot.clock.advance(5)
@@ -210,7 +210,7 @@ def test_a_claim_given_back_is_as_if_it_had_never_been(slot: Slot, state: str) -
     assert slot.take_one()[1].retries_left == 16
     assert slot.read_claim("s", 1).state == "returned"
     assert slot.return_claim("s", 1) == ("ok", 0)
-    assert slot.ack("s", 1)[0] == "stale"
+    assert slot.ack_claim("s", 1)[0] == "stale"
 
 
 def test_a_claim_given_back_as_failed_spends_a_retry(slot: Slot) -> None:
@@ -290,7 +290,7 @@ def test_what_is_known_of_a_claimed_messages_failures_outlives_its_newer_copy(sl
     assert set(known) == {A}
     slot.purge("store") if gone == "purge" else getattr(slot, gone)([A])
     assert slot.hash("failures") == known
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     stays = slot.topic.keyed and gone == "bury"
     assert slot.hash("failures") == (known if stays else {})
 
@@ -302,7 +302,7 @@ def test_a_newer_copy_keeps_what_is_known_of_failures_when_the_claimed_one_is_ac
     claim(slot)
     slot.send(A)
     known = slot.hash("failures")
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.hash("failures") == known != {}
 
 
@@ -314,7 +314,7 @@ def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSl
     slot.fail(answer.receipt, *(delivery.member for delivery in answer.deliveries))
     assert claim(slot) == 10
     slot.send(names[0])
-    assert slot.ack("s", 1, 4) == ("ok", 6)
+    assert slot.ack_claim("s", 1, 4) == ("ok", 6)
     # Interrupted: it reads as empty, holds the gate, and ends as acknowledged by whoever comes.
     assert slot.read_claim("s", 1, 0, 10) == ("acked", 1, 0, [], [])
     assert slot.claim("s", 2, LEASE_MS, 10).status == "unfinished"
@@ -336,7 +336,7 @@ def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
     assert slot.take(owner="A").status == slot.take(owner="B").status == "busy"
     assert slot.hash("control")[b"sleeping_until"] == b"9007199254740992"
     wakeups = slot.broker.wakeups([slot.topic])
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert wakeups.get(5) == [(slot.topic.name, 0)]
     wakeups.close()
     assert slot.take(owner="B").status == "ok"
@@ -383,7 +383,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     slot.send(*(b"%d" % n for n in range(5)))
     assert slot.claim("s", 1, LEASE_MS, 5).taken == 5
     if sealed:
-        slot.renew("s", 1, LEASE_MS, seal=True)
+        slot.renew_claim("s", 1, LEASE_MS, seal=True)
     slot.send(b"new")
     assert slot.take(1, owner="A").status == "busy"
     wakeups = slot.broker.wakeups([slot.topic])
@@ -401,7 +401,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     [delivery] = answer.deliveries
     assert delivery.member not in slot.zset("claim")
     # Nobody goes on with a claim that has ended, and nobody claims before all of it is back.
-    assert slot.renew("s", 1, LEASE_MS, seal=True) is None and slot.ack("s", 1)[0] == "stale"
+    assert slot.renew_claim("s", 1, LEASE_MS, seal=True) is None and slot.ack_claim("s", 1)[0] == "stale"
     assert slot.claim("s", 2, LEASE_MS, 1).status == slot.claim("t", 1, LEASE_MS, 1).status == "busy"
     assert slot.commit(answer.receipt, [delivery.member]) == ["ok"]
     while slot.zset("claimants"):
@@ -413,7 +413,7 @@ def test_one_consumer_at_a_time_claims_a_slot(slot: Slot) -> None:
     slot.send(b"a", b"b")
     claim(slot, limit=1)
     assert slot.claim("t", 1, LEASE_MS, 1).status == "busy"
-    slot.ack("s", 1)
+    slot.ack_claim("s", 1)
     assert slot.claim("t", 1, LEASE_MS, 1).status == "ok"
 
 
@@ -422,7 +422,7 @@ def test_a_paused_slot_is_not_claimed_from_and_goes_on_with_its_upkeep(make_slot
     slot.send(b"a")
     claim(slot)
     slot.pause()
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     slot.send(b"b")
     assert slot.claim("s", 2, LEASE_MS, 10).status == "paused"
     slot.pause(False)
@@ -441,14 +441,14 @@ def test_a_claim_grows_until_it_is_sealed(slot: Slot) -> None:
     first = slot.claim("s", 1, LEASE_MS, 2)
     assert (first.taken, first.size, first.more) == (2, 2, True)
     assert slot.read_claim("s", 1, 0, 10) == ("open", 1, 2, [], [])
-    assert slot.ack("s", 1) == ("open", 2)
+    assert slot.ack_claim("s", 1) == ("open", 2)
     second = slot.claim("s", 1, LEASE_MS, 2)
     assert (second.taken, second.size) == (2, 4)
-    assert slot.renew("s", 1, LEASE_MS, seal=True) == 4
+    assert slot.renew_claim("s", 1, LEASE_MS, seal=True) == 4
     # A request that was long on its way.
     assert slot.claim("s", 1, LEASE_MS, 2).status == "stale"
     assert len(read(slot)) == 4
-    slot.ack("s", 1)
+    slot.ack_claim("s", 1)
     assert slot.claim("s", 1, LEASE_MS, 2).status == "stale"
     assert slot.claim("s", 2, LEASE_MS, 2).taken == 1
 
@@ -487,7 +487,7 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
     # Lost from the first step on, though most of it is still there.
     assert slot.time_out(1) == 1
     assert slot.read_claim("s", 1, 0, 1000) == ("lost", 1, 0, [], [])
-    assert slot.ack("s", 1)[0] == "stale"
+    assert slot.ack_claim("s", 1)[0] == "stale"
     while slot.time_out(1):
         pass
     assert slot.zset("claim") == {}
@@ -496,8 +496,8 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
 def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
     bring(slot, "C")
     slot.clock.advance((LEASE_MS - 1) / 1000)
-    assert slot.renew("s", 1, LEASE_MS) == 1
-    assert slot.renew("s", 2, LEASE_MS) is slot.renew("t", 1, LEASE_MS) is None
+    assert slot.renew_claim("s", 1, LEASE_MS) == 1
+    assert slot.renew_claim("s", 2, LEASE_MS) is slot.renew_claim("t", 1, LEASE_MS) is None
     slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.time_out() == 0 and slot.where(A) == "C"
 
@@ -506,7 +506,7 @@ def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None
     bring(slot, "C")
     slot.keyspace.delete(slot.keys.claims)
     assert read(slot) == {}
-    assert slot.ack("s", 1)[0] == "stale"
+    assert slot.ack_claim("s", 1)[0] == "stale"
     slot.clock.advance(LEASE_MS / 1000)
     slot.time_out()
     assert slot.where(A) == "T"
@@ -516,13 +516,13 @@ def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, cl
     slot = make_slot()
     slot.send(b"a")
     claim(slot)
-    slot.ack("s", 1)
+    slot.ack_claim("s", 1)
     assert slot.hash("claims") == {b"s": b"1 acked %d" % START_MS}
     clock.advance(TOMBSTONE_MS / 1000)
     slot.send(b"b")
     claim(slot, consumer="t")
     assert set(slot.hash("claims")) == {b"s", b"t"}
-    slot.ack("t", 1)
+    slot.ack_claim("t", 1)
     clock.advance("1ms")
     slot.send(b"c")
     claim(slot, consumer="u")
@@ -541,7 +541,7 @@ def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: MakeSlot,
     assert len(remembered) == CONSUMERS - 1
     assert b"holder" in remembered and b"c7" in remembered and b"c6" in remembered
     assert b"c%d" % (CONSUMERS - 2) not in remembered, "it ended first"
-    slot.ack("holder", 1)
+    slot.ack_claim("holder", 1)
 
 
 def test_thousands_of_short_consumers_get_what_they_ask_for(make_slot: MakeSlot, clock: Clock) -> None:
@@ -551,7 +551,7 @@ def test_thousands_of_short_consumers_get_what_they_ask_for(make_slot: MakeSlot,
         slot.send(b"%d" % n)
         clock.advance("1ms")
         claim(slot, consumer=f"c{n}", limit=1)
-        assert slot.ack(f"c{n}", 1)[0] == "ok"
+        assert slot.ack_claim(f"c{n}", 1)[0] == "ok"
     assert len(slot.hash("claims")) == CONSUMERS == slot.broker.count_consumers(slot.topic, slot.index)
 
 
@@ -614,8 +614,8 @@ def test_what_can_go_as_it_is_is_claimed_in_one_step(
         slot.send(next(iter(claimed)))
         answer = slot.claim("s", 1, LEASE_MS, 2_500, 1 << 53)
         assert (answer.taken, answer.more) == (1_000, True)
-    slot.renew("s", 1, LEASE_MS, seal=True)
-    assert slot.ack("s", 1) == ("ok", 0)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert len(slot.zset("store")) == (sent - taken - 999 if left else 0)
 
 
@@ -637,7 +637,7 @@ def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
     found = slot.count()
     assert (found.store, found.due) == (13_000 + later - taken, 13_000 - taken)
     # What has stayed is found, is taken when it is due, and is not lost with the claim.
-    slot.renew("s", 1, LEASE_MS, seal=True), slot.ack("s", 1)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True), slot.ack_claim("s", 1)
     slot.clock.advance(5)
     assert slot.claim("s", 2, LEASE_MS, 99_999, 1 << 53).taken == later + 13_000 - taken
 
@@ -647,10 +647,10 @@ def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: Mak
     slot.send(*(b"%0200d" % n for n in range(1_500)), score=50)
     answer = slot.claim("s", 1, LEASE_MS, 5_000, 200 * 1_200)
     assert (answer.taken, answer.more) == (1_200, True)
-    slot.renew("s", 1, LEASE_MS, seal=True), slot.ack("s", 1)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True), slot.ack_claim("s", 1)
     answer = slot.claim("s", 2, LEASE_MS, 5_000, 200 * 7 + 199)
     assert (answer.taken, answer.more) == (7, True)
-    slot.renew("s", 2, LEASE_MS, seal=True), slot.ack("s", 2)
+    slot.renew_claim("s", 2, LEASE_MS, seal=True), slot.ack_claim("s", 2)
     answer = slot.claim("s", 3, LEASE_MS, 5_000)
     assert (answer.taken, answer.more) == (293, False)
 
@@ -699,14 +699,14 @@ def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
         slot.fail(receipt, delivery.member)
     while slot.claim("s", 1, LEASE_MS, 5, 1 << 53).more:
         pass
-    slot.renew("s", 1, LEASE_MS, seal=True)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True)
     if end == "ack failed":
         assert slot.fail_claimed("s", 1, [Failure(members[3])]) == ["ok"]
     step: Callable[[], object] = {
         "return": lambda: slot.return_claim("s", 1),
         "spend": lambda: slot.return_claim("s", 1, spent=True),
         "lease": slot.time_out,
-    }.get(end, lambda: slot.ack("s", 1))
+    }.get(end, lambda: slot.ack_claim("s", 1))
     if end == "lease":
         slot.clock.advance(LEASE_MS / 1000)
     held = []

@@ -13,14 +13,14 @@ MakeSlot = Callable[..., Slot]
 A, B, C = b"a", b"b", b"c"
 LEASE_MS = 60_000
 
-ends = pytest.mark.parametrize("end", ["ack", "return_claim", "lease"])
+ends = pytest.mark.parametrize("end", ["ack_claim", "return_claim", "lease"])
 
 
 def claim(slot: Slot, *members: bytes, seal: bool = True) -> None:
     """Send and claim members."""
     slot.send(*members, score=200 if slot.topic.is_priority else None)
     assert slot.claim("s", 1, LEASE_MS, 10_000).taken == len(members)
-    slot.renew("s", 1, LEASE_MS, seal=seal)
+    slot.renew_claim("s", 1, LEASE_MS, seal=seal)
 
 
 def fail(
@@ -47,7 +47,7 @@ def finish(slot: Slot, end: str) -> None:
 def test_only_messages_of_a_sealed_claim_fail_and_each_once(slot: Slot) -> None:
     claim(slot, A, B, seal=False)
     assert fail(slot, A) == ["open"]
-    slot.renew("s", 1, LEASE_MS, seal=True)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True)
     before = slot.snapshot()
     assert fail(slot, b"x") == ["not_found"]
     assert slot.snapshot() == before
@@ -57,7 +57,7 @@ def test_only_messages_of_a_sealed_claim_fail_and_each_once(slot: Slot) -> None:
     # What was said first stays.
     assert fail(slot, A, B, kind="rejected") == ["again", "ok"]
     assert slot.hash("claim_failed") == {A: b"failed\nRefused: a", B: b"rejected\nRefused: b"}
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert fail(slot, A) == ["stale"]
     assert slot.counted("stale") == 3
 
@@ -68,8 +68,8 @@ def test_nothing_can_fail_of_a_claim_that_is_being_ended(make_slot: MakeSlot) ->
     receipt, _ = slot.take_one()
     slot.fail(receipt, A)
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 3
-    slot.renew("s", 1, LEASE_MS, seal=True)
-    assert slot.ack("s", 1, 1) == ("ok", 2)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True)
+    assert slot.ack_claim("s", 1, 1) == ("ok", 2)
     assert fail(slot, *slot.zset("claim")) == ["stale", "stale"]
 
 
@@ -91,9 +91,9 @@ def test_what_has_failed_uses_a_retry_however_the_claim_ends(slot: Slot, end: st
     assert slot.where(A) == "T"
     assert slot.hash("failures")[A].startswith(b"failed 1 ")
     assert slot.hash("failures")[A].endswith(b"\nRefused: a")
-    assert slot.where(B) == {"ack": "-", "return_claim": "W", "lease": "T"}[end]
-    assert slot.counted("acked") == (end == "ack")
-    assert slot.counted("claim_returned") == (1 if end == "ack" else 2)
+    assert slot.where(B) == {"ack_claim": "-", "return_claim": "W", "lease": "T"}[end]
+    assert slot.counted("acked") == (end == "ack_claim")
+    assert slot.counted("claim_returned") == (1 if end == "ack_claim" else 2)
     slot.clock.advance(5)
     answer = slot.take()
     if answer.is_suspect:
@@ -144,9 +144,9 @@ def test_a_retry_that_fails_again_uses_the_next_one_and_keeps_its_first_score(sl
     receipt, _ = slot.take_one()
     slot.fail(receipt, A, delay_ms=0)
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
-    slot.renew("s", 1, LEASE_MS, seal=True)
+    slot.renew_claim("s", 1, LEASE_MS, seal=True)
     fail(slot, A)
-    finish(slot, "ack")
+    finish(slot, "ack_claim")
     record = slot.hash("failures")[A].split(b"\n")[0].split(b" ")
     assert (record[:2], float(record[4])) == ([b"failed", b"2"], original)
     slot.clock.advance(5)
@@ -157,11 +157,11 @@ def test_what_failed_rests_as_long_as_after_a_time_out(make_slot: MakeSlot) -> N
     slot = make_slot(backoff=NO_BACKOFF)
     claim(slot, A)
     fail(slot, A)
-    finish(slot, "ack")
+    finish(slot, "ack_claim")
     assert slot.where(A) == "w"
 
 
-@pytest.mark.parametrize("end", ["ack", "return_claim"])
+@pytest.mark.parametrize("end", ["ack_claim", "return_claim"])
 def test_a_claim_ends_in_steps_in_which_no_message_is_left_out(make_slot: MakeSlot, end: str) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     names = [b"%04d" % n for n in range(1_000)]
@@ -174,7 +174,7 @@ def test_a_claim_ends_in_steps_in_which_no_message_is_left_out(make_slot: MakeSl
     assert slot.zset("dead").keys() == set(rejected)
     assert slot.hash("failures").keys() == set(failed)
     assert slot.zset("store").keys() == {*failed, *(names[600:] if end == "return_claim" else [])}
-    assert slot.counted("acked") == (400 if end == "ack" else 0)
+    assert slot.counted("acked") == (400 if end == "ack_claim" else 0)
 
 
 def test_who_sleeps_is_woken_for_what_failed(make_slot: MakeSlot) -> None:
@@ -183,7 +183,7 @@ def test_who_sleeps_is_woken_for_what_failed(make_slot: MakeSlot) -> None:
     fail(slot, A)
     assert slot.take().status == "empty"
     wakeups = slot.broker.wakeups([slot.topic])
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert wakeups.get(5) == [(slot.topic.name, 0)]
     wakeups.close()
     assert slot.take_one()[1].member == A
@@ -193,7 +193,7 @@ def test_an_error_is_kept_up_to_1024_bytes_and_whatever_is_in_it(slot: Slot) -> 
     claim(slot, A)
     text = "no\nrejected 7\0\r\n" + "x" * 2_000
     assert slot.fail_claimed("s", 1, [Failure(A, error=text)]) == ["ok"]
-    finish(slot, "ack")
+    finish(slot, "ack_claim")
     assert slot.hash("failures")[A].partition(b"\n")[2] == text[:1024].encode()
 
 
@@ -212,5 +212,5 @@ def test_a_claim_that_was_never_sealed_costs_nothing_when_its_lease_ends(slot: S
     assert slot.time_out() == 1
     assert slot.zset("store") == {A: score}
     assert slot.read_claim("s", 1).state == "returned"
-    assert slot.renew("s", 1, LEASE_MS, seal=True) is None
+    assert slot.renew_claim("s", 1, LEASE_MS, seal=True) is None
     assert drift(slot).claims == 0

@@ -410,9 +410,9 @@ def test_a_claim_takes_in_the_order_of_sending_and_holds_the_slot(slot: Slot) ->
     send(slot, b"z", b"y", b"x")
     assert slot.claim("s", 1, 60_000, 2)[1] == 2
     assert slot.prepare("A", None, 10).status == "busy"
-    slot.renew("s", 1, 60_000, seal=True)
+    slot.renew_claim("s", 1, 60_000, seal=True)
     assert list(slot.read_claim("s", 1, 0, 10).rows)[::2] == [b"z", b"y"]
-    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.ack_claim("s", 1) == ("ok", 0)
     assert take(slot) == [b"x"]
 
 
@@ -430,7 +430,7 @@ def test_a_lost_claim_comes_back_in_its_order(fifo: Callable[..., Slot], clock: 
     names = [b"c", b"b", b"a"]
     send(slot, *names)
     slot.claim("s", 1, 1_000, 10)
-    slot.renew("s", 1, 1_000, seal=True)
+    slot.renew_claim("s", 1, 1_000, seal=True)
     clock.advance("1001ms")
     assert slot.prepare("A", None, 10).status == "busy"
     clock.advance(60)

@@ -221,7 +221,7 @@ def test_nothing_leaves_while_spark_holds_something(make_slot: Make) -> None:
     shut(source, target)
     source.keyspace.zadd(source.keys.claimants, b"spark", 1)
     assert source.move_out(1, 1, [("store", b"x")]).status == "busy"
-    assert source.survey().claims == 1
+    assert source.reslot_progress().claims == 1
     source.keyspace.delete(source.keys.claimants)
 
 
@@ -250,9 +250,9 @@ def test_a_hand_over_that_is_repeated_arrives_once(make_slot: Make) -> None:
     target.remove([b"x"])
     assert target.move_in(1, 0, answer.ticket, answer.rows) == "known"
     assert target.where(b"x") == "-"
-    assert source.survey().ticket == answer.ticket
+    assert source.reslot_progress().ticket == answer.ticket
     assert source.move_out(1, 0, arrived=answer.ticket).status == "nothing"
-    assert source.survey().ticket == 0
+    assert source.reslot_progress().ticket == 0
     assert not source.hash("leaving")
 
 
@@ -390,21 +390,21 @@ def test_of_two_deaths_the_later_one_stays(make_slot: Make, later: str) -> None:
 # --- looking
 
 
-def test_a_survey_says_how_far_a_slot_is(make_slot: Make) -> None:
+def test_the_progress_of_a_re_slotting_says_how_far_a_slot_is(make_slot: Make) -> None:
     slot = make_slot(slots=2)
-    assert slot.survey() == (None, 0, False, False, 0, 0, 0, 0, 0, 0)
+    assert slot.reslot_progress() == (None, 0, False, False, 0, 0, 0, 0, 0, 0)
     slot.send(b"x", b"y")
     receipt, delivery = slot.take_one()
     slot.pause()
     slot.shut(3)
-    assert slot.survey() == (2, 3, True, True, receipt, 1, 0, 0, 0, 0)
+    assert slot.reslot_progress() == (2, 3, True, True, receipt, 1, 0, 0, 0, 0)
     slot.reject(receipt, delivery.member)
     slot.replay([delivery.member])
-    assert slot.survey()[7:9] == (0, 1)
+    assert slot.reslot_progress()[7:9] == (0, 1)
     slot.reschedule([60], [b"x"])
-    assert slot.survey()[7:9] == (1, 1)
+    assert slot.reslot_progress()[7:9] == (1, 1)
     slot.move_out(3, 1, [("store", b"y")])
-    assert slot.survey().ticket == 1
+    assert slot.reslot_progress().ticket == 1
     again = slot.move_out(3, 1)
     assert slot.with_topic().move_in(3, 0, again.ticket, again.rows) == "in"
 

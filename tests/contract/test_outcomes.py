@@ -172,7 +172,7 @@ def test_what_a_lost_claim_kills_is_kept(make_slot: MakeSlot, clock: Clock) -> N
     slot = keeping(make_slot, max_retries=0)
     slot.send(b"a")
     slot.claim("spark", 1, 1_000, 10)
-    slot.renew("spark", 1, 1_000, seal=True)
+    slot.renew_claim("spark", 1, 1_000, seal=True)
     clock.advance(2)
     slot.time_out()
     assert outcome(slot) == Outcome("dead", "timed_out", 1, None, slot.now_ms, "", "")

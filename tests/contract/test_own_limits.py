@@ -118,7 +118,7 @@ def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[.
     send(slot, b"a", max_retries=1)
     for number in (1, 2):
         assert slot.claim("s", number, 1_000, 10).taken == 1
-        slot.renew("s", number, 1_000, seal=True)
+        slot.renew_claim("s", number, 1_000, seal=True)
         slot.clock.advance("1001ms")
         slot.time_out()
     assert slot.where(b"a") == "D"

@@ -301,7 +301,7 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
     slot.send(b"a", b"b", b"c")
     assert slot.claim("s", 1, 5_000, 9).taken == 3
     if sealed:
-        slot.renew("s", 1, 5_000, seal=True)
+        slot.renew_claim("s", 1, 5_000, seal=True)
     ends = slot.now_ms + 5_000
     slot.clock.advance("4999ms")
     assert waits_since(slot, 0, None)
@@ -323,8 +323,8 @@ def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot)
     slot.fail(receipt, b"a")
     slot.send(b"b", b"c")
     assert slot.claim("s", 1, 5_000, 9).taken == 3
-    slot.renew("s", 1, 5_000, seal=True)
-    assert slot.ack("s", 1, 1) == ("ok", 2), "interrupted"
+    slot.renew_claim("s", 1, 5_000, seal=True)
+    assert slot.ack_claim("s", 1, 1) == ("ok", 2), "interrupted"
     slot.clock.advance(5)
     assert waits_since(slot, 0, None)
 
@@ -436,8 +436,8 @@ def test_a_slot_is_empty_while_it_has_no_message_in_any_state(make_slot: MakeSlo
     slot.send(b"b")
     assert slot.claim("s", 1, 5_000, 9).taken == 1
     assert has_messages() and slot.count().claimed
-    slot.renew("s", 1, 5_000, seal=True)
-    slot.ack("s", 1, 9)
+    slot.renew_claim("s", 1, 5_000, seal=True)
+    slot.ack_claim("s", 1, 9)
     assert not has_messages()
 
 

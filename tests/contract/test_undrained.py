@@ -100,10 +100,10 @@ def test_a_claim_ends_it_and_what_comes_back_begins_it(slot: Slot, spent: bool) 
 def test_what_a_query_has_failed_begins_it_when_the_claim_is_acknowledged(slot: Slot) -> None:
     slot.send(A, B)
     assert slot.claim("s", 1, 60_000, 10).taken == 2
-    slot.renew("s", 1, 60_000, seal=True)
+    slot.renew_claim("s", 1, 60_000, seal=True)
     slot.fail_claimed("s", 1, [Failure(A)])
     later(slot)
-    slot.ack("s", 1)
+    slot.ack_claim("s", 1)
     assert since(slot) == 1_000
 
 

@@ -80,7 +80,7 @@ def promotions(runs: int, progress: Callable[[int], None] = lambda done: None) -
                 for slot in range(TOPIC.slots)
                 for entry in kept.peek(TOPIC, slot, "store", limit=1000).entries
             }
-            known = kept.survey(TAKEN, 0).deliveries
+            known = kept.reslot_progress(TAKEN, 0).deliveries
             again = [deliver(kept) for _ in range(TRIPS)]
             for each in (kept, broker, producer.broker):
                 each.close()
@@ -111,7 +111,7 @@ def cluster_promotions(runs: int, progress: Callable[[int], None] = lambda done:
             receipts += [deliver(broker) for _ in range(TRIPS // 2)]
             primary.kill()
             server.wait_for_promotion(replica)
-            known = broker.survey(TAKEN, 0).deliveries
+            known = broker.reslot_progress(TAKEN, 0).deliveries
             again = [deliver(broker) for _ in range(TRIPS // 2)]
             primary.start()
             wait_for_link(primary)

@@ -273,7 +273,7 @@ def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
     assert "Marked" not in shown
     words = []
     for slot in range(topic.slots):
-        broker.renew(topic, slot, "spark", 1, 60_000, seal=True)
+        broker.renew_claim(topic, slot, "spark", 1, 60_000, seal=True)
         failure = Failure(b'{"a":"claimed"}', error="NoPrice: <none>")
         words += broker.fail_claimed(topic, slot, "spark", 1, [failure])
     assert sorted(words) == ["ok"] + ["stale"] * (topic.slots - 1)
@@ -299,7 +299,7 @@ def test_the_dashboard_shows_what_queries_hold_and_that_a_lease_has_ended(
     link = f'<a href="{url("change", "timed")}?tab=claim">and 3 claimed</a>'
     assert link in shown and "lease has ended" not in shown
     for slot in range(topic_of("timed").slots):
-        broker.renew(topic_of("timed"), slot, "spark", 1, 1, seal=True)
+        broker.renew_claim(topic_of("timed"), slot, "spark", 1, 1, seal=True)
     eventually(lambda: f"{link} · lease has ended" in text(boss.get(url("changelist"))), "the lease's end")
 
 

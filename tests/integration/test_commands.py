@@ -570,7 +570,7 @@ def claimed(broker: Broker, count: int, consumer: str = "query") -> None:
     send_messages("renders", [f"{consumer} {n}" for n in range(count)], priority=100)
     for slot in range(topic.slots):
         broker.claim(topic, slot, consumer, 1, 60_000, 1_000)
-        broker.renew(topic, slot, consumer, 1, 60_000, seal=True)
+        broker.renew_claim(topic, slot, consumer, 1, 60_000, seal=True)
 
 
 def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: Run) -> None:

@@ -1238,7 +1238,7 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
         for slot in range(topic.slots):
             broker.send_replace(topic, slot, [broker.now_ms() - 1], [b"a"])
     assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
-    assert broker.renew(claimed, 1, "spark", 1, 100, seal=True) == 1
+    assert broker.renew_claim(claimed, 1, "spark", 1, 100, seal=True) == 1
     assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
     with Worker(broker, MERGE, Heard(), swept=[claimed, prepared]):
         eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")
@@ -1257,7 +1257,7 @@ def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(
     names = [b"%d" % n for n in range(900)]
     broker.send_replace(topic, 0, [broker.now_ms() - 1] * 900, names)
     assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
-    broker.renew(topic, 0, "spark", 1, 1, seal=True)
+    broker.renew_claim(topic, 0, "spark", 1, 1, seal=True)
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
     fetch.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(time.monotonic())
     assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)

@@ -85,13 +85,13 @@ def stage(slot: Slot, script: str = "") -> int:
         if script == "move_out":
             slot.release(receipt, [b"flying", b"failing", b"marked", b"timed out"])
         slot.shut(1)
-    if "claim" in script or script in ("renew", "ack"):
+    if "claim" in script or script in ("renew_claim", "ack_claim"):
         slot.release(receipt, [b"flying", b"failing", b"marked"])
         if script != "claim":
             slot.claim("spark", 1, 60_000, 100)
-            slot.renew("spark", 1, 60_000, seal=True)
+            slot.renew_claim("spark", 1, 60_000, seal=True)
             slot.send(b"waiting")
-        if script in ("ack", "return_claim"):
+        if script in ("ack_claim", "return_claim"):
             slot.fail_claimed("spark", 1, [Failure(b"flying", error="no"), Failure(b"failing", "rejected")])
     return receipt
 
@@ -146,8 +146,8 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "time_out": lambda slot, receipt: slot.time_out(),
     "promote": lambda slot, receipt: slot.promote(),
     "claim": lambda slot, receipt: slot.claim("spark", 1, 60_000, 100),
-    "renew": lambda slot, receipt: slot.renew("spark", 1, 60_000),
-    "ack": lambda slot, receipt: slot.ack("spark", 1),
+    "renew_claim": lambda slot, receipt: slot.renew_claim("spark", 1, 60_000),
+    "ack_claim": lambda slot, receipt: slot.ack_claim("spark", 1),
     "fail_claimed": lambda slot, receipt: slot.fail_claimed(
         "spark", 1, [Failure(b"flying"), Failure(b"resting")]
     ),
@@ -166,7 +166,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "retire": lambda slot, receipt: slot.retire(),
     "shut": lambda slot, receipt: slot.shut(1),
     "reopen": lambda slot, receipt: slot.reopen(1, deliveries=99, paused=True),
-    "survey": lambda slot, receipt: slot.survey(),
+    "reslot_progress": lambda slot, receipt: slot.reslot_progress(),
     "move_out": lambda slot, receipt: move_out(slot),
     "move_in": lambda slot, receipt: slot.move_in(1, 1, 1, ARRIVING),
     "peek": lambda slot, receipt: slot.peek("store"),
@@ -203,8 +203,8 @@ REPEATED: dict[str, Any] = {
     "time_out": 0,
     "promote": 0,
     "claim": Claimed("ok", 0, 5, False),
-    "renew": 5,
-    "ack": ("ok", 0),
+    "renew_claim": 5,
+    "ack_claim": ("ok", 0),
     "fail_claimed": ["again", "not_found"],
     "return_claim": ("ok", 0),
     "replay": ["not_found"],

@@ -157,7 +157,7 @@ def test_what_a_dead_query_holds_is_due_in_every_face() -> None:
 
         late(broker, "work", 0, 3)
         assert broker.claim(work, 0, "dead", 1, 60_000, 9).taken == 3
-        broker.renew(work, 0, "dead", 1, 60_000, seal=True)
+        broker.renew_claim(work, 0, "dead", 1, 60_000, seal=True)
         clock.advance("59999ms")
         assert set(faces().values()) == {(0, 0)} and unleased() == 0
         assert "nothing is overdue" in run("--no-workers", "-v", "2")[0]

@@ -219,7 +219,7 @@ def test_claims_of_one_minute_are_taken_once_even_at_once(redis_url: str, prefix
         with client_of(redis_url) as client:
             broker = Broker(client, prefix)
             gate.wait(LONG)
-            taken.append(broker.claim_minute(TOPIC, 30_000_000))
+            taken.append(broker.take_minute(TOPIC, 30_000_000))
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
@@ -235,9 +235,9 @@ def test_who_does_not_own_the_first_slot_does_not_try(broker: Any, clock: Clock)
 
 
 def test_a_clock_that_was_set_back_does_not_end_the_history(broker: Any) -> None:
-    assert broker.claim_minute(TOPIC, 30_000_000)
-    assert not broker.claim_minute(TOPIC, 29_999_990)
-    assert broker.claim_minute(TOPIC, 29_000_000)
+    assert broker.take_minute(TOPIC, 30_000_000)
+    assert not broker.take_minute(TOPIC, 29_999_990)
+    assert broker.take_minute(TOPIC, 29_000_000)
 
 
 def test_nothing_is_sampled_with_zero_hours(broker: Any) -> None:
@@ -275,7 +275,7 @@ def test_a_minute_is_kept_once(broker: Any) -> None:
 def test_a_topic_that_nobody_samples_any_more_leaves_nothing(redis_url: str, prefix: str) -> None:
     with client_of(redis_url) as client:
         broker = Broker(client, prefix)
-        broker.claim_minute(TOPIC, 30_000_000)
+        broker.take_minute(TOPIC, 30_000_000)
         broker.keep_minute(TOPIC, 30_000_000, "r", 60)
         for key in history_keys(prefix, TOPIC.name):
             assert 0 < client.ttl(key) <= 120 * 60
@@ -300,7 +300,7 @@ def test_both_brokers_keep_the_same(redis_url: str, prefix: str, clock: Clock) -
     with client_of(redis_url) as client:
         for broker in (Broker(client, prefix, clock), OracleBroker(prefix, clock)):
             merge(broker, 0, "a", "b")
-            assert broker.claim_minute(TOPIC, 30_000_000)
+            assert broker.take_minute(TOPIC, 30_000_000)
             broker.note_late(TOPIC, [3, 0, 5] + [0] * 20 + [1])
             broker.note_late(TOPIC, [1] + [0] * 23)
             for minute in (30_000_000, 30_000_001, 30_000_070):

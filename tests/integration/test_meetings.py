@@ -206,8 +206,8 @@ def test_what_has_left_dead_is_no_longer_called_dead(clock: Clock, by: str) -> N
         else:
             assert run(operate.replay(topic, 0, [b"k"])) == ["replayed"]
             run(claims.claim(topic, 0, "spark", 1, 60_000, 10, 100_000))
-            run(claims.renew(topic, 0, "spark", 1, 60_000, seal=True))
-            run(claims.ack(topic, 0, "spark", 1))
+            run(claims.renew_claim(topic, 0, "spark", 1, 60_000, seal=True))
+            run(claims.ack_claim(topic, 0, "spark", 1))
         assert (message_status("kept", key="k").state, live(broker(), topic)) == ("unknown", 0)
 
 

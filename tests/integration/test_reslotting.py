@@ -280,9 +280,9 @@ def test_a_pause_and_the_receipts_go_along(broker: Any, slots: int) -> None:
     topic = replace(filled.topic, slots=slots)
     for slot in range(slots):
         is_paused = slot % min(slots, 4) == 1
-        assert broker.survey(topic, slot).is_paused == is_paused
+        assert broker.reslot_progress(topic, slot).is_paused == is_paused
         last = max(receipts[old] for old in range(4) if (old - slot) % min(slots, 4) == 0)
-        assert broker.survey(topic, slot).deliveries == last
+        assert broker.reslot_progress(topic, slot).deliveries == last
         answer = broker.prepare(topic, slot, "B", None, 1)
         assert answer.status == ("paused" if is_paused else "ok")
         if not is_paused:

@@ -338,7 +338,7 @@ def move(slot: Timed) -> None:
     receipt, dead = slot.take()
     slot.rollback(receipt, [Failure(member, "rejected", error="x" * 1_024) for member in dead])
     slot.time("shut", lambda: slot.shut(1))
-    assert slot.time("survey", slot.survey).is_shut
+    assert slot.time("reslot_progress", slot.reslot_progress).is_shut
     target = replace(slot.topic, name="target")
     slot.broker.shut(target, 0, 1)
     last = 0
@@ -367,7 +367,7 @@ def claims(slot: Timed) -> None:
             assert answer.status == "ok" and answer.taken, answer
             held = answer.size
         slot.send(names(BATCH))
-        assert slot.time("renew", lambda: slot.renew("s", number, 60_000, seal=True)) == held  # noqa: B023
+        assert slot.time("renew_claim", lambda: slot.renew_claim("s", number, 60_000, seal=True)) == held  # noqa: B023
         for offset in (0, held - BATCH):
             look = partial(slot.read_claim, "s", number, offset, BATCH)
             assert len(slot.time("read_claim", look).rows) == 2 * BATCH
@@ -383,7 +383,7 @@ def claims(slot: Timed) -> None:
             spent = end == "spend"
             give_back = partial(slot.return_claim, "s", number, spent=spent)
             acknowledges = end.startswith("ack")
-            call = partial(slot.ack, "s", number) if acknowledges else give_back
+            call = partial(slot.ack_claim, "s", number) if acknowledges else give_back
             label = end if acknowledges else f"return_claim {end}"
             while slot.time(label, call)[1]:
                 pass
@@ -394,8 +394,8 @@ def claims(slot: Timed) -> None:
     waiting = slot.count().store
     some = slot.time("claim step", lambda: slot.claim("s", 6, 60_000, waiting // 2, max_bytes=1 << 53))
     assert some.taken == (BATCH if slot.topic.keyed else CLAIM_STEP)
-    slot.renew("s", 6, 60_000, seal=True)
-    assert slot.time("ack whole", lambda: slot.ack("s", 6)) == ("ok", 0)
+    slot.renew_claim("s", 6, 60_000, seal=True)
+    assert slot.time("ack_claim whole", lambda: slot.ack_claim("s", 6)) == ("ok", 0)
     waiting = slot.count().store
     # As much as may be carried back, and as little.
     for number, rest in ((7, CLAIM_STEP), (8, 0)):

@@ -101,7 +101,7 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
 
 
 @on("stats", "control", "claimants", "claim", "claims")
-def renew(slot: Slot, consumer: str, number: int, lease_ms: int, seal: int) -> int | None:
+def renew_claim(slot: Slot, consumer: str, number: int, lease_ms: int, seal: int) -> int | None:
     check_lease(lease_ms)
     newest, state = newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed"):
@@ -137,7 +137,7 @@ def fail_claimed(slot: Slot, consumer: str, number: int, *rest: Any) -> list[str
 
 
 @on(*ENDING, *CLAIMING)
-def ack(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, int]:
+def ack_claim(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, int]:
     newest, state = newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed", "acked"):
         slot.count("stale")

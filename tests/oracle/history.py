@@ -51,7 +51,7 @@ def _raise_by(counters: Hash, name: str, number: int) -> None:
     counters[field] = b"%d" % (int(counters.get(field, b"0")) + number)
 
 
-def claim_minute(memory: Memory, topic: Topic, minute: int) -> bool:
+def take_minute(memory: Memory, topic: Topic, minute: int) -> bool:
     with _opened(memory, topic) as (_, pending):
         claimed = int(pending.get(b"claimed", b"-1"))
         if minute <= claimed <= minute + 60:

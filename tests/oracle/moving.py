@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.model.replies import CopyReply, FailureRecord, Handover, ReshardSurvey
+from django_rmq.core.model.replies import CopyReply, FailureRecord, Handover, ReslotProgress
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.collecting import collects, dead_body, join, joined_death
@@ -57,9 +57,9 @@ def reopen(slot: Slot, _: int, reslot: int, deliveries: int, paused: int) -> str
 
 
 @on("control", "prepare", "claimants", "stats", "leaving")
-def survey(slot: Slot) -> ReshardSurvey:
+def reslot_progress(slot: Slot) -> ReslotProgress:
     slots = slot.control.get(b"slots")
-    return ReshardSurvey(
+    return ReslotProgress(
         None if slots is None else int(slots),
         int(slot.control.get(b"reslot", 0)),
         b"moving" in slot.control,

@@ -388,10 +388,10 @@ MUTANTS: dict[str, Mutant] = {
         "What was paused stays paused.",
         "tests/contract/test_moving.py::test_what_was_paused_stays_paused[redis]",
     ),
-    "survey_overlooks_replays": Mutant(
+    "progress_overlooks_replays": Mutant(
         As("local counted = redis.call('HMGET', stats, 'rescheduled', 'rescheduled')"),
         "What a person sends back to an earlier state is noticed.",
-        "tests/contract/test_moving.py::test_a_survey_says_how_far_a_slot_is[redis]",
+        "tests/contract/test_moving.py::test_the_progress_of_a_re_slotting_says_how_far_a_slot_is[redis]",
     ),
     "moved_while_in_flight": Mutant(
         GONE,
@@ -697,7 +697,7 @@ MUTANTS: dict[str, Mutant] = {
     "types_unchecked": Mutant(
         If("false"),
         "Every key's type is looked at before the first write.",
-        "tests/integration/test_faults.py::test_a_key_of_a_foreign_type_is_named_and_nothing_changes[ack]",
+        "tests/integration/test_faults.py::test_a_key_of_a_foreign_type_is_named_and_nothing_changes[ack_claim]",
     ),
     "wakes_without_end": Mutant(
         GONE,
@@ -1640,7 +1640,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_states.py::test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted",
     ),
     "overran_in_company": Mutant(
-        As("return kind == 'timed_out'"),
+        As("return what == 'timed_out'"),
         "A message that exceeded HARD_TIMEOUT is delivered alone afterwards.",
         "tests/contract/test_states.py::test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted",
     ),
@@ -2279,7 +2279,7 @@ MUTANTS: dict[str, Mutant] = {
     "failed_are_acknowledged": Mutant(
         As("local noted, members, earliest = false, nil, nil"),
         "What a query has failed is not acknowledged.",
-        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack_claim]",
     ),
     "failed_are_returned": Mutant(
         As("local noted = false"),
@@ -2289,12 +2289,12 @@ MUTANTS: dict[str, Mutant] = {
     "claim_note_outlives": Mutant(
         GONE,
         "What a query has failed is forgotten with its end.",
-        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+        "tests/contract/test_failing_claimed.py::test_what_has_failed_uses_a_retry_however_the_claim_ends[range_merge-body-serial-redis-ack_claim]",
     ),
     "claimed_reject_is_a_failure": Mutant(
         If("false"),
         "What a query has rejected goes to Dead at once.",
-        "tests/contract/test_failing_claimed.py::test_what_was_rejected_is_dead_however_the_claim_ends[range_merge-body-serial-redis-ack]",
+        "tests/contract/test_failing_claimed.py::test_what_was_rejected_is_dead_however_the_claim_ends[range_merge-body-serial-redis-ack_claim]",
     ),
     "open_costs_a_retry": Mutant(
         As("if state == 'open' or state == 'sealed' then state = 'lost' end"),

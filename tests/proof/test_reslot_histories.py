@@ -25,8 +25,8 @@ WHOLE = dict(RULES)
 
 
 def nothing_is_in_flight(patch: Patch) -> None:
-    def survey(*at: Any) -> Any:
-        return WHOLE["survey"](*at)._replace(in_flight=0)
+    def reslot_progress(*at: Any) -> Any:
+        return WHOLE["reslot_progress"](*at)._replace(in_flight=0)
 
     def move_out(memory: Memory, topic: Any, slot: int, *own: Any) -> Handover:
         with opened(memory, topic, slot, ["prepare"]) as s:
@@ -39,7 +39,7 @@ def nothing_is_in_flight(patch: Patch) -> None:
             with opened(memory, topic, slot, ["prepare"]) as s:
                 s.prepare.update(kept)
 
-    patch.setitem(RULES, "survey", survey)
+    patch.setitem(RULES, "reslot_progress", reslot_progress)
     patch.setitem(RULES, "move_out", move_out)
 
 
@@ -77,7 +77,7 @@ def what_left_is_forgotten_at_once(patch: Patch) -> None:
 
 
 def sources_open_first(patch: Patch) -> None:
-    def reopen(self: Any, family: int, surveys: Any) -> None:
+    def reopen(self: Any, family: int, progress: Any) -> None:
         plan = self._reslotting
         for slot in (*plan.sources(family), *plan.targets(family)):
             self._broker.reopen(plan.topic, slot, plan.number, deliveries=0)
@@ -99,10 +99,10 @@ def sources_are_shut_first(patch: Patch) -> None:
 
 
 def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
-    def survey(*at: Any) -> Any:
-        return WHOLE["survey"](*at)._replace(rescheduled=0, revived=0)
+    def reslot_progress(*at: Any) -> Any:
+        return WHOLE["reslot_progress"](*at)._replace(rescheduled=0, revived=0)
 
-    patch.setitem(RULES, "survey", survey)
+    patch.setitem(RULES, "reslot_progress", reslot_progress)
 
 
 def the_new_count_comes_first(patch: Patch) -> None:

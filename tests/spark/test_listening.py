@@ -141,7 +141,7 @@ def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: 
     for driver, renewed in ((source, 0), (reader(topic), 3)):
         asked.clear()
         assert len(driver.partitions(start, end)) == 1
-        assert Counter(call.script for call in asked) == Counter(read_claim=3, renew=renewed)
+        assert Counter(call.script for call in asked) == Counter(read_claim=3, renew_claim=renewed)
     # A checkpoint that does not know it has all of them asked.
     del end["held"]
     assert len(source.partitions(start, end)) == 1

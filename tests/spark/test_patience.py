@@ -118,7 +118,7 @@ def test_each_step_of_a_batch_outlasts_a_restart(lasting: tuple[RedisServer, Que
     server.start()
 
 
-@pytest.mark.parametrize("script", ["claim", "renew"])
+@pytest.mark.parametrize("script", ["claim", "renew_claim"])
 def test_a_claim_whose_answer_was_lost_is_found_again(
     lasting: tuple[RedisServer, Queue], script: str
 ) -> None:

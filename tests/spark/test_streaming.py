@@ -231,7 +231,7 @@ def test_a_slot_that_gives_nothing_keeps_no_budget_from_the_others(queue: MakeQu
     topic.broker.pause(topic.topic, 0)
     held = topic.broker.prepare(topic.topic, 1, "A", None, 1)
     assert topic.broker.claim(topic.topic, 2, "another", 1, 60_000, 1).taken == 1
-    topic.broker.renew(topic.topic, 2, "another", 1, 60_000, seal=True)
+    topic.broker.renew_claim(topic.topic, 2, "another", 1, 60_000, seal=True)
     source = reader(topic)
     start = source.initialOffset()
     end = source.latestOffset(start, ReadMaxRows(50))
@@ -521,8 +521,8 @@ def test_a_number_that_somebody_has_used_is_noticed(queue: MakeQueue) -> None:
     assert one.latestOffset(start, ALL) == start
     topic.send(["a", "b"])
     assert topic.broker.claim(topic.topic, 0, "nightly", 2, 60_000, 1).taken == 1
-    topic.broker.renew(topic.topic, 0, "nightly", 2, 60_000, seal=True)
-    topic.broker.ack(topic.topic, 0, "nightly", 2)
+    topic.broker.renew_claim(topic.topic, 0, "nightly", 2, 60_000, seal=True)
+    topic.broker.ack_claim(topic.topic, 0, "nightly", 2)
     with pytest.raises(LostRace, match="another query claims"):
         one.latestOffset(start, ALL)
 

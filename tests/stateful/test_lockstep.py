@@ -883,26 +883,28 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        action=st.sampled_from(["renew", "ack", "ack", "fail_claimed", "return_claim", "read_claim"]),
+        action=st.sampled_from(
+            ["renew_claim", "ack_claim", "ack_claim", "fail_claimed", "return_claim", "read_claim"]
+        ),
     )
     def a_claimant_goes_on(self, data: st.DataObject, action: str) -> None:
         getattr(self, action)(data)
 
-    def renew(self, data: st.DataObject) -> None:
+    def renew_claim(self, data: st.DataObject) -> None:
         consumer, number = self.some_claim(data)
         seal, lease_ms = (
             data.draw(st.sampled_from([True, True, False])),
             data.draw(st.sampled_from([500, 60_000])),
         )
-        self.both(lambda b: b.renew(self.topic, 0, consumer, number, lease_ms, seal=seal))
+        self.both(lambda b: b.renew_claim(self.topic, 0, consumer, number, lease_ms, seal=seal))
 
-    def ack(self, data: st.DataObject) -> None:
+    def ack_claim(self, data: st.DataObject) -> None:
         consumer, number = self.some_claim(data)
         newest, state = self.claim_state(consumer)
         # Only what was sealed, and so was read whole, may be forgotten.
         good = number == newest and state in ("sealed", "acked")
         limit = data.draw(limits)
-        word, left = self.both(lambda b: b.ack(self.topic, 0, consumer, number, limit))
+        word, left = self.both(lambda b: b.ack_claim(self.topic, 0, consumer, number, limit))
         self.require("INV-13", good == (word == "ok"), word, newest, state)
         if not good:
             self.require("INV-13", self.zset("claim") == self.zset("claim", self.before), word)

@@ -23,9 +23,9 @@ SCRIPTS = {name: Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 
 READING = {"history/sample", "workers/roster"}
-REFUSED_BY_A_FULL_SERVER = {"answers/begin", "limits/spend", "results/keep"}
+REFUSED_BY_A_FULL_SERVER = {"answers/begin", "limits/spend", "results/keep_result"}
 LOOPING = {
-    "history/keep", "history/note", "history/sample", "history/times", "limits/allow", "workers/beat", "workers/roster",
+    "history/keep_minute", "history/note", "history/sample", "history/times", "limits/allow", "workers/beat", "workers/roster",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def calls_of_every_script() -> dict[str, Call[Any]]:
     ask.hold_consumer(TOPIC, "c", "d", "cp", "a", 1)
     ask.leave_consumer(TOPIC, "c", "d")
     ask.sample(TOPIC, [0, 1])
-    ask.claim_minute(TOPIC, 7)
+    ask.take_minute(TOPIC, 7)
     ask.note_late(TOPIC, [1] * LATENESS_BUCKETS)
     ask.note_times(TOPIC, [1] * LATENESS_BUCKETS, 24, [0] * LATENESS_BUCKETS, 0)
     ask.keep_minute(TOPIC, 7, "1 2 3", 60)

@@ -48,13 +48,13 @@ def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
     return Call("history/sample", AtSlots(topic, slots), (), _sample, join=_whole)
 
 
-def _is_claimed(reply: bytes) -> bool:
+def _is_taken(reply: bytes) -> bool:
     return reply == b"ok"
 
 
-def claim_minute(topic: Topic, minute: int) -> Call[bool]:
+def take_minute(topic: Topic, minute: int) -> Call[bool]:
     """Return whether this process is the one that samples ``topic`` in this minute (since the epoch)."""
-    return Call("history/claim", OfHistory(topic), (minute,), _is_claimed)
+    return Call("history/take_minute", OfHistory(topic), (minute,), _is_taken)
 
 
 def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
@@ -76,7 +76,7 @@ def note_times(
 
 def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
     """Store the record of a minute, and keep at most ``keep`` minutes. Answers kept or present."""
-    return Call("history/keep", OfHistory(topic), (minute, record, keep), word)
+    return Call("history/keep_minute", OfHistory(topic), (minute, record, keep), word)
 
 
 def _times(key: bytes, values: list[Reply]) -> Times:

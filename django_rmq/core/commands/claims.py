@@ -56,7 +56,7 @@ def claim(
     )
 
 
-def renew(
+def renew_claim(
     topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
 ) -> Call[int | None]:
     """Restart the lease of a claim; return what the claim holds, or None if it no longer exists.
@@ -64,15 +64,17 @@ def renew(
     ``seal``: from now on the claim takes no more messages, even for requests that are already on their way.
     Only a sealed claim can be read and acknowledged.
     """
-    return Call("renew", AtSlot(topic, slot), (consumer, number, lease_ms, int(seal)), _renewed)
+    return Call("renew_claim", AtSlot(topic, slot), (consumer, number, lease_ms, int(seal)), _renewed)
 
 
-def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> Call[tuple[str, int]]:
+def ack_claim(
+    topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000
+) -> Call[tuple[str, int]]:
     """Delete the messages of a sealed claim; those that ``fail_claimed`` has noted are tried again, or die.
 
     Answers ok, open or stale, and how much is left; repeat until 0.
     """
-    return Call(form("ack", topic), AtSlot(topic, slot), (consumer, number, limit), _left)
+    return Call(form("ack_claim", topic), AtSlot(topic, slot), (consumer, number, limit), _left)
 
 
 def fail_claimed(

@@ -556,7 +556,7 @@ def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[
 
 def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
     """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
-    return Call("answers/keep", Named(answer_key, request), (token, kept, keep_ms), word)
+    return Call("answers/keep_answer", Named(answer_key, request), (token, kept, keep_ms), word)
 
 
 class Kept(NamedTuple):
@@ -578,7 +578,7 @@ def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) 
     Answers ok, or stale if the stamp is not above the known one.
     """
     own = (stamp, keep_ms, job, record)
-    return Call("results/keep", Named(result_key, task), own, word)
+    return Call("results/keep_result", Named(result_key, task), own, word)
 
 
 def result(task: str) -> Call[Kept | None]:

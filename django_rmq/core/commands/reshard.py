@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from django_rmq.core.commands.script_call import AtSlot, Call, Reply, moment, word
-from django_rmq.core.model.replies import CopyReply, Handover, ReshardSurvey
+from django_rmq.core.model.replies import CopyReply, Handover, ReslotProgress
 from django_rmq.core.model.topic import Topic
 
 
@@ -22,9 +22,9 @@ def _handover(reply: list[Reply]) -> Handover:
     return Handover(word, int(reply[1]), int(reply[2]), rows)
 
 
-def _survey(reply: list[Reply]) -> ReshardSurvey:
+def _progress(reply: list[Reply]) -> ReslotProgress:
     slots, reslot, shut, paused, deliveries, in_flight, claims, rescheduled, revived, ticket = reply
-    return ReshardSurvey(
+    return ReslotProgress(
         moment(slots),
         int(reslot or 0),
         bool(shut),
@@ -48,9 +48,9 @@ def reopen(topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused:
     return Call("reopen", AtSlot(topic, slot), (slot, reslot, deliveries, int(paused)), word)
 
 
-def survey(topic: Topic, slot: int) -> Call[ReshardSurvey]:
+def reslot_progress(topic: Topic, slot: int) -> Call[ReslotProgress]:
     """Return how far a re-slotting has progressed in the slot."""
-    return Call("survey", AtSlot(topic, slot), (), _survey)
+    return Call("reslot_progress", AtSlot(topic, slot), (), _progress)
 
 
 def move_out(

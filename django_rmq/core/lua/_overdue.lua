@@ -14,7 +14,7 @@ end
 local function unleased_claim(claim, claimants, claims)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if not head[1] or tonumber(head[2]) > now_ms then return 0, math.huge end -- rule: live_claim_is_due
-  -- A query that died between two steps of `ack` leaves messages behind, which do not come back.
+  -- A query that died between two steps of `ack_claim` leaves messages behind, which do not come back.
   local record = redis.call('HGET', claims, head[1]) or ''
   if string.match(record, '^%d+ acked ') then return 0, math.huge end -- rule: acknowledged_is_due
   return redis.call('ZCARD', claim), math.max(0, math.ceil(tonumber(head[2]))) -- rule: unleased_claim_not_due

@@ -515,7 +515,7 @@ class Handover(NamedTuple):
     rows: Sequence[CopyReply] = ()
 
 
-class ReshardSurvey(NamedTuple):
+class ReslotProgress(NamedTuple):
     """How far a re-slotting has progressed in one slot."""
 
     slots: int | None

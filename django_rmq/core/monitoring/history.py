@@ -307,7 +307,7 @@ class _Sampling:
             elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
                 yield (60_000 - passed) / 1000
             # Several workers may try: while slots move two may own slot 0, and topics without owners are sampled by any worker.
-            elif self._is_ours(self._topic) and self._broker.run(activity.claim_minute(self._topic, minute)):
+            elif self._is_ours(self._topic) and self._broker.run(activity.take_minute(self._topic, minute)):
                 yield from self._sample(minute)
                 yield self._until_next()
             else:

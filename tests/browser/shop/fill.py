@@ -184,7 +184,7 @@ def claimed(topic: str, bodies: list[Any], consumer: str) -> None:
     found, broker = get_config().topic(topic), get_broker()
     for slot in range(found.slots):
         if broker.claim(found, slot, consumer, 1, 3_600_000, 1_000).taken:
-            broker.renew(found, slot, consumer, 1, 3_600_000, seal=True)
+            broker.renew_claim(found, slot, consumer, 1, 3_600_000, seal=True)
 
 
 def dead(topic: str, bodies: list[Any], error: str) -> None:

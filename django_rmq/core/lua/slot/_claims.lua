@@ -167,7 +167,7 @@ local function end_unleased_claim(limit)
   if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end -- rule: lease_ends_early
   local number, state = newest_claim(head[1])
   local ended, earliest = 0, nil
-  -- The query died between two steps of `ack`: Spark has recorded the batch, so its messages must not come back.
+  -- The query died between two steps of `ack_claim`: Spark has recorded the batch, so its messages must not come back.
   if state == 'acked' then -- rule: acked_is_given_back
     ended = redis.call('ZCARD', claim)
     earliest = forget_claimed(limit)

@@ -1,4 +1,4 @@
--- Begin to own a slot: a new epoch, which fences every prepare sent under an older one.
+-- Acquire a slot for its owner, whom the assignment names: a new epoch, which fences every prepare sent under an older one.
 --
 -- KEYS[1] control  HASH  field -> value
 --

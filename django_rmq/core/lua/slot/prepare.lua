@@ -29,7 +29,7 @@
 -- ARGV[9] serial FLAG         1 or 0
 -- ARGV[10] strict FLAG         1: nothing is delivered while something is in flight, claimed or resting
 -- ARGV[11] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
--- ARGV[12] owner
+-- ARGV[12] owner              the caller. The field `owner` of control has the last one that took messages: here, the holder
 -- ARGV[13] epoch NUMBER        of the owner's acquire; empty: not fenced
 -- ARGV[14] limit NUMBER        messages at most
 -- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
@@ -143,8 +143,8 @@ end
 -- A member whose last delivery timed out, or ran for too long, is delivered alone, because it may kill its process.
 local function suspicious(member)
   local failure = redis.call('HGET', failures, member)
-  local kind = failure and string.match(failure, '^%S+')
-  return kind == 'timed_out' or kind == 'overran' -- rule: overran_in_company
+  local what = failure and string.match(failure, '^%S+')
+  return what == 'timed_out' or what == 'overran' -- rule: overran_in_company
 end
 local wary = unusual and redis.call('HLEN', failures) > 0
 -- rule: company_for_a_suspect

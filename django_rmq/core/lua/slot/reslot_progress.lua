@@ -14,7 +14,7 @@
 
 -- check: types
 local known = redis.call('HMGET', control, 'slots', 'reslot', 'moving', 'paused', 'deliveries')
-local counted = redis.call('HMGET', stats, 'rescheduled', 'revived') -- rule: survey_overlooks_replays
+local counted = redis.call('HMGET', stats, 'rescheduled', 'revived') -- rule: progress_overlooks_replays
 return { known[1] or '', known[2] or '', known[3] or '', known[4] or '', known[5] or '',
   redis.call('ZCARD', prepare), redis.call('ZCARD', claimants), counted[1] or '', counted[2] or '',
   redis.call('HGET', leaving, 'ticket') or '' }

@@ -196,7 +196,7 @@ SHORT := $(BIN)/python -m pytest --durations=15 --durations-min=20
 TWICE := $(SHORT) -rfER --reruns=1 --rerun-show-tracebacks
 
 # What runs in the project's database, on other databases than SQLite.
-IN_DATABASES := outbox once committing
+IN_DATABASES := outbox once
 
 .PHONY: check-workers check-deaths check-waits check-rules check-proofs check-rooms check-spark check-shown check-databases
 check-databases: $(INSTALLED)

@@ -14,6 +14,7 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 from django.db import connections
+from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -25,7 +26,7 @@ from django_rmq.spark.java import java_home, spark_jars
 from django_rmq.tasks.frameworks import is_native
 from example_project.demo.redis_server import NoRedisServer
 from tests.spark import archive
-from tests.support.databases import SERVERS
+from tests.support.databases import SERVERS, empty_tables
 from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.support.slot_transitions import check_transitions
 
@@ -53,6 +54,7 @@ def pytest_configure() -> None:
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
     # The default takes a quarter of a second for each password.
     django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    TransactionTestCase._fixture_teardown = empty_tables  # type: ignore[attr-defined]
     check_transitions()
     # A busy machine can pause for a second. Redis is not unavailable then.
     SOCKET_TIMEOUTS.update(dict.fromkeys(SOCKET_TIMEOUTS, 10.0))

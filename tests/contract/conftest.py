@@ -19,19 +19,24 @@ from tests.support.brokers import Broker, ClusterBroker, InMemoryBroker, OracleB
 from tests.support.servers import RedisCluster
 from tests.support.workers import cluster_of
 
+BROKERS = os.environ.get("BROKERS", "redis memory cluster fakeredis").split()
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let a Cluster and fakeredis run one case of each test: they run the same scripts, and add no rule."""
-    routed: set[str] = set()
+    """Let the first broker run every case, and the others one case of each test.
+
+    A Cluster and fakeredis run the same scripts, and add no rule. The oracle is held to the scripts in lockstep; `make quick`
+    runs all cases on it.
+    """
+    begun: set[tuple[str, str]] = set()
     kept: list[pytest.Item] = []
     for item in items:
         given = getattr(item, "callspec", None) if "contract" in item.path.parts else None
-        broker = given.params.get("broker") if given else None
-        test = f"{broker} {item.nodeid.partition('[')[0]}" if broker in ("cluster", "fakeredis") else ""
-        if test not in routed:
+        broker = given.params.get("broker", BROKERS[0]) if given else BROKERS[0]
+        test = (broker, item.nodeid.partition("[")[0])
+        if broker == BROKERS[0] or test not in begun:
             kept.append(item)
-        if test:
-            routed.add(test)
+        begun.add(test)
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     items[:] = kept
 
@@ -48,7 +53,7 @@ def cluster_client(redis_cluster: RedisCluster) -> Iterator[Cluster]:
     client.close()
 
 
-@pytest.fixture(params=os.environ.get("BROKERS", "redis memory cluster fakeredis").split())
+@pytest.fixture(params=BROKERS)
 def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
     if request.param == "memory":
         return OracleBroker("m:", clock)

@@ -27,6 +27,7 @@ def test_no_reachable_state_of_claims_breaks_a_property() -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.deep
 def test_nor_does_one_with_more_of_everything() -> None:
     verdict = check(Rules(), Budget(sends=3, crashes=3, leases=3, late=2))
     print(f"\n{verdict.states:,} states")

@@ -41,9 +41,8 @@ def test_no_reachable_state_of_a_small_slot_breaks_a_property(name: str) -> None
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.deep) if name == "everything" else name for name in WHOLE]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("name", WHOLE)
 def test_no_reachable_state_breaks_a_property(name: str) -> None:
     verdict = check(Rules(), WHOLE[name])
     print(f"\n{name}: {verdict.states:,} states")

@@ -76,11 +76,11 @@ class Copy:
             text=True,
         )
 
-    def run(self, tests: Iterable[str]) -> Outcome:
+    def run(self, tests: Iterable[str], *options: str) -> Outcome:
         """Run tests of the copy against the copy."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(json.dumps([f"tests/{test}" for test in tests]) + "\n")
+        self.process.stdin.write(json.dumps([*options, *(f"tests/{test}" for test in tests)]) + "\n")
         self.process.stdin.flush()
         code, output = json.loads(self.process.stdout.readline())
         return code, output
@@ -92,7 +92,8 @@ class Copy:
         text = path.read_text()
         path.write_text(switched_off(mutant, mutant.mark or name, text))
         try:
-            return self.run(mutant.caught_by)
+            # Of one test, the first case that fails is enough.
+            return self.run(mutant.caught_by, *(["-x"] if len(mutant.caught_by) == 1 else []))
         finally:
             path.write_text(text)
 

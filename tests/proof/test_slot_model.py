@@ -47,17 +47,6 @@ WHOLE = {
     ),
 }
 
-DEEP = {
-    "one message, a crash",
-    "one message, three sends",
-    "one message, two lost replies, a crash",
-    "one message, a person",
-    "one message of range_merge",
-    "two messages, everything at once",
-    "two messages without a gate",
-}
-"""Those of ``WHOLE`` that take longest. Each event that they have is in another walk, with fewer others."""
-
 ONE = Budget(sends=2, handovers=1, lost=1)
 TWO = Budget(members=2, sends=2, handovers=1, persons=1)
 
@@ -102,9 +91,8 @@ def test_no_reachable_state_of_a_small_slot_breaks_a_property(name):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.deep) if name in DEEP else name for name in WHOLE]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("name", WHOLE)
 def test_no_reachable_state_breaks_a_property(name):
     verdict = told(name, check(Rules(), WHOLE[name]))
     assert verdict.violations == {}

@@ -7,13 +7,32 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-from django.db import connections
+from django.db import connections, transaction
+from django.test import TransactionTestCase
 
 from tests.e2e.mariadb import mariadb
 from tests.e2e.postgres import postgres
 
 SERVERS: dict[str, Any] = {"postgres": postgres, "mariadb": mariadb}
 """What runs each of them."""
+
+
+MADE_BY_MIGRATIONS = {"django_migrations", "django_content_type", "auth_permission"}
+"""Tables whose rows stay: Django's ``flush`` deletes what models and permissions there are, and writes it again."""
+
+
+def empty_tables(case: TransactionTestCase) -> None:
+    """Delete what a test with real transactions has written: what ``flush`` does, in a tenth of the time."""
+    for alias in case._databases_names(include_mirrors=False):  # type: ignore[attr-defined]
+        connection = connections[alias]
+        tables = connection.introspection.django_table_names(only_existing=True, include_views=False)
+        with (
+            connection.constraint_checks_disabled(),
+            transaction.atomic(alias),
+            connection.cursor() as cursor,
+        ):
+            for table in sorted(set(tables) - MADE_BY_MIGRATIONS):
+                cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
 
 
 @contextmanager

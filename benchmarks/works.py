@@ -239,7 +239,9 @@ class Bench:
                     if taken.status != "ok":
                         break
                     assert taken.is_alone
-                    self.broker.run(ack.commit_all(BYTES_TOPIC, slot, taken.receipt, len(taken.deliveries)))
+                    self.broker.run(
+                        ack.commit_delivery(BYTES_TOPIC, slot, taken.receipt, len(taken.deliveries))
+                    )
 
         return self._timed(len(self.raws), work, self._fill)
 

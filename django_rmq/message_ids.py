@@ -204,7 +204,7 @@ def find_messages(
             break
         from django_rmq.core.commands import inspect
 
-        calls = [inspect.seek(topic, search.slot, search.digests, search.areas) for search in going]
+        calls = [inspect.find_by_digest(topic, search.slot, search.digests, search.areas) for search in going]
         for search, answer in zip(going, inspect.walk(broker, calls), strict=True):
             for one, member in search.take(answer).items():
                 search_result.messages[one] = MessageIdentity(one.slot, member)
@@ -264,7 +264,9 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
     ]
     from django_rmq.core.commands import inspect
 
-    calls = [inspect.look(topic, slot, [one.member or b"" for one in page]) for slot, page in pages]
+    calls = [
+        inspect.describe_messages(topic, slot, [one.member or b"" for one in page]) for slot, page in pages
+    ]
     for (_slot, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
         yield from (one for one, reply in zip(page, answer, strict=True) if reply.is_held)
 

@@ -260,7 +260,9 @@ class SlotDrain:
     def _pages(self, source: int, state: str) -> Iterator[Sequence[Entry]]:
         after: tuple[str, bytes] | None = None
         while True:
-            page = self._broker.run(inspect.peek(self._topic, source, state, after=after, limit=PAGE))
+            page = self._broker.run(
+                inspect.list_messages(self._topic, source, state, after=after, limit=PAGE)
+            )
             yield page.entries
             after = page.cursor
             if after is None:

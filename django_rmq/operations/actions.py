@@ -352,7 +352,7 @@ def _act_in_slot(
         return outcomes | dict.fromkeys(missing, "gone")
     for first in range(0, len(missing), 100):
         part = missing[first : first + 100]
-        reply = context.broker.run(inspect.look(topic, slot, part))
+        reply = context.broker.run(inspect.describe_messages(topic, slot, part))
         outcomes |= {member: instead(one) for member, one in zip(part, reply, strict=True)}
     return outcomes
 

@@ -67,7 +67,7 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
     slots = range(topic.slots)
     overdue_sums.deliveries = sum(
-        walk(broker, (inspect.between(topic, slot, "prepare", max_score=late) for slot in slots))
+        walk(broker, (inspect.count_between(topic, slot, "prepare", max_score=late) for slot in slots))
     )
     remembered = walk(broker, (registry.count_consumers(topic, slot) for slot in slots))
     overdue_sums.consumers = max(remembered, default=0)
@@ -110,7 +110,7 @@ def _loose(
     cursors = dict.fromkeys(slots, "0")
     seen: set[tuple[int, bytes]] = set()
     while cursors:
-        calls = [operate.loose(topic, slot, kind, cursor, repair) for slot, cursor in cursors.items()]
+        calls = [operate.find_orphans(topic, slot, kind, cursor, repair) for slot, cursor in cursors.items()]
         asked, cursors = list(cursors), {}
         for slot, answer in zip(asked, run_all(broker, calls), strict=True):
             if isinstance(answer, ServerTrouble):
@@ -135,7 +135,7 @@ def _misplaced(
     while after:
         limit, most = max(10, 2_000 // len(after)), STEP_BYTES // len(after)
         calls = [
-            inspect.peek(topic, slot, "store", after=cursor, limit=limit, max_bytes=most)
+            inspect.list_messages(topic, slot, "store", after=cursor, limit=limit, max_bytes=most)
             for slot, cursor in after.items()
         ]
         asked, after = list(after), {}
@@ -175,7 +175,7 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]
-    (there,) = broker.run(inspect.look(topic, own, [member]))
+    (there,) = broker.run(inspect.describe_messages(topic, own, [member]))
     # An equal message in the own slot makes the send unnecessary, unless the topic collects the bodies of both.
     if topic.accumulate or (there.store is None and there.retry is None):
         if topic.type is TopicType.RANGE_MERGE:

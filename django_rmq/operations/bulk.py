@@ -214,7 +214,7 @@ def count(broker: Broker, meant: Selection) -> dict[int, int]:
     topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
     counts = {}
-    calls = (inspect.between(topic, slot, meant.queue, meant.low, meant.high) for slot in slots)
+    calls = (inspect.count_between(topic, slot, meant.queue, meant.low, meant.high) for slot in slots)
     for slot, answer in zip(slots, attempt(broker, calls), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
@@ -317,9 +317,9 @@ def _fetch(
         "max_score": meant.high,
         "max_bytes": STEP_BYTES // len(now),
     }
-    look: Callable[..., Call[Page]] = inspect.peek
+    look: Callable[..., Call[Page]] = inspect.list_messages
     if search:
-        look = partial(inspect.find, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
+        look = partial(inspect.search_messages, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
     calls = [look(meant.topic, one.slot, meant.queue, after=one.after, **options) for one in now]
     slots, more = [], []
     for one, page in zip(now, run_all(broker, calls), strict=True):

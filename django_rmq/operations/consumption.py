@@ -444,7 +444,7 @@ class Settlements:
         retries = {}
         for start in range(0, len(members), 100):
             part = members[start : start + 100]
-            answers = self._broker.run(inspect.look(self._topic, slot, part))
+            answers = self._broker.run(inspect.describe_messages(self._topic, slot, part))
             for member, reply in zip(part, answers, strict=True):
                 if reply.prepare is not None:
                     # The last three digits of the score of a delivery are its retries left.
@@ -501,7 +501,7 @@ class Deliveries:
         end = time.monotonic() + ROUND_SECONDS
         for start in range(first, topic.slots, HELD_AT_ONCE):
             slots = range(start, min(start + HELD_AT_ONCE, topic.slots))
-            calls = [fetch.held(topic, slot, owner, 0, BATCH) for slot in slots]
+            calls = [fetch.list_held(topic, slot, owner, 0, BATCH) for slot in slots]
             for slot, page in zip(slots, walk(self._broker, calls), strict=True):
                 messages += [Message(topic, slot, one.receipt, one.delivery) for one in page or ()]
             if slots.stop < topic.slots and (len(messages) >= BATCH or time.monotonic() > end):

@@ -71,7 +71,7 @@ class Filter:
 
     @property
     def search(self) -> dict[str, Any]:
-        """The arguments of ``find``, which selects a superset in Redis; empty without a search.
+        """The arguments of ``search_messages``, which selects a superset in Redis; empty without a search.
 
         A class of errors is compared only with that of the last error: users who may filter by it need not be
         permitted to search bodies.

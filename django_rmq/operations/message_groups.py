@@ -248,7 +248,7 @@ def _count_deaths(broker: Broker, topic: Topic, wanted: Filter, limit: int, seco
             expected += min(slots[some[-1]], SCANNED_AT_ONCE)
         scan = min(SCANNED_AT_ONCE, (limit - looked_at) // len(some))
         calls = [
-            inspect.group(
+            inspect.group_deaths(
                 topic,
                 slot,
                 after=after[slot],

@@ -133,7 +133,9 @@ def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> lis
             asked.append((topic, identity.slot, identity.member))
         if topic.keyed and not topic.slot_basis:
             asked.append((topic, slot_of(_bytes(text), topic.slots), _bytes(text)))
-    answers = run_all(context.broker, [inspect.look(topic, slot, [member]) for topic, slot, member in asked])
+    answers = run_all(
+        context.broker, [inspect.describe_messages(topic, slot, [member]) for topic, slot, member in asked]
+    )
     for (topic, slot, member), answer in zip(asked, answers, strict=True):
         if not isinstance(answer, RmqError):
             (reply,) = answer

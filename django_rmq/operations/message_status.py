@@ -103,7 +103,7 @@ def _asked(
     """Return the copies and the status of a message in one round trip, with ``name`` as its id."""
     pipeline = context.broker.pipeline()
     asked = pipeline.add(inspect.status(topic, slot, member))
-    looks = pipeline.add(inspect.look(topic, slot, [member]))
+    looks = pipeline.add(inspect.describe_messages(topic, slot, [member]))
     pipeline.execute()
     (reply,) = looks.get()
     copies = list(from_look(topic, slot, member, reply, name, hidden=hidden))
@@ -158,11 +158,11 @@ def _sorted_holds(context: OperationContext, topic: Topic, slot: int, seen: _See
 
 def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline = broker.pipeline()
-    reply = pipeline.add(inspect.look(topic, slot, [member]))
+    reply = pipeline.add(inspect.describe_messages(topic, slot, [member]))
     counts = pipeline.add(inspect.count(topic, slot))
     roster = pipeline.add(registry.roster())
-    running = pipeline.add(inspect.peek(topic, slot, "prepare", limit=1))
-    failed = pipeline.add(inspect.peek(topic, slot, "retry", limit=1))
+    running = pipeline.add(inspect.list_messages(topic, slot, "prepare", limit=1))
+    failed = pipeline.add(inspect.list_messages(topic, slot, "retry", limit=1))
     pipeline.execute()
     live_workers = worker_list(roster.result())
     return _Seen(
@@ -231,8 +231,8 @@ def _behind(
     low, high = (math.nextafter(score, math.inf), math.inf), (-math.inf, math.nextafter(score, -math.inf))
     before = low if topic.is_priority else high
     pipeline = broker.pipeline()
-    count = pipeline.add(inspect.between(topic, slot, "store", *before))
-    first = pipeline.add(inspect.peek(topic, slot, "store", limit=1, descending=topic.is_priority))
+    count = pipeline.add(inspect.count_between(topic, slot, "store", *before))
+    first = pipeline.add(inspect.list_messages(topic, slot, "store", limit=1, descending=topic.is_priority))
     pipeline.execute()
     if count.get() and first.get().entries:
         yield Hold("behind", count=count.get(), message_id=named("store", first.get().entries[0]))

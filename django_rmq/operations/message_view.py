@@ -283,7 +283,7 @@ class MessageCopy:
 def from_entry(
     topic: Topic, slot: int, queue: str, entry: Entry, name: str = "", *, hidden: bool = False
 ) -> MessageCopy:
-    """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
+    """Return the copy of a listed entry, with ``name`` as its id. ``hidden``: without its content."""
     member, score, _, record = entry
     death = read_record(Death.parse, record) if queue == "dead" else None
     failure = read_record(FailureRecord.parse, record) if queue in ("store", "retry", "claim") else None

@@ -232,7 +232,7 @@ class Block:
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
         look: Callable[..., Call[Page]] = (
-            partial(inspect.find, scan=scan, **search) if search else inspect.peek
+            partial(inspect.search_messages, scan=scan, **search) if search else inspect.list_messages
         )
         calls = [
             look(
@@ -473,7 +473,7 @@ def look_at(
     at: MessageIdentity | None = None
     places = whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        (reply,) = context.broker.run(inspect.look(topic, at.slot, [at.member or b""]))
+        (reply,) = context.broker.run(inspect.describe_messages(topic, at.slot, [at.member or b""]))
         if reply.is_held:
             return at, reply
     require_seen(places, message_id)

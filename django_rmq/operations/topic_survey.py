@@ -168,7 +168,7 @@ def _count_held(pipeline: BrokerPipeline, surveyed_topics: Iterable[_SurveyedTop
     for slots in alike.values():
         for at in range(0, len(slots), COUNTED_AT_ONCE):
             some = slots[at : at + COUNTED_AT_ONCE]
-            call = inspect.counts([AtSlots(surveyed.topic, (slot,)) for surveyed, slot in some])
+            call = inspect.count_slots([AtSlots(surveyed.topic, (slot,)) for surveyed, slot in some])
             asked.append((some, pipeline.add(call)))
 
     def take() -> None:
@@ -204,13 +204,13 @@ class _OtherSlots:
         """Ask whether any of them has messages now, and which are paused."""
         self._parts = parts
         self._any = pipeline.add(inspect.any_messages(self._places()))
-        self._pauses = pipeline.add(inspect.pauses(self._places()))
+        self._pauses = pipeline.add(inspect.find_paused(self._places()))
         self._occupied: Answer[list[bool | None]] | None = None
 
     def find(self, pipeline: BrokerPipeline) -> None:
         """Ask which of them hold messages, if any does. Raises ``ServerTrouble``."""
         if _known(self._any) is not False:
-            self._occupied = pipeline.add(inspect.occupied(self._places()))
+            self._occupied = pipeline.add(inspect.find_occupied(self._places()))
 
     def take_uncounted(self) -> None:
         """Give the topics the slots that are paused, and those that have to be counted. Raises ``ServerTrouble``."""

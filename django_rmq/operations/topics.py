@@ -436,7 +436,7 @@ def _moved(
         for state in states:
             after: tuple[str, bytes] | None = None
             while True:
-                page = broker.run(inspect.peek(found.topic, slot, state, after=after, limit=PAGE))
+                page = broker.run(inspect.list_messages(found.topic, slot, state, after=after, limit=PAGE))
                 outcomes.update(_move_some(broker, producer, found.topic, slot, state, target, page.entries))
                 yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
                 after = page.cursor

@@ -271,7 +271,7 @@ class LiveRows:
         """The rank of the next row at the last read. None: unknown."""
         if self._place is not None:
             below = self._place.score
-            self._rank = patience(lambda: broker.run(inspect.between(*self._where, max_score=below)))
+            self._rank = patience(lambda: broker.run(inspect.count_between(*self._where, max_score=below)))
         self._is_over = False
 
     def pages(self) -> Iterator[Rows]:
@@ -321,7 +321,7 @@ class LiveRows:
             after = (f"{self._place.score:.17g}", self._place.member)
         page = self._patience(
             lambda: self._broker.run(
-                inspect.peek(
+                inspect.list_messages(
                     *self._where,
                     after=after,
                     limit=BATCH,
@@ -421,7 +421,7 @@ class Reader(DataSourceReader):
             cursor: tuple[str, bytes] | None = None
             size = FIRST_PAGE
             while True:
-                call = inspect.peek(
+                call = inspect.list_messages(
                     topic,
                     slot,
                     queue,

@@ -146,7 +146,7 @@ class ClaimReader(NamedTuple):
             page = self.patience(
                 partial(
                     self.broker.run,
-                    inspect.peek(
+                    inspect.list_messages(
                         topic, slot, "claim", after=after, limit=min(left, size), max_bytes=SCRIPT_BYTES
                     ),
                 )
@@ -240,7 +240,9 @@ class BatchBytes:
             return budget
         slots = list(self._claims.due_slots())
         chosen = random.sample(slots, min(len(slots), SLOTS))
-        pages = self._claims.each(inspect.peek(self._topic, slot, "store", limit=SAMPLE) for slot in chosen)
+        pages = self._claims.each(
+            inspect.list_messages(self._topic, slot, "store", limit=SAMPLE) for slot in chosen
+        )
         sizes = [len(one.member) + len(one.envelope or b"") for page in pages for one in page.entries]
         return min(budget, max(1, self._most * len(sizes) // sum(sizes))) if sizes else budget
 

@@ -149,7 +149,7 @@ def _first(
     return _found(
         broker,
         [
-            inspect.look(topic, slot_of(member, slots), [member])
+            inspect.describe_messages(topic, slot_of(member, slots), [member])
             for topic in [backend.later, *backend.running]
             for slots in counts[topic.name]
         ],
@@ -173,13 +173,13 @@ def _again(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply
 def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: bytes) -> DescribeReply | None:
     """Search the slots in the order in which a mover takes the message through them: old slot, on its way, new slot."""
     source, target = (slot_of(member, slots) for slots in counts)
-    message = _found(broker, [inspect.look(topic, source, [member])])
+    message = _found(broker, [inspect.describe_messages(topic, source, [member])])
     # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
     if message is None and (slot := broker.run(reshard.reslot_progress(topic, source))).ticket:
         # Without members to move, ``move_out`` only repeats the batch that has left the slot.
         left = broker.run(reshard.move_out(topic, source, slot.reslot, source))
         message = next((_leaving(row) for row in left.rows if row.member == member), None)
-    return message or _found(broker, [inspect.look(topic, target, [member])])
+    return message or _found(broker, [inspect.describe_messages(topic, target, [member])])
 
 
 def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:

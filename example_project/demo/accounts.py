@@ -191,6 +191,7 @@ class Accounts(TopicAccounts):
         """The products whose renders are in this state."""
         topic = self.topics[RENDERS]
         pages = walk(
-            self.broker, (inspect.peek(topic, slot, state, limit=1000) for slot in range(topic.slots))
+            self.broker,
+            (inspect.list_messages(topic, slot, state, limit=1000) for slot in range(topic.slots)),
         )
         return {decode_body(topic, entry.member)["sku"] for page in pages for entry in page.entries}

@@ -1,4 +1,4 @@
-"""acquire_all: many slots at once, and asleep at once where nothing waits."""
+"""acquire_slots: many slots at once, and asleep at once where nothing waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ kinds = pytest.mark.parametrize("kind", TYPES)
 
 
 def begin(slot: Slot) -> Acquired:
-    [found] = slot.broker.acquire_all(slot.topic, [slot.index])
+    [found] = slot.broker.acquire_slots(slot.topic, [slot.index])
     assert isinstance(found, Acquired)
     return found
 
@@ -89,7 +89,7 @@ def test_a_slot_keeps_a_time_out_and_retries_of_its_own(make_slot: MakeSlot) -> 
 def test_older_prepares_are_fenced_in_every_slot(make_slot: MakeSlot) -> None:
     slots = [make_slot(TopicType.FIXED_TIME, name="topic", index=i) for i in range(1, 4)]
     for _ in range(2):
-        answers = slots[0].broker.acquire_all(slots[0].topic, [1, 2, 3])
+        answers = slots[0].broker.acquire_slots(slots[0].topic, [1, 2, 3])
     assert answers == [Acquired(2, True)] * 3
     assert [slot.take(epoch=1).status for slot in slots] == ["fenced"] * 3
 
@@ -97,14 +97,14 @@ def test_older_prepares_are_fenced_in_every_slot(make_slot: MakeSlot) -> None:
 def test_one_slot_that_holds_something_keeps_no_other_awake(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", index=9, slots=64)
     slot.send(b"a")
-    answers = slot.broker.acquire_all(slot.topic, range(64))
+    answers = slot.broker.acquire_slots(slot.topic, range(64))
     assert answers == [Acquired(1, i != 9) for i in range(64)]
 
 
 def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", index=1)
     slot.keyspace.zadd(slot.keys.control, b"x", 1)
-    assert slot.broker.acquire_all(slot.topic, [0, 1, 2]) == [
+    assert slot.broker.acquire_slots(slot.topic, [0, 1, 2]) == [
         Acquired(1, True),
         Acquired(None, False),
         Acquired(1, True),
@@ -123,7 +123,7 @@ def test_a_slot_with_a_foreign_store_is_looked_at(make_slot: MakeSlot) -> None:
 
 def test_a_thousand_slots_are_acquired_at_once_and_no_more(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", slots=2048, index=1)
-    assert slot.broker.acquire_all(slot.topic, range(1_024)) == [Acquired(1, True)] * 1_024
+    assert slot.broker.acquire_slots(slot.topic, range(1_024)) == [Acquired(1, True)] * 1_024
     if type(slot.broker).__name__ != "ClusterBroker":
         with pytest.raises(ServerRefused):
-            slot.broker.acquire_all(slot.topic, range(1_025))
+            slot.broker.acquire_slots(slot.topic, range(1_025))

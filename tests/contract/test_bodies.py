@@ -58,7 +58,7 @@ def test_what_is_rejected_dies_with_the_body_it_was_handed_out_with(slot: Slot) 
     end(slot, "reject", receipt)
     assert slot.where(A) == "WD"
     assert slot.bodies() == {"deaths": V1, "body": V2}
-    [dead] = slot.peek("dead").entries
+    [dead] = slot.list_messages("dead").entries
     assert b"v1's" in dead.record
     assert next_body(slot) == V2
 
@@ -229,13 +229,17 @@ def test_what_a_stranger_sends_meanwhile_has_the_body_of_what_ran(slot: Slot, ho
 
 def test_whoever_looks_sees_the_body_of_each_copy(slot: Slot) -> None:
     receipt = fly(slot)
-    [running], [waiting] = slot.peek("prepare").entries, slot.peek("store").entries
+    [running], [waiting] = slot.list_messages("prepare").entries, slot.list_messages("store").entries
     assert (running.envelope, waiting.envelope) == (slot.envelope(V1), slot.envelope(V2))
-    assert len(slot.find("prepare", V1).entries) == len(slot.find("store", V2).entries) == 1
-    assert not slot.find("prepare", V2).entries and not slot.find("store", V1).entries
-    [looked] = slot.look([A])
+    assert (
+        len(slot.search_messages("prepare", V1).entries)
+        == len(slot.search_messages("store", V2).entries)
+        == 1
+    )
+    assert not slot.search_messages("prepare", V2).entries and not slot.search_messages("store", V1).entries
+    [looked] = slot.describe_messages([A])
     assert (looked.delivered_envelope, looked.envelope) == (slot.envelope(V1), slot.envelope(V2))
-    [held] = slot.held("A")
+    [held] = slot.list_held("A")
     assert (held.receipt, held.delivery.envelope) == (receipt, slot.envelope(V1))
 
 
@@ -243,9 +247,9 @@ def test_whoever_looks_sees_the_body_of_each_copy(slot: Slot) -> None:
 def test_a_body_without_its_message_is_found_and_deleted(slot: Slot, kind: str) -> None:
     receipt = fly(slot)
     slot.keyspace.hset(getattr(slot.keys, kind), b"nobody's", b"0 {}\nlost")
-    assert slot.loose(kind).members == [b"nobody's"]
-    assert slot.loose(kind, repair=True).members == [b"nobody's"]
-    assert slot.loose(kind).members == [] and slot.bodies() == {"prepare_body": V1, "body": V2}
+    assert slot.find_orphans(kind).members == [b"nobody's"]
+    assert slot.find_orphans(kind, repair=True).members == [b"nobody's"]
+    assert slot.find_orphans(kind).members == [] and slot.bodies() == {"prepare_body": V1, "body": V2}
     end(slot, "commit", receipt)
 
 

@@ -818,9 +818,9 @@ def test_claims_are_counted_audited_and_listed(slot: Slot) -> None:
     assert (slot.count().claimed, slot.count().store) == (1, 1)
     ledger = slot.audit()
     assert (ledger.claimed, ledger["claimed"], ledger.balanced) == (1, 1, True)
-    [entry] = slot.peek("claim").entries
+    [entry] = slot.list_messages("claim").entries
     assert (entry.member, entry.envelope) == (next(iter(slot.zset("claim"))), slot.envelope())
-    assert slot.find("claim", entry.member).entries[0].member == entry.member
+    assert slot.search_messages("claim", entry.member).entries[0].member == entry.member
 
 
 def test_a_configuration_that_would_read_claimed_priorities_anew_is_refused(make_slot: MakeSlot) -> None:

@@ -79,7 +79,7 @@ def test_a_claim_reads_the_same_with_what_has_failed(slot: Slot) -> None:
     fail(slot, A)
     assert slot.read_claim("s", 1, 0, 10) == before
     assert (slot.count().claimed, slot.where(A)) == (2, "C")
-    [found] = slot.look([A])
+    [found] = slot.describe_messages([A])
     assert found.claim_failure == b"failed\nRefused: a"
 
 
@@ -201,7 +201,7 @@ def test_records_without_a_message_are_found(slot: Slot) -> None:
     claim(slot, A)
     fail(slot, A)
     slot.keyspace.hset(slot.keys.claim_failed, b"gone", b"failed\n")
-    assert slot.loose("claim_failed").members == [b"gone"]
+    assert slot.find_orphans("claim_failed").members == [b"gone"]
 
 
 def test_a_claim_that_was_never_sealed_costs_nothing_when_its_lease_ends(slot: Slot) -> None:

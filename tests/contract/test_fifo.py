@@ -88,7 +88,7 @@ def test_a_full_millisecond_goes_on_in_the_next(slot: Slot, clock: Clock) -> Non
 
 
 def taken_again(slot: Slot) -> tuple[int, list[bytes]]:
-    held = slot.held("A")
+    held = slot.list_held("A")
     return held[0].receipt, [one.delivery.member for one in held]
 
 
@@ -487,7 +487,7 @@ def plainly_taken(slot: Slot, *members: bytes) -> int:
 
 def commits_nothing(slot: Slot, receipt: int, size: int) -> bool:
     before = slot.snapshot()
-    return slot.commit_all(receipt, size) == [] and slot.snapshot() == before
+    return slot.commit_delivery(receipt, size) == [] and slot.snapshot() == before
 
 
 @pytest.mark.parametrize("size", [1, 2, 500])
@@ -496,7 +496,7 @@ def test_everything_in_flight_is_committed_without_naming_it(slot: Slot, size: i
     slot.send_fifo(0, [b"later"])
     assert slot.prepare("A", None, 10).status == "busy"
     assert b"sleeping_until" in slot.hash("control")
-    assert slot.commit_all(receipt, size) == ["ok"] * size
+    assert slot.commit_delivery(receipt, size) == ["ok"] * size
     assert (slot.zset("prepare"), slot.hash("inflight"), slot.counted("committed")) == ({}, {}, size)
     assert b"sleeping_until" not in slot.hash("control")  # who waits at the gate is woken
     assert commits_nothing(slot, receipt, size)
@@ -509,7 +509,7 @@ def test_what_was_handed_out_since_is_not_committed_with_what_was_before(slot: S
     second = slot.prepare("B", None, 10).receipt
     assert commits_nothing(slot, first, 2)
     assert slot.commit(first, [b"a", b"b"]) == ["stale", "stale"]
-    assert slot.commit_all(second, 2) == ["ok", "ok"]
+    assert slot.commit_delivery(second, 2) == ["ok", "ok"]
 
 
 def test_what_has_ended_otherwise_is_not_committed_with_the_others(slot: Slot, clock: Clock) -> None:
@@ -532,7 +532,7 @@ def test_what_is_marked_is_committed_by_name_only(slot: Slot, mark: str) -> None
     assert slot.commit(receipt, [b"a", b"b"]) == ["ok", "ok"]
     ended = {"remove": "removed", "bury": "died", "cancel": "committed"}[mark]
     assert slot.counted(ended) == 1 + (mark == "cancel")
-    assert slot.commit_all(plainly_taken(slot, b"c"), 1) == ["ok"]
+    assert slot.commit_delivery(plainly_taken(slot, b"c"), 1) == ["ok"]
 
 
 @pytest.mark.parametrize("what", ["body", "failure"])
@@ -556,4 +556,4 @@ def test_only_what_is_plain_is_said_to_be(slot: Slot) -> None:
     slot.commit(*taken_again(slot))
     assert not slot.prepare("A", None, 1).is_plain
     slot.commit(*taken_again(slot))
-    assert slot.commit_all(plainly_taken(slot, b"c"), 1) == ["ok"]
+    assert slot.commit_delivery(plainly_taken(slot, b"c"), 1) == ["ok"]

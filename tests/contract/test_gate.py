@@ -44,9 +44,9 @@ def test_what_is_delivered_alone_is_committed_without_naming_it(
     assert (alone.is_alone, len(alone.deliveries)) == (True, size)
     slot.send(b"0", b"later")
     before = slot.snapshot()
-    assert slot.commit_all(alone.receipt, size + 1) == []
+    assert slot.commit_delivery(alone.receipt, size + 1) == []
     assert slot.snapshot() == before
-    assert slot.commit_all(alone.receipt, size) == ["ok"] * size
+    assert slot.commit_delivery(alone.receipt, size) == ["ok"] * size
     assert (slot.zset("prepare"), slot.hash("inflight"), slot.counted("committed")) == ({}, {}, size)
     assert {each.member for each in slot.take(40).deliveries} == {b"0", b"later"}
 
@@ -61,7 +61,7 @@ def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(
     slot.send(b"other")
     other = slot.take(1)
     assert ([each.member for each in other.deliveries], other.is_alone) == ([b"other"], False)
-    assert slot.commit_all(other.receipt, 1) == []
+    assert slot.commit_delivery(other.receipt, 1) == []
 
 
 @kinds
@@ -75,7 +75,7 @@ def test_what_is_delivered_beside_another_delivery_is_not_alone(
     slot.send(*(b"%d" % n for n in range(size)))
     assert (slot.take(40).is_alone, first.is_alone) == (False, True)
     before = slot.snapshot()
-    assert slot.commit_all(first.receipt, size + 1) == []
+    assert slot.commit_delivery(first.receipt, size + 1) == []
     assert slot.snapshot() == before
 
 
@@ -186,7 +186,7 @@ def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(
     slot.remove([b"b"])
     assert slot.acquire() == 2
     assert slot.take(5, "A", epoch=1).status == "fenced"
-    held = slot.held("A")
+    held = slot.list_held("A")
     assert {one.delivery for one in held} == set(answer.deliveries)
     assert {one.receipt for one in held} == {answer.receipt}
     assert {one.delivery.member: one.marked for one in held} == {b"a": False, b"b": True}
@@ -195,19 +195,19 @@ def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(
 
 def test_held_is_refused_to_others_while_anything_is_in_flight(make_slot: MakeSlot) -> None:
     slot = make_slot()
-    assert slot.held("A") == []
+    assert slot.list_held("A") == []
     slot.send(b"a")
     receipt, _ = slot.take_one("A")
-    assert slot.held("B") is None
+    assert slot.list_held("B") is None
     slot.commit(receipt, [b"a"])
-    assert slot.held("B") == [] == slot.held("A")
+    assert slot.list_held("B") == [] == slot.list_held("A")
 
 
 def test_held_goes_page_by_page(make_slot: MakeSlot) -> None:
     slot = make_slot()
     slot.send(*(b"%04d" % n for n in range(25)))
     slot.take(25)
-    pages = [slot.held("A", offset, 10) for offset in (0, 10, 20, 30)]
+    pages = [slot.list_held("A", offset, 10) for offset in (0, 10, 20, 30)]
     assert [len(page) for page in pages] == [10, 10, 5, 0]
     assert len({one.delivery.member for page in pages for one in page}) == 25
 

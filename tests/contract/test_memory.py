@@ -68,6 +68,6 @@ def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
 def test_it_runs_calls() -> None:
     broker, topic = OracleBroker(clock=Clock(START_MS)), Topic("t", TopicType.PRIORITY, slots=1)
     assert broker.run(send.send_replace(topic, 0, [50], [b"a"])) == [("stored", 50)]
-    page = broker.run(inspect.peek(topic, 0, "store", limit=5))
+    page = broker.run(inspect.list_messages(topic, 0, "store", limit=5))
     assert [entry.member for entry in page.entries] == [b"a"]
     assert broker.run(inspect.heads(topic, [0])) == broker.heads(topic, [0]) == [0]

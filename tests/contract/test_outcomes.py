@@ -43,7 +43,7 @@ def test_success_is_kept_with_when_how_often_and_by_whom(kept: Slot, clock: Cloc
     receipt = kept.take(owner="worker one\n").receipt
     delivered_ms = kept.now_ms
     clock.advance(2)
-    ended = kept.commit(receipt, [b"a", b"b"]) if names == "named" else kept.commit_all(receipt, 2)
+    ended = kept.commit(receipt, [b"a", b"b"]) if names == "named" else kept.commit_delivery(receipt, 2)
     assert ended == ["ok", "ok"]
     found = outcome(kept, b"b")
     assert found._replace(delivered_ms=None) == Outcome(

@@ -248,7 +248,7 @@ def test_who_takes_and_who_asks_what_he_holds_is_told_the_shortest_time_out(
     send(slot, b"b", timeout=4)
     send(slot, b"c", max_retries=1)
     assert slot.take().timeout == 4
-    held = slot.held("A")
+    held = slot.list_held("A")
     assert {one.delivery.member: one.timeout for one in held} == {b"a": 9, b"b": 4, b"c": None}
 
 

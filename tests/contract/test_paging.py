@@ -1,4 +1,4 @@
-"""peek, find, count and heads: what is there, page by page, while it changes."""
+"""Lists, searches, counts and heads: what is there, page by page, while it changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pages(slot: Slot, state: str, **options: object) -> list[bytes]:
     found: list[bytes] = []
     after = None
     for _ in range(1_000):
-        page = slot.peek(state, after=after, **options)
+        page = slot.list_messages(state, after=after, **options)
         found += [entry.member for entry in page.entries]
         after = page.cursor
         if after is None:
@@ -56,7 +56,7 @@ def test_entries_that_stay_are_shown_once_while_others_come_and_go(
     found: list[bytes] = []
     after, churned = None, 0
     while True:
-        page = slot.peek("store", after=after, limit=9, descending=descending)
+        page = slot.list_messages("store", after=after, limit=9, descending=descending)
         found += [entry.member for entry in page.entries]
         after = page.cursor
         if after is None:
@@ -78,13 +78,13 @@ def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(
     slot = make_slot()
     fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60})
     order = [b"d", b"c", b"b", b"a"] if descending else [b"a", b"b", b"c", b"d"]
-    page = slot.peek("store", limit=2, descending=descending)
+    page = slot.list_messages("store", limit=2, descending=descending)
     last = page.entries[-1].member
     slot.remove([last])
-    rest = slot.peek("store", after=page.cursor, descending=descending)
+    rest = slot.list_messages("store", after=page.cursor, descending=descending)
     assert [entry.member for entry in rest.entries] == order[2:]
     slot.zadd(last, 10_000 if descending else 18)
-    rest = slot.peek("store", after=page.cursor, descending=descending)
+    rest = slot.list_messages("store", after=page.cursor, descending=descending)
     assert [entry.member for entry in rest.entries] == order[2:]
 
 
@@ -101,7 +101,7 @@ def test_pages_keep_to_their_scores(make_slot: MakeSlot, descending: bool) -> No
 def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: MakeSlot) -> None:
     slot = make_slot()
     fill(slot, {b"%d" % n * 100: 20 + n for n in range(5)})
-    page = slot.peek("store", max_bytes=150)
+    page = slot.list_messages("store", max_bytes=150)
     assert len(page.entries) == 2 and page.cursor is not None
     assert len(pages(slot, "store", max_bytes=1)) == 5
 
@@ -118,19 +118,19 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     slot.send(b"run", body=b"3")
     running, _ = slot.take_one()
     slot.send(b"wait", body=b"4")
-    [waits] = slot.peek("store").entries
+    [waits] = slot.list_messages("store").entries
     assert waits == Entry(b"wait", slot.zset("store")[b"wait"], slot.envelope(b"4"), None)
-    [runs] = slot.peek("prepare").entries
+    [runs] = slot.list_messages("prepare").entries
     assert runs.record.split(b" ")[0] == b"%d" % running and runs.envelope == slot.envelope(b"3")
-    [rests] = slot.peek("retry").entries
+    [rests] = slot.list_messages("retry").entries
     assert rests.record.endswith(b"\nworse") and rests.envelope == slot.envelope(b"2")
-    [dead] = slot.peek("dead").entries
+    [dead] = slot.list_messages("dead").entries
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
     oldest = None if kind is TopicType.PRIORITY else int(waits.score)
     since = START_MS if kind is TopicType.PRIORITY else None
     running_since = running // 1000
     assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", False, since, running_since)
-    looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
+    looked = slot.describe_messages([b"wait", b"run", b"rest", b"dead", b"nobody"])
     assert looked[0] == DescribeReply(waits.score, None, None, None, envelope=waits.envelope)
     assert looked[1] == DescribeReply(
         None, runs.score, None, None, in_flight=runs.record, delivered_envelope=runs.envelope
@@ -150,24 +150,27 @@ def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
     slot.take_one()
     slot.send(b"\xff\x00")
     before = slot.snapshot()
-    [looked] = slot.look([b"\xff\x00"])
+    [looked] = slot.describe_messages([b"\xff\x00"])
     assert None not in (looked.store, looked.prepare, looked.dead, looked.in_flight, looked.death)
-    assert looked.retry is None and slot.look([b""]) == [DescribeReply(None, None, None, None)]
+    assert looked.retry is None and slot.describe_messages([b""]) == [DescribeReply(None, None, None, None)]
     assert slot.snapshot() == before
-    assert len(slot.look([b"m%d" % n for n in range(100)])) == 100 and slot.look([]) == []
+    assert (
+        len(slot.describe_messages([b"m%d" % n for n in range(100)])) == 100
+        and slot.describe_messages([]) == []
+    )
     with pytest.raises(ServerRefused):
-        slot.look([b"m%d" % n for n in range(101)])
+        slot.describe_messages([b"m%d" % n for n in range(101)])
 
 
 def test_messages_are_counted_between_two_scores(make_slot: MakeSlot) -> None:
     slot = make_slot()
     for n, score in enumerate([-math.inf, 0, 999, 1000, 1000.5, 2000, math.inf]):
         slot.zadd(b"%d" % n, score)
-    assert slot.between("store") == 7
-    assert slot.between("store", 1000) == 4
-    assert slot.between("store", 1000, 1000.5) == 2
-    assert slot.between("store", -math.inf, 999) == 3
-    assert slot.between("store", 3, 2) == 0 and slot.between("dead") == 0
+    assert slot.count_between("store") == 7
+    assert slot.count_between("store", 1000) == 4
+    assert slot.count_between("store", 1000, 1000.5) == 2
+    assert slot.count_between("store", -math.inf, 999) == 3
+    assert slot.count_between("store", 3, 2) == 0 and slot.count_between("dead") == 0
 
 
 def test_a_count_says_whether_a_slot_is_paused(make_slot: MakeSlot) -> None:
@@ -189,17 +192,17 @@ def test_find_looks_into_members_bodies_and_records(make_slot: MakeSlot) -> None
     slot.send(b"four")
     receipt, delivery = slot.take_one()
     slot.fail(receipt, delivery.member, kind="rejected", error="needle in the error")
-    found = [entry.member for entry in slot.find("store", b"needle").entries]
+    found = [entry.member for entry in slot.search_messages("store", b"needle").entries]
     assert set(found) == {b"one needle", b"three"} - {delivery.member}
-    assert [entry.member for entry in slot.find("dead", b"needle").entries] == [delivery.member]
-    assert slot.find("store", b"absent").entries == []
+    assert [entry.member for entry in slot.search_messages("dead", b"needle").entries] == [delivery.member]
+    assert slot.search_messages("store", b"absent").entries == []
 
 
 @pytest.mark.parametrize("text", [b".", b"%", b"[a", b"\0", b"(", b"\xff"])
 def test_find_takes_text_as_it_is(make_slot: MakeSlot, text: bytes) -> None:
     slot = make_slot()
     fill(slot, {b"x" + text + b"y": 20, b"plain": 21})
-    assert [entry.member for entry in slot.find("store", text).entries] == [b"x" + text + b"y"]
+    assert [entry.member for entry in slot.search_messages("store", text).entries] == [b"x" + text + b"y"]
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -212,7 +215,7 @@ def test_find_goes_on_where_it_stopped_and_finds_each_once(
     found: list[bytes] = []
     after = None
     for _ in range(60):
-        page = slot.find("store", b"!", after=after, limit=limit, scan=scan, descending=descending)
+        page = slot.search_messages("store", b"!", after=after, limit=limit, scan=scan, descending=descending)
         assert len(page.entries) <= limit
         found += [entry.member for entry in page.entries]
         after = page.cursor
@@ -372,14 +375,14 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
 def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: MakeSlot) -> None:
     slot = make_slot(slots=1_024, index=0)
     paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
-    assert slot.broker.occupied([AtSlots(slot.topic, range(1_024))]) == [False] * 1_024
-    assert slot.broker.pauses([AtSlots(slot.topic, range(1_024))]) == ((), ())
+    assert slot.broker.find_occupied([AtSlots(slot.topic, range(1_024))]) == [False] * 1_024
+    assert slot.broker.find_paused([AtSlots(slot.topic, range(1_024))]) == ((), ())
     assert not slot.broker.any_messages([AtSlots(slot.topic, range(1_024))])
     slot.send(b"a")
     paused.pause()
     foreign.keyspace.zadd(foreign.keys.control, b"x", 1)
-    assert slot.broker.occupied([AtSlots(slot.topic, [2, 1, 0, 3])]) == [False, False, True, False]
-    assert slot.broker.pauses([AtSlots(slot.topic, [3, 2, 1, 0])]) == ((2,), (1,))
+    assert slot.broker.find_occupied([AtSlots(slot.topic, [2, 1, 0, 3])]) == [False, False, True, False]
+    assert slot.broker.find_paused([AtSlots(slot.topic, [3, 2, 1, 0])]) == ((2,), (1,))
     assert slot.broker.any_messages([AtSlots(slot.topic, range(1_024))])
     assert not slot.broker.any_messages([AtSlots(slot.topic, range(1, 1_024))])
     with pytest.raises(WrongType):
@@ -387,7 +390,7 @@ def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: M
     foreign.keyspace.delete(foreign.keys.control)
     slot.pause()
     paused.pause(False)
-    assert slot.broker.pauses([AtSlots(slot.topic, [0, 1, 2])]) == ((0,), ())
+    assert slot.broker.find_paused([AtSlots(slot.topic, [0, 1, 2])]) == ((0,), ())
 
 
 def test_many_slots_are_counted_as_each_of_them_is(make_slot: MakeSlot) -> None:
@@ -403,7 +406,7 @@ def test_many_slots_are_counted_as_each_of_them_is(make_slot: MakeSlot) -> None:
     foreign.keyspace.delete(foreign.keys.dead)
     foreign.keyspace.hset(foreign.keys.dead, b"x", b"1")
     control.keyspace.zadd(control.keys.control, b"x", 1)
-    counted = slot.broker.counts([AtSlots(slot.topic, [1, 2]), AtSlots(slot.topic, [0, 3])])
+    counted = slot.broker.count_slots([AtSlots(slot.topic, [1, 2]), AtSlots(slot.topic, [0, 3])])
     assert counted == [paused.count(), None, slot.count(), None]
     for wrong in (foreign, control):
         with pytest.raises(WrongType):
@@ -416,7 +419,7 @@ def test_a_slot_is_empty_while_it_has_no_message_in_any_state(make_slot: MakeSlo
 
     def has_messages() -> bool:
         counts = slot.count()
-        assert slot.broker.occupied([AtSlots(slot.topic, [slot.index])]) == [counts.held > 0]
+        assert slot.broker.find_occupied([AtSlots(slot.topic, [slot.index])]) == [counts.held > 0]
         assert slot.broker.any_messages([AtSlots(slot.topic, [slot.index])]) is (counts.held > 0)
         return counts.held > 0
 

@@ -268,7 +268,7 @@ def all_loose(slot: Slot, kind: str, *, repair: bool = False) -> list[bytes]:
     cursor, found, scanned = "0", [], 0
     before = len(slot.hash(kind))
     while True:
-        page = slot.loose(kind, cursor, repair)
+        page = slot.find_orphans(kind, cursor, repair)
         found += page.members
         scanned += page.scanned
         cursor = page.cursor
@@ -310,7 +310,7 @@ def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
     assert slot.claim("spark", 1, 60_000, 10).taken == 1
     assert slot.hash("failures") and slot.hash("claim_body")
     assert all_loose_ends(slot, repair=True) == []
-    [looked] = slot.look([b"a"])
+    [looked] = slot.describe_messages([b"a"])
     assert looked.claim is not None and looked.claimed_envelope == slot.envelope()
     assert (looked.store, looked.retry, looked.envelope) == (None, None, None)
     slot.keyspace.hset(slot.keys.claim_body, b"gone", b"x")
@@ -319,7 +319,7 @@ def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
 
 def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
     kinds = ("body", "failures", "claim_body")
-    return [member for kind in kinds for member in slot.loose(kind, "0", repair).members]
+    return [member for kind in kinds for member in slot.find_orphans(kind, "0", repair).members]
 
 
 def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Callable[..., Slot]) -> None:

@@ -42,7 +42,7 @@ def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(
         receipt, delivery = slot.take_one()
         assert delivery.retries_left == 15
         assert slot.extend(receipt, [b"a"]) == ["ok"]
-        assert [held.delivery.retries_left for held in slot.held("A")] == [15]
+        assert [held.delivery.retries_left for held in slot.list_held("A")] == [15]
         assert slot.release(receipt, [b"a"]) == ["ok"]
 
 

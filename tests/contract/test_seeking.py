@@ -1,4 +1,4 @@
-"""seek, ranks, searches by class and groups by error: a message is found from what an id may say of it, and by nothing else."""
+"""Digests, ranks, searches by class and groups by error: a message is found by what an id may say of it, and by nothing else."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: MakeSlot)
     fill(slot, dict.fromkeys(members, 50.0) | {b"other": 40.0})
     before = slot.snapshot()
     for rank in (0, 1, 150, 298, 299):
-        sought = slot.seek([digest(members[rank])], [Area("store", 50, rank)], scan=1)
+        sought = slot.find_by_digest([digest(members[rank])], [Area("store", 50, rank)], scan=1)
         assert sought.members == [members[rank]]
-    assert slot.seek([digest(b"other")], [Area("store", 50, 0)]).members == [None]
-    assert slot.seek([digest(b"other")], [Area("store", 40, 7)]).members == [b"other"]
-    assert slot.seek([digest(b"nobody")], []).members == [None]
+    assert slot.find_by_digest([digest(b"other")], [Area("store", 50, 0)]).members == [None]
+    assert slot.find_by_digest([digest(b"other")], [Area("store", 40, 7)]).members == [b"other"]
+    assert slot.find_by_digest([digest(b"nobody")], []).members == [None]
     assert slot.snapshot() == before
 
 
@@ -59,7 +59,9 @@ def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(ma
     for _ in range(40):
         rank = chance.randrange(1_000)
         place = max(0, rank + chance.randrange(-300, 300))
-        assert slot.seek([digest(members[rank])], [Area("store", 50, place)]).members == [members[rank]]
+        assert slot.find_by_digest([digest(members[rank])], [Area("store", 50, place)]).members == [
+            members[rank]
+        ]
 
 
 def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
@@ -69,7 +71,7 @@ def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
     area: Area | None = Area("store", 50, 250)
     for _ in range(40):
         assert area is not None
-        sought = slot.seek([digest(members[3])], [area], scan=20)
+        sought = slot.find_by_digest([digest(members[3])], [area], scan=20)
         [area] = sought.left
         if sought.members != [None]:
             break
@@ -79,19 +81,21 @@ def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
         raise AssertionError("it never got there")
     assert sought.members == [members[3]]
     # Nobody is there: the area ends, and says so.
-    [left] = slot.seek([digest(b"nobody")], [Area("store", 50, 250)]).left
+    [left] = slot.find_by_digest([digest(b"nobody")], [Area("store", 50, 250)]).left
     assert left is None
-    assert slot.seek([digest(b"nobody")], [Area("dead")]).left == [None]
+    assert slot.find_by_digest([digest(b"nobody")], [Area("dead")]).left == [None]
 
 
 def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: MakeSlot) -> None:
     slot = make_slot()
     members = [b"%02d" % n + b"x" * 1_000 for n in range(60)]
     fill(slot, dict.fromkeys(members, 50.0))
-    [left] = slot.seek([digest(b"nobody")], [Area("store", 50, 30)], max_bytes=10_000).left
+    [left] = slot.find_by_digest([digest(b"nobody")], [Area("store", 50, 30)], max_bytes=10_000).left
     assert left is not None
     assert 4 <= left.looked <= 10
-    assert slot.seek([digest(members[30])], [Area("store", 50, 30)], max_bytes=1).members == [members[30]]
+    assert slot.find_by_digest([digest(members[30])], [Area("store", 50, 30)], max_bytes=1).members == [
+        members[30]
+    ]
 
 
 def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_others(
@@ -103,7 +107,7 @@ def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_
     asked = [0, 17, 900, 901, 902, 2_000, 2_499]
     digests = [digest(b"gone"), *(digest(members[rank]) for rank in asked)]
     areas = [Area("store", 50, 1_200), *(Area("store", 50, rank + 5) for rank in asked)]
-    sought = slot.seek(digests, areas, scan=300)
+    sought = slot.find_by_digest(digests, areas, scan=300)
     assert sought.members == [None, *(members[rank] for rank in asked)]
 
 
@@ -122,19 +126,19 @@ def test_whole_states_are_looked_through_from_their_last_entry(make_slot: MakeSl
         (b"flying", "prepare"),
         (b"waiting", "store"),
     ):
-        assert slot.seek([digest(member)], [Area(state)]).members == [member]
+        assert slot.find_by_digest([digest(member)], [Area(state)]).members == [member]
         others = [Area(other) for other in ("store", "prepare", "retry", "dead", "claim") if other != state]
-        assert slot.seek([digest(member)], others).members == [None]
+        assert slot.find_by_digest([digest(member)], others).members == [None]
     fill(slot, {b"%04d" % n: 2_000.0 + n for n in range(100)})
     newest = max(slot.zset("store"), key=lambda member: slot.zset("store")[member])
-    assert slot.seek([digest(newest)], [Area("store")], scan=1).members == [newest]
+    assert slot.find_by_digest([digest(newest)], [Area("store")], scan=1).members == [newest]
 
 
 def test_a_look_takes_a_hundred_areas(make_slot: MakeSlot) -> None:
     slot = make_slot()
-    assert len(slot.seek([digest(b"a")], [Area("store", 50, n) for n in range(100)]).left) == 100
+    assert len(slot.find_by_digest([digest(b"a")], [Area("store", 50, n) for n in range(100)]).left) == 100
     with pytest.raises(ServerRefused):
-        slot.seek([digest(b"a")], [Area("store", 50, n) for n in range(101)])
+        slot.find_by_digest([digest(b"a")], [Area("store", 50, n) for n in range(101)])
 
 
 # --- searches by class
@@ -173,7 +177,7 @@ def test_a_class_is_compared_whole_or_by_its_last_part(
 ) -> None:
     slot = make_slot(identity="key", backoff=CONSTANT)
     failed_with(slot, b"Boom", error, dead=dead)
-    found = slot.find("dead" if dead else "retry", b"Boom", where="error").entries
+    found = slot.search_messages("dead" if dead else "retry", b"Boom", where="error").entries
     assert [entry.member for entry in found] == ([b"Boom"] if is_found else [])
 
 
@@ -186,9 +190,9 @@ def test_a_search_by_class_goes_as_far_whatever_members_and_bodies_hold(
         member = b"secret.Boom %02d" % n
         failed_with(slot, member, "ValueError: Boom secret", dead=True)
     for needle in (b"Boom", b"secret", b"ValueError: Boom", b"in the body", b"absent"):
-        page = slot.find("dead", needle, where="error", limit=2, scan=1_000)
+        page = slot.search_messages("dead", needle, where="error", limit=2, scan=1_000)
         assert page.entries == [] and page.cursor is None
-    page = slot.find("dead", b"ValueError", where="error", limit=2)
+    page = slot.search_messages("dead", b"ValueError", where="error", limit=2)
     assert len(page.entries) == 2 and page.cursor is not None
 
 
@@ -199,18 +203,18 @@ def test_a_search_by_class_passes_over_records_that_strangers_wrote(
     slot = make_slot()
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.failures, b"a", record)
-    assert slot.find("store", b"Boom", where="error").entries == []
+    assert slot.search_messages("store", b"Boom", where="error").entries == []
 
 
 def grouped(slot: Slot, **options: Any) -> list[DeadGroup]:
     """Return all groups of dead messages, page by page."""
     found: list[DeadGroup] = []
-    page = slot.group(**options)
+    page = slot.group_deaths(**options)
     while True:
         found += page.groups
         if page.cursor is None:
             return found
-        page = slot.group(after=page.cursor, **options)
+        page = slot.group_deaths(after=page.cursor, **options)
 
 
 def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: MakeSlot) -> None:
@@ -246,15 +250,15 @@ def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: M
     at = slot.zset("dead")
     assert int(at[b"0"]) // 3_600_000 > int(at[b"x"]) // 3_600_000
     hour = int(at[b"x"]) // 3_600_000
-    (both,) = slot.group(samples=2).groups
+    (both,) = slot.group_deaths(samples=2).groups
     assert both == DeadGroup(
         b"Boom: 0", 6, at[b"x"], [(hour + 1, 5), (hour, 1)], [(b"4", at[b"4"]), (b"3", at[b"3"])]
     )
-    assert slot.group(samples=0).groups[0].samples == []
+    assert slot.group_deaths(samples=0).groups[0].samples == []
     assert [one.deaths for one in grouped(slot, scan=4)] == [4, 2]
     assert [one.deaths for one in grouped(slot, max_bytes=1)] == [1] * 6
     assert [one.deaths for one in grouped(slot, min_score=at[b"1"], max_score=at[b"3"])] == [3]
-    assert slot.group(scan=6).cursor is None
+    assert slot.group_deaths(scan=6).cursor is None
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,7 @@ def test_deaths_that_strangers_wrote_have_no_line(make_slot: MakeSlot, record: b
 def test_the_body_of_a_dead_message_is_no_part_of_its_group(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key")
     failed_with(slot, b"a", "Boom: no end", dead=True)
-    (only,) = slot.group().groups
+    (only,) = slot.group_deaths().groups
     assert only.line == b"Boom: no end"
 
 
@@ -284,4 +288,4 @@ def test_the_body_of_a_dead_message_completes_no_class(make_slot: MakeSlot) -> N
     slot.keyspace.hset(slot.keys.body, b"a", b": a stranger's body")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a", kind="rejected", error="Boom")
-    assert slot.find("dead", b"Boom", where="error").entries == []
+    assert slot.search_messages("dead", b"Boom", where="error").entries == []

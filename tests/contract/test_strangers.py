@@ -189,7 +189,7 @@ def test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget(
 ) -> None:
     slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.zadd(b"a", score)
-    assert slot.count().store == 1 and len(slot.peek("store").entries) == 1
+    assert slot.count().store == 1 and len(slot.list_messages("store").entries) == 1
     assert slot.broker.heads(slot.topic, [0])[0] is not None or score > 2**53
     if kind is not TopicType.PRIORITY and score > slot.now_ms:
         assert slot.take().status == "empty"
@@ -234,13 +234,13 @@ def test_any_member_lives_a_whole_life(
     assert slot.extend(receipt, [member]) == ["ok"]
     assert slot.release(receipt, [member]) == ["ok"]
     receipt, _ = slot.take_one()
-    assert slot.held("A")[0].delivery.member == member
+    assert slot.list_held("A")[0].delivery.member == member
     assert slot.fail(receipt, member) == ["ok"]
     slot.clock.advance(1)
     receipt, _ = slot.take_one()
     assert slot.fail(receipt, member) == ["ok"]
-    assert slot.peek("dead").entries[0].member == member
-    assert slot.find("dead", member[:50]).entries[0].member == member
+    assert slot.list_messages("dead").entries[0].member == member
+    assert slot.search_messages("dead", member[:50]).entries[0].member == member
     assert slot.replay([member]) == ["replayed"]
     assert slot.bury([member]) == ["waiting"]
     assert slot.remove([member]) == ["dead"]
@@ -324,7 +324,7 @@ def test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner(
 ) -> None:
     wrong, fine = make_slot(index=1, name="t"), make_slot(index=2, name="t")
     wrong.keyspace.hset(wrong.keys.control, b"epoch", epoch)
-    assert wrong.broker.acquire_all(wrong.topic, [1, 2]) == [Acquired(None, False), Acquired(1, True)]
+    assert wrong.broker.acquire_slots(wrong.topic, [1, 2]) == [Acquired(None, False), Acquired(1, True)]
     with pytest.raises(ServerRefused, match="not an integer"):
         wrong.acquire()
     assert fine.acquire() == 2

@@ -119,20 +119,20 @@ NOTHING: Callable[[list[WorkerProcess]], None] = lambda workers: None  # noqa: E
 SCRIPTS = {
     "prepare": NOTHING,
     "commit": NOTHING,
-    "commit_all": NOTHING,
+    "commit_delivery": NOTHING,
     "rollback": NOTHING,
     "extend": NOTHING,
     "heads": NOTHING,
-    "held": NOTHING,
+    "list_held": NOTHING,
     "acquire": NOTHING,
-    "acquire_all": replace_processes,
+    "acquire_slots": replace_processes,
     "release": replace_processes,
     "workers/beat": NOTHING,
     "workers/assign": replace_processes,
     "workers/leave": replace_processes,
 }
 """Script -> what makes workers send it."""
-IN_DOUBT = ("held", "acquire")
+IN_DOUBT = ("list_held", "acquire")
 """What workers send once the reply of a prepare is lost, because they have to ask what they hold."""
 
 

@@ -28,7 +28,7 @@ def test_an_old_body_is_dead_at_once_and_succeeds_when_it_is_upcast(
     happened.wait("done", 3)
     eventually(lambda: all(broker.audit(topic, 0).dead == 1 for topic in TOPICS), "the old bodies in Dead")
     for topic in TOPICS:
-        (entry,) = broker.peek(topic, 0, "dead").entries
+        (entry,) = broker.list_messages(topic, 0, "dead").entries
         death = Death.parse(entry.record or b"")
         assert (death.reason, death.times) == ("rejected", 1)
         assert death.error == (

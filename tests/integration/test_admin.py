@@ -225,7 +225,7 @@ def test_a_viewer_sees_pages_and_can_change_nothing(broker: Broker, log_in: Call
 def ids_of_dead(broker: Broker) -> str:
     topic = topic_of("timed")
     for slot in range(topic.slots):
-        for entry in broker.peek(topic, slot, "dead").entries:
+        for entry in broker.list_messages(topic, slot, "dead").entries:
             return id_of(slot, entry.member)
     raise AssertionError("nothing is dead")
 
@@ -1111,7 +1111,9 @@ def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:
     done = boss.post(url("edit", "timed", message_id), {"body": '{"a":\r\n 2}'}, follow=True)
     assert "1 replayed" in text(done)
     assert [
-        entry.member for slot in range(4) for entry in broker.peek(topic_of("timed"), slot, "store").entries
+        entry.member
+        for slot in range(4)
+        for entry in broker.list_messages(topic_of("timed"), slot, "store").entries
     ] == [b'{"a":2}']
     assert depth(broker, "timed", "dead") == 0
     again = boss.post(url("edit", "timed", message_id), {"body": '{"a":3}'}, follow=True)
@@ -1125,7 +1127,9 @@ def test_an_edited_body_keeps_the_numbers_that_it_had(boss: Client, broker: Brok
     assert edited in text(boss.get(url("edit", "timed", message_id)))
     boss.post(url("edit", "timed", message_id), {"body": edited}, follow=True)
     assert [
-        entry.member for slot in range(4) for entry in broker.peek(topic_of("timed"), slot, "store").entries
+        entry.member
+        for slot in range(4)
+        for entry in broker.list_messages(topic_of("timed"), slot, "store").entries
     ] == [b'{"a":12345678901234567.89,"b":1.50}']
 
 

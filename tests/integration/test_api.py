@@ -839,7 +839,9 @@ def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program,
     body = '{"amount":12345678901234567.89,"rate":1.50,"small":1e-7}'
     sent = program.ok("POST", "topics/timed/messages/", f'{{"body":{body},"fixed_time":{LATER}}}', 202)
     topic = get_config().topic("timed")
-    (stored,) = [entry.member for slot in range(4) for entry in broker.peek(topic, slot, "store").entries]
+    (stored,) = [
+        entry.member for slot in range(4) for entry in broker.list_messages(topic, slot, "store").entries
+    ]
     assert stored.decode() == body
     shown = program("GET", f"topics/timed/messages/{sent['results'][0]['id']}/")
     assert f'"body":{body}'.encode() in shown.content

@@ -182,7 +182,7 @@ class Furniture:
     def end(self) -> None:
         """Settle what is in flight."""
         for slot in range(2):
-            for entry in self.broker.peek(self.topic, slot, "prepare").entries:
+            for entry in self.broker.list_messages(self.topic, slot, "prepare").entries:
                 receipt = int((entry.record or b"0").split(b" ")[0])
                 self.broker.commit(self.topic, slot, receipt, [entry.member])
 

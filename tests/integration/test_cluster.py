@@ -319,7 +319,7 @@ def test_what_was_sent_over_a_connection_that_broke_is_not_repeated(
         assert counts.store == 0
         eventually(lambda: answers(broker), "the node answering again")
         assert total(broker, WORK, "prepared") == 1
-        assert [thing.delivery.member for thing in broker.held(WORK, 3, "A") or []] == [b"a"]
+        assert [thing.delivery.member for thing in broker.list_held(WORK, 3, "A") or []] == [b"a"]
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def kill(broker: Broker, name: str, bodies: list[Any], error: str = "shop.Boom: 
     )
     send_messages(name, bodies, **options)
     for slot in range(topic.slots):
-        entries = broker.peek(topic, slot, "store").entries
+        entries = broker.list_messages(topic, slot, "store").entries
         if entries:
             broker.bury(topic, slot, [entry.member for entry in entries], error)
 
@@ -97,7 +97,7 @@ def stored(broker: Broker, name: str) -> list[tuple[bytes, float]]:
     return [
         (entry.member, entry.score)
         for slot in range(topic.slots)
-        for entry in broker.peek(topic, slot, "store").entries
+        for entry in broker.list_messages(topic, slot, "store").entries
     ]
 
 
@@ -202,7 +202,7 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
     assert dead(broker, "orders") == 3
     topic = get_config().topic("orders")
     slot = next(slot for slot in range(4) if broker.count(topic, slot).dead)
-    (entry, *_) = broker.peek(topic, slot, "dead").entries
+    (entry, *_) = broker.list_messages(topic, slot, "dead").entries
     one = message_id(slot, entry.member)
     assert run("rmqreplay", "orders", "--id", one) == "orders: 1 replayed\n"
     answer = run("rmqreplay", "orders", "--id", one, "--json", code=1)
@@ -284,7 +284,7 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     dead_ids = [
         sealed_id("orders", slot, entry.member)
         for slot in range(4)
-        for entry in broker.peek(topic, slot, "dead").entries
+        for entry in broker.list_messages(topic, slot, "dead").entries
     ]
     named = [part for one in dead_ids for part in ("--id", one)]
     dry = run("rmqreplay", "orders", *named, "--dry-run")
@@ -834,7 +834,7 @@ def test_rmqaudit_sends_misplaced_messages_to_their_own_slots(broker: Broker, ru
         [(b"0", due + 5), (b"1", 16), *((member, due) for member in members[2:])]
     )
     for slot in range(4):
-        entries = broker.peek(topic, slot, "store").entries
+        entries = broker.list_messages(topic, slot, "store").entries
         assert all(slot_of(entry.member, 4) == slot for entry in entries if entry.score > 999)
     assert all(broker.audit(topic, slot).balanced for slot in range(4))
 

@@ -311,7 +311,7 @@ def test_the_order_holds_while_the_topic_is_re_slotted(at: str, known: bool, is_
     there = {
         int(entry.member)
         for slot in range(16)
-        for entry in broker.peek(reslotting.topic, slot, "store").entries
+        for entry in broker.list_messages(reslotting.topic, slot, "store").entries
     }
     assert there & set(range(40, 80)) == (set() if is_removed_last else set(range(40, 80)))
 

@@ -50,7 +50,7 @@ def dead(broker: Any, topic: Topic) -> dict[bytes, tuple[str, bytes]]:
     """Member → reason and error of all that died."""
     found = {}
     for slot in range(topic.slots):
-        for entry in broker.peek(topic, slot, "dead").entries:
+        for entry in broker.list_messages(topic, slot, "dead").entries:
             head, _, rest = entry.record.partition(b"\n")
             found[entry.member] = (head.split(b" ")[0].decode(), rest)
     return found
@@ -313,7 +313,7 @@ def test_a_thread_takes_the_highest_head_of_its_slots_first(broker: Any) -> None
         send(broker, topic, [priority], priority=priority)
     heads = {}
     for slot in range(8):
-        entries = broker.peek(topic, slot, "store", descending=True).entries
+        entries = broker.list_messages(topic, slot, "store", descending=True).entries
         heads[slot] = [int(entry.score) for entry in entries]
 
     def listener(message: Message) -> None:
@@ -385,7 +385,7 @@ def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
         eventually(
             lambda: any(
                 entry.member == b'"%s"' % urgent.encode()
-                for entry in broker.peek(topic, slot, "prepare").entries
+                for entry in broker.list_messages(topic, slot, "prepare").entries
             ),
             "the urgent one being taken while the thread is held up",
         )
@@ -607,7 +607,7 @@ def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
     """Let a second pass in Redis; return when the heartbeat has extended all that is in flight in slot 0."""
 
     def begun() -> list[float]:
-        return [entry.score for entry in broker.peek(topic, 0, "prepare").entries]
+        return [entry.score for entry in broker.list_messages(topic, 0, "prepare").entries]
 
     before = begun()
     clock.advance(1)

@@ -65,7 +65,7 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.mark.parametrize("script", ["prepare", "commit_all", "acquire_all", "heads"])
+@pytest.mark.parametrize("script", ["prepare", "commit_delivery", "acquire_slots", "heads"])
 def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
     direct: Broker, disturbed: Broker, proxy: TcpProxy, script: str
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_lost_reply_of_held_is_asked_again(direct: Broker, disturbed: Broker, 
     heard = Heard()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()
-        proxy.drop_reply(lua.load("prepare").sha, lua.load("held").sha)
+        proxy.drop_reply(lua.load("prepare").sha, lua.load("list_held").sha)
         send(direct, TOPIC, range(50))
         proxy.wait_for_drop()
         heard.wait(50, GOES_ON)
@@ -136,10 +136,11 @@ def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
     proxy.drop_reply(lua.load("extend").sha)
     with Worker(disturbed, topic, listener, burst=True) as worker:
         proxy.wait_for_drop()
-        [lost] = direct.peek(topic, 0, "prepare").entries
+        [lost] = direct.list_messages(topic, 0, "prepare").entries
         clock.advance(1)
         eventually(
-            lambda: direct.peek(topic, 0, "prepare").entries[0].score == lost.score + 1000, "the next one"
+            lambda: direct.list_messages(topic, 0, "prepare").entries[0].score == lost.score + 1000,
+            "the next one",
         )
         clock.advance(1)
         go.set()

@@ -142,7 +142,9 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
 
     def lose() -> list[Any]:
         receive()
-        cancelled.extend(entry.member for entry in broker.peek(TOPIC, slot.number, "prepare").entries)
+        cancelled.extend(
+            entry.member for entry in broker.list_messages(TOPIC, slot.number, "prepare").entries
+        )
         broker.cancel(TOPIC, slot.number, cancelled)
         raise ServerUnavailable("the answer is lost")
 

@@ -64,7 +64,9 @@ def waiting(topic: str) -> list[bytes]:
     found = get_config().topic(topic)
     broker = direct(get_broker())
     return [
-        entry.member for slot in range(found.slots) for entry in broker.peek(found, slot, "store").entries
+        entry.member
+        for slot in range(found.slots)
+        for entry in broker.list_messages(found, slot, "store").entries
     ]
 
 
@@ -138,7 +140,7 @@ def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: 
         Product.objects.create(sku=sku, name="Dusk Plain Bowl", shop=small, price=3)
     order_renders([message("price-changes", {"sku": sku}) for sku in (3, 1, 2)])
     topic = get_config().topic("image-renders")
-    slots = [direct(get_broker()).peek(topic, slot, "store").entries for slot in range(topic.slots)]
+    slots = [direct(get_broker()).list_messages(topic, slot, "store").entries for slot in range(topic.slots)]
     scores = {entry.member: entry.score for entries in slots for entry in entries}
     assert scores == {
         encode_json({"sku": 1, "shop": 1}): 500,
@@ -226,7 +228,7 @@ def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(
     clock.advance(5)
     drain()
     topic, slot = get_config().topic("image-renders"), slot_of(b"1", 16)
-    (dead,) = direct(get_broker()).peek(topic, slot, "dead").entries
+    (dead,) = direct(get_broker()).list_messages(topic, slot, "dead").entries
     assert dead.record is not None
     assert b"product 1 has no photo" in dead.record
     Product.objects.update(photo=Photo.GOOD)

@@ -170,7 +170,8 @@ def test_messages_that_fail_together_come_back_spread_over_half_their_rest(
     failures = [Failure(delivery.member) for delivery in answer.deliveries]
     assert set(broker.rollback(topic, 0, answer.receipt, failures)) == {"ok"}
     rests = sorted(
-        int(entry.score) - clock() // 1_000 for entry in broker.peek(topic, 0, "retry", limit=1_000).entries
+        int(entry.score) - clock() // 1_000
+        for entry in broker.list_messages(topic, 0, "retry", limit=1_000).entries
     )
     assert 30_000 <= rests[0] < 33_000
     assert 57_000 < rests[-1] <= 60_000
@@ -190,7 +191,7 @@ def test_messages_that_fail_one_by_one_come_back_spread_too(redis_client: redis.
         (delivery,) = answer.deliveries
         failed_ms[delivery.member] = broker.now_ms()
         broker.rollback(topic, 0, answer.receipt, [Failure(delivery.member)])
-    resting = broker.peek(topic, 0, "retry", limit=500).entries
+    resting = broker.list_messages(topic, 0, "retry", limit=500).entries
     rests = [int(entry.score) - failed_ms[entry.member] for entry in resting]
     assert len(rests) == 500
     assert min(rests) >= 30_000

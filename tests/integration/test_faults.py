@@ -63,7 +63,7 @@ def stage(slot: Slot, script: str = "") -> int:
     For the scripts of claims it is Spark that holds what can be taken: a serial slot has one or the other.
     """
     slot.acquire()
-    if script == "commit_all":
+    if script == "commit_delivery":
         # Nothing has failed, and every member is its own body.
         slot.send_fifo(0, [b"flying", b"flying too"])
         return int(slot.take().receipt)
@@ -134,11 +134,11 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     ),
     "retract": lambda slot, receipt: slot.retract("nightly", 2, slot.now_ms + 9, b"waiting"),
     "acquire": lambda slot, receipt: slot.acquire(),
-    "acquire_all": lambda slot, receipt: slot.broker.acquire_all(slot.topic, [0, 1]),
-    "held": lambda slot, receipt: slot.held("A"),
+    "acquire_slots": lambda slot, receipt: slot.broker.acquire_slots(slot.topic, [0, 1]),
+    "list_held": lambda slot, receipt: slot.list_held("A"),
     "prepare": lambda slot, receipt: slot.take(),
     "commit": lambda slot, receipt: slot.commit(receipt, [b"flying", b"marked"]),
-    "commit_all": lambda slot, receipt: slot.commit_all(receipt, 2),
+    "commit_delivery": lambda slot, receipt: slot.commit_delivery(receipt, 2),
     "rollback": lambda slot, receipt: slot.fail(receipt, b"flying", b"failing", b"marked", error="no" * 600),
     "release": lambda slot, receipt: slot.release(receipt, [b"flying", b"marked"]),
     "extend": lambda slot, receipt: slot.extend(receipt, [b"flying", b"failing"]),
@@ -169,21 +169,21 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "reslot_progress": lambda slot, receipt: slot.reslot_progress(),
     "move_out": lambda slot, receipt: move_out(slot),
     "move_in": lambda slot, receipt: slot.move_in(1, 1, 1, ARRIVING),
-    "peek": lambda slot, receipt: slot.peek("store"),
-    "find": lambda slot, receipt: slot.find("store", b"wait"),
-    "group": lambda slot, receipt: slot.group(),
+    "list_messages": lambda slot, receipt: slot.list_messages("store"),
+    "search_messages": lambda slot, receipt: slot.search_messages("store", b"wait"),
+    "group_deaths": lambda slot, receipt: slot.group_deaths(),
     "count": lambda slot, receipt: slot.count(),
-    "counts": lambda slot, receipt: slot.broker.counts([AtSlots(slot.topic, [0])]),
+    "count_slots": lambda slot, receipt: slot.broker.count_slots([AtSlots(slot.topic, [0])]),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
-    "occupied": lambda slot, receipt: slot.broker.occupied([AtSlots(slot.topic, [0])]),
-    "pauses": lambda slot, receipt: slot.broker.pauses([AtSlots(slot.topic, [0])]),
+    "find_occupied": lambda slot, receipt: slot.broker.find_occupied([AtSlots(slot.topic, [0])]),
+    "find_paused": lambda slot, receipt: slot.broker.find_paused([AtSlots(slot.topic, [0])]),
     "audit": lambda slot, receipt: slot.audit(),
-    "between": lambda slot, receipt: slot.between("store"),
-    "loose": lambda slot, receipt: slot.loose("failures", repair=True),
-    "look": lambda slot, receipt: slot.look([b"waiting", b"flying", b"dead"]),
+    "count_between": lambda slot, receipt: slot.count_between("store"),
+    "find_orphans": lambda slot, receipt: slot.find_orphans("failures", repair=True),
+    "describe_messages": lambda slot, receipt: slot.describe_messages([b"waiting", b"flying", b"dead"]),
     "status": lambda slot, receipt: slot.status(b"dead"),
     "ranks": lambda slot, receipt: slot.ranks("store", [b"waiting"]),
-    "seek": lambda slot, receipt: slot.seek([b"d" * 20], [Area("store"), Area("dead")]),
+    "find_by_digest": lambda slot, receipt: slot.find_by_digest([b"d" * 20], [Area("store"), Area("dead")]),
 }
 
 REPEATED: dict[str, Any] = {
@@ -195,7 +195,7 @@ REPEATED: dict[str, Any] = {
     "tick": "known",
     "retract": "removed",
     "commit": ["stale", "stale"],
-    "commit_all": [],
+    "commit_delivery": [],
     "rollback": ["stale", "stale", "stale"],
     "release": ["stale", "stale"],
     "extend": ["ok", "ok"],
@@ -218,7 +218,7 @@ REPEATED: dict[str, Any] = {
     "configure": "ok",
     "adopt": "changed",
     "retire": "holds",
-    "loose": OrphansReply("0", 2, []),
+    "find_orphans": OrphansReply("0", 2, []),
     "shut": "known",
     "reopen": "known",
     "move_out": "staged",
@@ -233,7 +233,7 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "resch
 def test_every_script_is_put_through_the_faults() -> None:
     # test_inserting.py has the faults of a part of a transaction.
     assert set(ACTS) == set(lua.names()) - {"insert"}
-    assert set(REPEATED) == set(ACTS) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
+    assert set(REPEATED) == set(ACTS) - READ_ONLY - {"prepare", "acquire", "acquire_slots"}
 
 
 def comparable(slot: Slot, *without: str) -> Dump:
@@ -259,15 +259,15 @@ def contents(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
     }
 
 
-KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO, "commit_all": TopicType.FIFO}
+KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO, "commit_delivery": TopicType.FIFO}
 """The types of topics to which a script belongs."""
 
 
 def suits(script: str, kind: TopicType) -> bool:
     if script in ("tick", "retract"):
         return kind not in (TopicType.PRIORITY, TopicType.FIFO)
-    if script in ("send_fifo", "commit_all") or kind is TopicType.FIFO:
-        return script in ("send_fifo", "commit_all") and kind is TopicType.FIFO
+    if script in ("send_fifo", "commit_delivery") or kind is TopicType.FIFO:
+        return script in ("send_fifo", "commit_delivery") and kind is TopicType.FIFO
     return script not in ("send_merge", "send_replace") or (script == "send_merge") == (
         kind is TopicType.RANGE_MERGE
     )
@@ -312,12 +312,12 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
         # Never repeated: the caller acquires again, which fences the late copy, and asks what it holds.
         epoch = slot.acquire()
         assert slot.take(epoch=epoch - 1).status == "fenced"
-        held = {h.delivery.member: h for h in slot.held("A")}
+        held = {h.delivery.member: h for h in slot.list_held("A")}
         assert all(held[delivery.member].delivery == delivery for delivery in answer.deliveries)
         assert {held[delivery.member].receipt for delivery in answer.deliveries} == {answer.receipt}
     elif script == "acquire":
         assert slot.acquire() > answer
-    elif script == "acquire_all":
+    elif script == "acquire_slots":
         again = ACTS[script](slot, receipts[0])
         assert all(one.epoch > first.epoch for one, first in zip(again, answer, strict=True))
     elif script in READ_ONLY:
@@ -425,7 +425,8 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", sorted(set(ACTS) - {"heads", "acquire_all", "occupied", "pauses", "counts", "scatter"})
+    "script",
+    sorted(set(ACTS) - {"heads", "acquire_slots", "find_occupied", "find_paused", "count_slots", "scatter"}),
 )
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     redis_client: redis.Redis, prefix: str, script: str
@@ -490,7 +491,7 @@ def test_many_slots_are_acquired_whatever_one_of_them_holds(redis_client: redis.
         for how in ("string", "list"):
             spoil(redis_client, key, how)
             whole: Any = redis_client.dump(key)
-            [foreign, other] = slot.broker.acquire_all(slot.topic, [0, 1])
+            [foreign, other] = slot.broker.acquire_slots(slot.topic, [0, 1])
             assert not foreign.is_asleep
             assert (foreign.epoch is None) is (name == "control")
             assert other.is_asleep

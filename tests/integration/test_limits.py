@@ -250,7 +250,9 @@ def test_each_slot_keeps_its_own_rate_whoever_takes_from_it(broker: Any) -> None
     topic = replace(TOPIC, slot_rate=10, slots=2, serial=False)
     gauge = Gauge()
     send(broker, topic, range(20))
-    most = max(len(entries) for entries in (broker.peek(topic, slot, "store").entries for slot in range(2)))
+    most = max(
+        len(entries) for entries in (broker.list_messages(topic, slot, "store").entries for slot in range(2))
+    )
     began = time.monotonic()
     with Worker(broker, topic, gauge), Worker(broker, topic, gauge):
         eventually(lambda: len(gauge.begun) == 20)

@@ -101,7 +101,7 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
                     stepper.settle()
         held = {
             name: sum(
-                len(broker().run(inspect.peek(get_config().topic(name), slot, "store")).entries)
+                len(broker().run(inspect.list_messages(get_config().topic(name), slot, "store")).entries)
                 for slot in range(2)
             )
             for name in ("lost", "found")
@@ -118,7 +118,7 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
         broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
         *_, found = audit.find(broker(), topic, repair=True)
-        (looked,) = broker().run(inspect.look(topic, own, [b"k"]))
+        (looked,) = broker().run(inspect.describe_messages(topic, own, [b"k"]))
         return found, looked.envelope
 
 

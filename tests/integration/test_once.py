@@ -317,7 +317,7 @@ def test_hooks_of_the_listener_run_after_the_commit_and_not_for_what_was_rolled_
     clock.advance("5ms")
     drain(raise_errors=False)
     assert (hooked, groups()) == ([True], ["a"])
-    others = broker.run(inspect.peek(get_config().topic("others"), 0, "store", limit=10)).entries
+    others = broker.run(inspect.list_messages(get_config().topic("others"), 0, "store", limit=10)).entries
     assert len(others) == 1, "what the delivery that failed had sent was never sent"
 
 
@@ -606,7 +606,7 @@ def test_an_edited_replay_that_is_repeated_after_its_answer_was_lost_is_the_same
             with pytest.raises(ServerUnavailable):
                 operations.replay_edited("moving", sent.id, {"shop": shop})
         slot = slot_of(str(shop).encode(), topic.slots)
-        (looked,) = broker.run(inspect.look(topic, slot, [b"k"]))
+        (looked,) = broker.run(inspect.describe_messages(topic, slot, [b"k"]))
         assert looked.envelope is not None
         found.append(decode_envelope(looked.envelope).origin)
     first, again, edited_otherwise = found

@@ -113,7 +113,10 @@ def test_on_range_merge_topics_it_has_that_of_its_first_send(broker: Any) -> Non
     topic = Topic("merged", TopicType.RANGE_MERGE, slots=1)
     for body, wait_ms in ((b"1", 0), (b"2", 5), (b"1", 50)):
         broker.run(send_commands.send_merge(topic, 0, wait_ms, [body]))
-    assert [entry.member for entry in broker.run(inspect.peek(topic, 0, "store")).entries] == [b"1", b"2"]
+    assert [entry.member for entry in broker.run(inspect.list_messages(topic, 0, "store")).entries] == [
+        b"1",
+        b"2",
+    ]
 
 
 def test_fifo_messages_run_in_the_order_of_sending(broker: Any) -> None:

@@ -103,7 +103,7 @@ def waiting(name: str) -> dict[bytes, float]:
     return {
         entry.member: entry.score
         for slot in range(topic.slots)
-        for entry in broker.peek(topic, slot, "store").entries
+        for entry in broker.list_messages(topic, slot, "store").entries
     }
 
 
@@ -335,7 +335,7 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
             name: [
                 (entry.slot if hasattr(entry, "slot") else slot, entry.member, entry.score, entry.envelope)
                 for slot in range(4)
-                for entry in broker.peek(get_config().topic(name), slot, "store").entries
+                for entry in broker.list_messages(get_config().topic(name), slot, "store").entries
             ]
             for name in names
         }
@@ -596,7 +596,7 @@ def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, ne
     make_due()
     assert relay("default").sent == (0 if is_harmless else 1)
     topic, broker = get_config().topic("keyed"), direct(connections.get_broker("worker"))
-    found = [e.envelope for slot in range(4) for e in broker.peek(topic, slot, "store").entries]
+    found = [e.envelope for slot in range(4) for e in broker.list_messages(topic, slot, "store").entries]
     assert rows() == []
     assert [b"new" in (envelope or b"") for envelope in found] == ([True] if newer == "send" else [])
 
@@ -1295,7 +1295,9 @@ def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
 def bodies(name: str) -> list[bytes]:
     """The bodies that wait, in the order of their places."""
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    entries = [each for slot in range(topic.slots) for each in broker.peek(topic, slot, "store").entries]
+    entries = [
+        each for slot in range(topic.slots) for each in broker.list_messages(topic, slot, "store").entries
+    ]
     return [
         raw_body(topic, each.member, each.envelope) for each in sorted(entries, key=lambda each: each.score)
     ]

@@ -100,7 +100,7 @@ def waiting(name: str = "renders") -> dict[bytes, float]:
     return {
         entry.member: entry.score
         for slot in range(topic.slots)
-        for entry in broker.peek(topic, slot, "store").entries
+        for entry in broker.list_messages(topic, slot, "store").entries
     }
 
 

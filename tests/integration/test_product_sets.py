@@ -63,7 +63,7 @@ def waiting(name: str) -> list[tuple[dict[str, Any], float]]:
     entries = [
         entry
         for slot in range(topic.slots)
-        for entry in direct(get_broker()).peek(topic, slot, "store").entries
+        for entry in direct(get_broker()).list_messages(topic, slot, "store").entries
     ]
     return sorted(
         ((decode_body(topic, entry.member), entry.score) for entry in entries),

@@ -87,7 +87,7 @@ class Filled:
         """Send, let some fail and rest, and let some die."""
         self.send(*range(count))
         for slot in range(self.topic.slots):
-            entries = self.broker.peek(self.topic, slot, "store", limit=12).entries
+            entries = self.broker.list_messages(self.topic, slot, "store", limit=12).entries
             self.broker.bury(self.topic, slot, [entry.member for entry in entries[:3]], "why")
             if self.topic.is_priority:
                 answer = self.broker.prepare(self.topic, slot, "A", None, 6)
@@ -108,7 +108,7 @@ class Filled:
         topic = replace(self.topic, slots=slots)
         found = {}
         for slot, state in itertools.product(range(slots), ("store", "retry", "dead")):
-            for entry in self.broker.peek(topic, slot, state, limit=1000).entries:
+            for entry in self.broker.list_messages(topic, slot, state, limit=1000).entries:
                 assert (state, entry.member) not in found
                 found[state, entry.member] = (entry.score, entry.envelope, entry.record)
                 assert slot_of(self.basis(state, entry), slots) == slot
@@ -340,7 +340,7 @@ def test_what_a_stranger_put_where_nobody_can_tell_it_belongs_stays(broker: Any)
     for member in (b"no json", b'{"n":1}'):
         broker.send_replace(filled.topic, 0, [50], [member])
     assert filled.reslot(8).strays == 2
-    assert {entry.member for entry in broker.peek(filled.topic, 0, "store").entries} >= {
+    assert {entry.member for entry in broker.list_messages(filled.topic, 0, "store").entries} >= {
         b"no json",
         b'{"n":1}',
     }

@@ -141,7 +141,7 @@ def test_messages_move_to_another_topic_with_their_times(
         found = {
             json.loads(entry.member)["n"]: entry.score
             for slot in range(8)
-            for entry in broker.peek(topic, slot, "store", limit=1000).entries
+            for entry in broker.list_messages(topic, slot, "store", limit=1000).entries
         }
         assert found == due
         assert not keys_of(redis_client, prefix, "old")

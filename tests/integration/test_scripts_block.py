@@ -187,7 +187,7 @@ def fifo_scripts(slot: Timed) -> Timed:
     slot.send_fifo(0, names(BATCH, "plain"))
     slot.clock.advance(1)
     plain, members = slot.take()
-    ended = slot.time("commit_all", lambda: slot.commit_all(plain, BATCH))
+    ended = slot.time("commit_delivery", lambda: slot.commit_delivery(plain, BATCH))
     assert (ended, len(members)) == (["ok"] * BATCH, BATCH)
     slot.fill()
     for delay_ms in (0, 5):
@@ -234,14 +234,15 @@ def every_script(slot: Timed) -> Timed:
     slot.time("acquire", slot.acquire)
     many = replace(slot.topic, name="many")
     assert all(
-        one.is_asleep for one in slot.time("acquire_all", lambda: slot.broker.acquire_all(many, range(1_024)))
+        one.is_asleep
+        for one in slot.time("acquire_slots", lambda: slot.broker.acquire_slots(many, range(1_024)))
     )
 
     receipt, members = slot.take()
     assert len(members) == BATCH
     assert set(slot.time("extend", lambda: slot.extend(receipt, members))) == {"ok"}
     slot.time("progress", lambda: slot.progress(receipt, members[0], 500, b"x" * 200))
-    held = slot.time("held", lambda: slot.held("A", 0, BATCH))
+    held = slot.time("list_held", lambda: slot.list_held("A", 0, BATCH))
     assert len(held) == BATCH
     slot.time(f"{send} in flight", lambda: slot.send(members))
     # Two batches of 3,000 are in flight, and newer copies of them wait at the head.
@@ -270,44 +271,46 @@ def every_script(slot: Timed) -> Timed:
     receipt, members = slot.take()
     rejected = [Failure(member, "rejected", error=error) for member in members]
     assert set(slot.time("rollback to dead", lambda: slot.rollback(receipt, rejected))) == {"ok"}
-    dead = [entry.member for entry in slot.peek("dead", limit=BATCH).entries]
+    dead = [entry.member for entry in slot.list_messages("dead", limit=BATCH).entries]
     words = set(slot.time("replay", lambda: slot.replay(dead)))
     assert words == {"replayed"}
 
-    waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
+    waiting = [entry.member for entry in slot.list_messages("store", limit=BATCH, max_bytes=1 << 40).entries]
     new = [70 if slot.topic.is_priority else START_MS + 10_000_000] * BATCH
     slot.time("reschedule", lambda: slot.reschedule(new, waiting))
     assert set(slot.time("bury", lambda: slot.bury(waiting, error))) <= {"waiting", "resting"}
     half = waiting[: BATCH // 2]
-    deaths = [entry.score for entry in slot.peek("dead", limit=1).entries] * len(half)
+    deaths = [entry.score for entry in slot.list_messages("dead", limit=1).entries] * len(half)
     assert set(slot.time("discard", lambda: slot.discard(deaths, half))) == {"dead"}
     assert set(slot.time("remove dead", lambda: slot.remove(waiting))) == {"dead", "not_found"}
-    waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
+    waiting = [entry.member for entry in slot.list_messages("store", limit=BATCH, max_bytes=1 << 40).entries]
     assert set(slot.time("remove", lambda: slot.remove(waiting))) == {"waiting"}
 
     claims(slot)
 
     for descending in (False, True):
-        look = partial(slot.peek, "store", limit=BATCH, descending=descending, max_bytes=1 << 40)
-        last = slot.time("peek", look).entries[-1]
+        look = partial(slot.list_messages, "store", limit=BATCH, descending=descending, max_bytes=1 << 40)
+        last = slot.time("list_messages", look).entries[-1]
         for member in (last.member, last.member + b"x"):
             after = (f"{last.score:.17g}", member)
-            slot.time("peek", partial(look, after=after))
-            search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
-            slot.time("find", search)
-            slot.time("find", partial(search, where="error"))
-    slot.time("group", partial(slot.group, scan=BATCH, max_bytes=1 << 40))
+            slot.time("list_messages", partial(look, after=after))
+            search = partial(
+                slot.search_messages, "store", b"nowhere", after=after, scan=BATCH, descending=descending
+            )
+            slot.time("search_messages", search)
+            slot.time("search_messages", partial(search, where="error"))
+    slot.time("group_deaths", partial(slot.group_deaths, scan=BATCH, max_bytes=1 << 40))
     move(slot)
     slot.time("count", slot.count)
-    slot.time("between", lambda: slot.between("store"))
-    slot.time("look", lambda: slot.look(waiting[:100]))
+    slot.time("count_between", lambda: slot.count_between("store"))
+    slot.time("describe_messages", lambda: slot.describe_messages(waiting[:100]))
     slot.time("status", lambda: slot.status(waiting[0]))
     slot.time("ranks", lambda: slot.ranks("store", waiting[:100]))
     nobody = [b"%020d" % n for n in range(100)]
     for area in (Area("store"), Area("dead"), Area("store", 70, 500)):
-        slot.time("seek", partial(slot.seek, nobody, [area]))
+        slot.time("find_by_digest", partial(slot.find_by_digest, nobody, [area]))
     for records in ("inflight", "deaths", "failures", "body", "claim_body", "claim_failed"):
-        slot.time("loose", partial(slot.loose, records))
+        slot.time("find_orphans", partial(slot.find_orphans, records))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
     purge = operate.purge(slot.topic, 0, "store", limit=BATCH)
@@ -319,12 +322,12 @@ def every_script(slot: Timed) -> Timed:
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
     counted = [AtSlots(slot.topic, [0])] * topic_survey.COUNTED_AT_ONCE
-    slot.time("counts", lambda: slot.broker.counts(counted))
+    slot.time("count_slots", lambda: slot.broker.count_slots(counted))
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
-    slot.time("occupied", lambda: slot.broker.occupied([AtSlots(slot.topic, [0] * 1_024)]))
-    slot.time("pauses", lambda: slot.broker.pauses([AtSlots(slot.topic, [0] * 1_024)]))
+    slot.time("find_occupied", lambda: slot.broker.find_occupied([AtSlots(slot.topic, [0] * 1_024)]))
+    slot.time("find_paused", lambda: slot.broker.find_paused([AtSlots(slot.topic, [0] * 1_024)]))
     timed = {label.split(" ")[0] for label in slot.took}
-    others = {"send_merge", "send_replace", "send_fifo", "commit_all"}
+    others = {"send_merge", "send_replace", "send_fifo", "commit_delivery"}
     others |= {"tick", "retract"} if slot.topic.is_priority else set()
     assert timed == set(lua.names()) - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))

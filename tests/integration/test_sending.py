@@ -819,7 +819,7 @@ def test_without_time_zones_in_the_project_a_naive_time_is_one_of_its_zone() -> 
         send_messages("orders", [2, Send(3, fixed_time=naive)], fixed_time=naive)
         ensure_message("orders", 4, fixed_time=naive)
     topic, broker = get_config().topic("orders"), direct(connections.get_broker("worker"))
-    entries = [entry for slot in range(4) for entry in broker.peek(topic, slot, "store").entries]
+    entries = [entry for slot in range(4) for entry in broker.list_messages(topic, slot, "store").entries]
     assert [entry.score for entry in entries] == [aware.timestamp() * 1000] * 4
     with override_settings(USE_TZ=True), pytest.raises(InvalidMessage, match="is naive"):
         send_message("orders", 1, fixed_time=naive)

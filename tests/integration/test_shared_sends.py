@@ -96,7 +96,7 @@ async def prepared(topic: str = "jobs") -> None:
 
 def waiting(name: str) -> int:
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    return sum(len(broker.peek(topic, slot, "store").entries) for slot in range(topic.slots))
+    return sum(len(broker.list_messages(topic, slot, "store").entries) for slot in range(topic.slots))
 
 
 def test_sends_that_wait_at_the_same_time_share_a_round_trip(trips: list[int]) -> None:

@@ -290,7 +290,9 @@ def test_replaying_is_told_once_with_its_outcomes(broker: Any) -> None:
     operations = Operations(Actor("ann", "command"))
     send_messages("work", [1, 2, 3])
     for slot in range(2):
-        members = [entry.member for entry in broker.peek(get_config().topic("work"), slot, "store").entries]
+        members = [
+            entry.member for entry in broker.list_messages(get_config().topic("work"), slot, "store").entries
+        ]
         broker.bury(get_config().topic("work"), slot, members, "test")
     with told_of("replayed") as told:
         copies = operations.listing("work", "dead").copies

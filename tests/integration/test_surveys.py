@@ -386,29 +386,34 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     broker = Broker(redis_client, prefix)
     topics = [Topic(f"topic-{n:03}", TopicType.FIXED_TIME, slots=16) for n in range(200)]
     for topic in topics[:50]:
-        broker.acquire_all(topic, range(16))  # an empty slot that had an owner is not counted
+        broker.acquire_slots(topic, range(16))  # an empty slot that had an owner is not counted
     for count in (20, 200):
         parts = -(-count * 16 // topic_survey.EMPTY_AT_ONCE)
-        of_all = {"workers/roster": 1, "EXISTS": parts, "pauses": parts}
+        of_all = {"workers/roster": 1, "EXISTS": parts, "find_paused": parts}
         assert calls_of(broker, topics[:count], monkeypatch) == of_all
     # Of the 3,200 slots of all topics, the one with a message is found, and from then on counted at once.
     broker.send_replace(topics[7], 3, [1000], [b"1"])
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "occupied": 1, "count": 1}
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "find_occupied": 1, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     broker.send_replace(topics[7], 4, [1000], [b"2"])
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1, "occupied": 1, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {
+        **of_all,
+        "count_slots": 1,
+        "find_occupied": 1,
+        "count": 1,
+    }
     broker.purge(topics[7], 3, "store")
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     (found,) = (one for one in topic_survey.survey_topics(broker, topics).topics if one.store)
     assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
     # One script counts slots of several topics.
     for topic in topics[: topic_survey.COUNTED_AT_ONCE]:
         broker.send_replace(topic, 4, [1000], [b"2"])
     topic_survey.survey_topics(broker, topics)
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     # It does not know what a slot with a foreign key holds. The count of that slot says why.
     broker.client.set(slot_keys(prefix, topics[3].name, 4).dead, "not of RMQ")
-    assert calls_of(broker, topics, monkeypatch) == {**of_all, "counts": 1, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1, "count": 1}
     surveyed = topic_survey.survey_topics(broker, topics).topics
     assert [one.topic for one in surveyed if one.problems] == [topics[3]]
     assert sum(one.store for one in surveyed) == topic_survey.COUNTED_AT_ONCE - 1

@@ -459,7 +459,7 @@ def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: U
     assert cancel_message("tasks.default", key=result.id, on_commit=False) == "waiting"
     execution.release(later)
     topic = get_config().topics["tasks.default"]
-    (looked,) = connections.get_broker().run(inspect.look(topic, 0, [result.id.encode()]))
+    (looked,) = connections.get_broker().run(inspect.describe_messages(topic, 0, [result.id.encode()]))
     assert (looked.store, looked.prepare, looked.retry) == (None, None, None)
     with pytest.raises(FRAMEWORK.exceptions.TaskResultDoesNotExist):
         end_of_waiting(later, result)

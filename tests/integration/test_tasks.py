@@ -85,7 +85,7 @@ def topic(name: str = "tasks.default") -> Topic:
 
 
 def looked(key: str, name: str = "tasks.default") -> Any:
-    return connections.get_broker().run(inspect.look(topic(name), 0, [key.encode()]))[0]
+    return connections.get_broker().run(inspect.describe_messages(topic(name), 0, [key.encode()]))[0]
 
 
 # --- enqueueing
@@ -412,7 +412,7 @@ def test_a_task_that_fails_is_tried_again_and_its_result_tells_each_attempt(
 def _wake(key: str, name: str) -> None:
     """Let what rests be tried now."""
     broker: Any = connections.get_broker()
-    rest = broker.run(inspect.look(topic(name), 0, [key.encode()]))[0].retry
+    rest = broker.run(inspect.describe_messages(topic(name), 0, [key.encode()]))[0].retry
     assert rest is not None
     broker.client.zadd(slot_keys(broker.prefix, name, 0).retry, {key: 1000 + rest % 1})
 

@@ -366,7 +366,7 @@ def _mark(message: Message) -> int:
 
 
 def _committed(broker: Any, topic: Topic, message: Message) -> bool:
-    members = [entry.member for entry in broker.peek(topic, message.slot, "prepare").entries]
+    members = [entry.member for entry in broker.list_messages(topic, message.slot, "prepare").entries]
     return message.delivery.member not in members
 
 

@@ -92,7 +92,9 @@ def stored(name: str, state: str = "store") -> list[bytes]:
     """What the topic holds in a state."""
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
     return sorted(
-        entry.member for slot in range(topic.slots) for entry in broker.peek(topic, slot, state).entries
+        entry.member
+        for slot in range(topic.slots)
+        for entry in broker.list_messages(topic, slot, state).entries
     )
 
 

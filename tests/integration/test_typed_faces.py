@@ -52,7 +52,7 @@ def program(broker: OracleBroker) -> Program:
 
 
 def held(broker: OracleBroker, state: str = "store") -> list[Any]:
-    entries = direct(broker).peek(get_config().topic("prices"), 0, state).entries
+    entries = direct(broker).list_messages(get_config().topic("prices"), 0, state).entries
     return [json.loads(entry.member) for entry in entries]
 
 

@@ -60,7 +60,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return told
 
-    for name in ("commit_all", "commit", "rollback", "release"):
+    for name in ("commit_delivery", "commit", "rollback", "release"):
         monkeypatch.setattr(ack, name, noted(name))
     return found
 
@@ -121,7 +121,7 @@ def test_a_whole_delivery_is_committed_without_its_names(broker: Broker, told: l
     dispatcher, batch = taken(broker, LINE, watcher)
     end(dispatcher, batch)
     turn_until_idle(dispatcher)
-    assert told == ["commit_all"]
+    assert told == ["commit_delivery"]
     assert all_committed(broker, dispatcher)
     assert watcher.committed == list(range(COUNT))
 
@@ -139,7 +139,7 @@ def test_topics_of_other_types_do_so_too(
     dispatcher, batch = taken(broker, topic)
     end(dispatcher, batch)
     turn_until_idle(dispatcher)
-    assert told == ["commit_all"]
+    assert told == ["commit_delivery"]
     assert all_committed(broker, dispatcher, topic)
 
 
@@ -189,7 +189,7 @@ def test_what_a_person_marks_meanwhile_ends_as_marked(broker: Broker, told: list
     assert broker.bury(LINE, 0, [members(batch)[2]]) == ["running"]
     end(dispatcher, batch)
     turn_until_idle(dispatcher)
-    assert told == ["commit_all", "commit"]
+    assert told == ["commit_delivery", "commit"]
     assert broker.count(LINE, 0).dead == 1
     assert total(broker, LINE, "committed") == COUNT - 1
     assert sorted(watcher.committed) == list(range(COUNT))
@@ -203,7 +203,7 @@ def test_a_worker_that_ends_names_what_could_not_be_committed_as_a_whole(
     assert broker.bury(LINE, 0, [members(batch)[2]]) == ["running"]
     end(dispatcher, batch)
     dispatcher._shut_down()
-    assert told == ["commit_all", "commit"]
+    assert told == ["commit_delivery", "commit"]
     assert (total(broker, LINE, "committed"), dispatcher.forced) == (COUNT - 1, False)
 
 
@@ -218,7 +218,7 @@ def test_what_timed_out_meanwhile_is_not_committed(
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
         dispatcher._round_trips.receive(sent(dispatcher))
         dispatcher._round_trips.receive(sent(dispatcher))
-    assert told == ["commit_all", "commit"]
+    assert told == ["commit_delivery", "commit"]
     assert total(broker, topic, "committed") == 0
     assert levels_of_stale(caplog) == [logging.WARNING]
 
@@ -237,7 +237,7 @@ def test_a_whole_delivery_whose_answer_is_lost_is_told_again_by_name(
         dispatcher._round_trips.receive(trip)
     with caplog.at_level(logging.INFO, "django_rmq.consumer"):
         turn_until_idle(dispatcher)
-    assert told == ["commit_all", "commit"]
+    assert told == ["commit_delivery", "commit"]
     assert all_committed(broker, dispatcher)
     assert levels_of_stale(caplog) == [logging.INFO]
 
@@ -252,11 +252,11 @@ def test_a_refusal_of_redis_is_followed_by_the_names(
     redis_client.rename(keys.control, b"aside" + keys.control)
     redis_client.set(keys.control, "of another type")
     dispatcher._round_trips.receive(sent(dispatcher))
-    assert (told, redis_client.hlen(keys.inflight)) == (["commit_all"], COUNT)
+    assert (told, redis_client.hlen(keys.inflight)) == (["commit_delivery"], COUNT)
     redis_client.rename(b"aside" + keys.control, keys.control)
     batch.slot.shut_until = 0.0
     turn_until_idle(dispatcher)
-    assert told == ["commit_all", "commit"]
+    assert told == ["commit_delivery", "commit"]
     assert all_committed(broker, dispatcher)
 
 
@@ -267,5 +267,5 @@ def test_a_worker_commits_whole_deliveries_in_order(broker: Broker, told: list[s
             send(broker, LINE, range(first, first + 100))
         assert heard.wait(2_000) == list(range(2_000))
         eventually(lambda: total(broker, LINE, "committed") == 2_000, "the commits")
-    assert "commit_all" in told
+    assert "commit_delivery" in told
     assert all(ledger.balanced for ledger in audit(broker, LINE))

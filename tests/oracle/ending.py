@@ -56,7 +56,7 @@ def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     "outcomes",
     "outcome_times",
 )
-def commit_all(slot: Slot, receipt: int, size: int) -> list[str]:
+def commit_delivery(slot: Slot, receipt: int, size: int) -> list[str]:
     is_last = slot.control.get(b"deliveries") == b"%d" % receipt
     is_marked = slot.control.get(b"marked") == b"%d" % receipt
     if not is_last or is_marked or len(slot.prepare) != size or slot.prepare_body or slot.failures:

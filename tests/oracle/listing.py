@@ -51,7 +51,7 @@ def on_state(keys: int) -> Callable[[_Rule[_P, _T]], Transition[Concatenate[str,
 
 
 @on_state(3)
-def peek(slot: Slot, state: str, *rest: Any) -> Page:
+def list_messages(slot: Slot, state: str, *rest: Any) -> Page:
     *stretch, limit, max_bytes = rest
     limit = min(limit, BATCH)
     rows = entries(slot, state, *stretch)
@@ -64,7 +64,7 @@ def peek(slot: Slot, state: str, *rest: Any) -> Page:
 
 
 @on_state(3)
-def find(slot: Slot, state: str, *rest: Any) -> Page:
+def search_messages(slot: Slot, state: str, *rest: Any) -> Page:
     *stretch, limit, max_bytes, scan, text, where = rest
     scan = min(scan, BATCH)
     rows = entries(slot, state, *stretch)
@@ -81,7 +81,7 @@ def find(slot: Slot, state: str, *rest: Any) -> Page:
 
 
 @on("dead", "deaths")
-def group(
+def group_deaths(
     slot: Slot,
     lowest: str,
     highest: str,
@@ -176,5 +176,5 @@ def size_of(entry: Entry) -> int:
 
 
 @on_state(1)
-def between(slot: Slot, state: str, lowest: str, highest: str) -> int:
+def count_between(slot: Slot, state: str, lowest: str, highest: str) -> int:
     return sum(float(lowest) <= score <= float(highest) for score in slot.members(state).values())

@@ -66,7 +66,7 @@ def _each_slot(topics: Sequence[AtSlots], most: int) -> list[tuple[Topic, int]]:
     return found
 
 
-def counts(memory: Memory, topics: Sequence[AtSlots]) -> list[Counts | None]:
+def count_slots(memory: Memory, topics: Sequence[AtSlots]) -> list[Counts | None]:
     """Return the count of each slot, or None if one of its keys is of the wrong type."""
     found = list[Counts | None]()
     for topic, slot in _each_slot(topics, 64):
@@ -94,7 +94,7 @@ def audit(slot: Slot) -> Ledger:
 
 
 @on(*_LIVES, *RECORDS)
-def look(slot: Slot, *members: bytes) -> list[DescribeReply]:
+def describe_messages(slot: Slot, *members: bytes) -> list[DescribeReply]:
     if len(members) > 100:
         raise ServerRefused("ERR too many members")
     names = (*_LIVES, *RECORDS)
@@ -137,7 +137,7 @@ def ranks(slot: Slot, state: str, *members: bytes) -> list[int | None]:
     return [alike[member].index(member) if member in alike else None for member in members]
 
 
-def occupied(memory: Memory, topics: Sequence[AtSlots]) -> list[bool | None]:
+def find_occupied(memory: Memory, topics: Sequence[AtSlots]) -> list[bool | None]:
     """Return for each slot whether it holds messages."""
     slots = _each_slot(topics, 1024)
     with memory.lock:
@@ -145,7 +145,7 @@ def occupied(memory: Memory, topics: Sequence[AtSlots]) -> list[bool | None]:
         return [any(getattr(each, state) in memory.keyspace for state in _LIVES) for each in keys]
 
 
-def pauses(memory: Memory, topics: Sequence[AtSlots]) -> Pauses:
+def find_paused(memory: Memory, topics: Sequence[AtSlots]) -> Pauses:
     """Return the places of the paused slots, and of those whose control has the wrong type."""
     slots = _each_slot(topics, 1024)
     with memory.lock:

@@ -12,7 +12,7 @@ from tests.oracle.slot import Slot, grouped, on
 
 
 class Grown:
-    """An area that ``seek`` searches, from its place on."""
+    """An area that ``find_by_digest`` searches, from its place on."""
 
     def __init__(self, asked: Area, scores: SortedSet) -> None:
         self.asked, self.looked = asked, asked.looked
@@ -36,7 +36,7 @@ class Grown:
 
 
 @on("store", "prepare", "retry", "dead", "claim")
-def seek(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> LocateReply:
+def find_by_digest(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> LocateReply:
     raw = bytes.fromhex(digests_hex)
     digests = [raw[i : i + 20] for i in range(0, len(raw), 20)]
     areas = [

@@ -40,7 +40,7 @@ def acquire(slot: Slot) -> int:
         raise ServerRefused("ERR hash value is not an integer") from None
 
 
-def acquire_all(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+def acquire_slots(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
     if len(slots) > 1024:
         raise ServerRefused("ERR too many slots")
     with memory.lock:
@@ -68,7 +68,7 @@ def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
 
 
 @on("prepare", "inflight", "prepare_body", "control")
-def held(slot: Slot, owner: str, offset: int, limit: int) -> list[HeldReply] | None:
+def list_held(slot: Slot, owner: str, offset: int, limit: int) -> list[HeldReply] | None:
     holder = slot.control.get(b"owner")
     if holder != owner.encode():
         return None if holder is not None and slot.prepare else []

@@ -76,7 +76,7 @@ def retire(slot: Slot) -> str:
 
 
 @on("store", "prepare", "retry", "dead", "claim", *RECORDS)
-def loose(slot: Slot, kind: str, cursor: str, repair: int) -> OrphansReply:
+def find_orphans(slot: Slot, kind: str, cursor: str, repair: int) -> OrphansReply:
     homes = [slot.members(home) for home in _HOMES[kind]]
     records = slot.records(kind)
     scanned = len(records)

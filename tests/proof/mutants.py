@@ -1049,7 +1049,7 @@ MUTANTS: dict[str, Mutant] = {
         "Each commit is counted once for each message.",
         "tests/contract/test_gate.py::test_receipts_rise_with_every_prepare_and_not_with_anything_else[redis-range_merge]",
     ),
-    "commit_all_of_a_later_delivery": Mutant(
+    "commit_delivery_of_a_later_delivery": Mutant(
         If("false"),
         "What was handed out later is not committed with what was handed out before.",
         "tests/contract/test_fifo.py::test_what_was_handed_out_since_is_not_committed_with_what_was_before[redis]",
@@ -1064,27 +1064,27 @@ MUTANTS: dict[str, Mutant] = {
         "Where failures have to be deleted by name, no whole commit is tried.",
         "tests/contract/test_gate.py::test_what_is_delivered_from_a_slot_with_failures_is_not_alone[redis-range_merge]",
     ),
-    "commit_all_ignores_marks": Mutant(
+    "commit_delivery_ignores_marks": Mutant(
         If("false"),
         "What a person has marked is not committed unseen.",
         "tests/contract/test_fifo.py::test_what_is_marked_is_committed_by_name_only",
     ),
     "mark_unnoted": Mutant(
         GONE,
-        "A mark is noted where commit_all sees it.",
+        "A mark is noted where commit_delivery sees it.",
         "tests/contract/test_fifo.py::test_what_is_marked_is_committed_by_name_only",
     ),
-    "commit_all_counts_what_has_ended": Mutant(
+    "commit_delivery_counts_what_has_ended": Mutant(
         If("false"),
         "What has ended otherwise is not counted as committed.",
         "tests/contract/test_fifo.py::test_what_has_ended_otherwise_is_not_committed_with_the_others",
     ),
-    "commit_all_leaves_records": Mutant(
+    "commit_delivery_leaves_records": Mutant(
         If("false"),
         "What is committed leaves neither body nor failure behind.",
         "tests/contract/test_fifo.py::test_what_has_a_body_or_a_failure_is_committed_by_name_only",
     ),
-    "commit_all_opens_silently": Mutant(
+    "commit_delivery_opens_silently": Mutant(
         GONE,
         "A commit that opens the gate wakes the worker that waits for it, also if it names no messages.",
         "tests/contract/test_fifo.py::test_everything_in_flight_is_committed_without_naming_it[redis-1]",
@@ -1211,22 +1211,22 @@ MUTANTS: dict[str, Mutant] = {
         "A full server lets the queue drain: acquire.",
         "tests/integration/test_faults.py::test_on_a_full_server_everything_else_does_what_it_always_does[acquire-range_merge]",
     ),
-    "acquire_all_stops_at_a_foreign_epoch": Mutant(
+    "acquire_slots_stops_at_a_foreign_epoch": Mutant(
         As("local epoch = redis.call('HINCRBY', control, 'epoch', 1)"),
         "An epoch that is no number keeps no other slot from its owner.",
         "tests/contract/test_strangers.py::test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner[redis-]",
         mark="fence",
     ),
-    "acquire_all_does_not_fence": Mutant(
+    "acquire_slots_does_not_fence": Mutant(
         As("local epoch = redis.pcall('HINCRBY', control, 'epoch', 0)"),
         "Every acquire of many slots begins a new epoch in each.",
         "tests/contract/test_acquiring.py::test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would[redis-range_merge]",
         mark="fence",
     ),
-    "acquire_all_needs_memory": Mutant(
+    "acquire_slots_needs_memory": Mutant(
         GONE,
-        "A full server lets the queue drain: acquire_all.",
-        "tests/integration/test_faults.py::test_on_a_full_server_everything_else_does_what_it_always_does[acquire_all-range_merge]",
+        "A full server lets the queue drain: acquire_slots.",
+        "tests/integration/test_faults.py::test_on_a_full_server_everything_else_does_what_it_always_does[acquire_slots-range_merge]",
     ),
     "asleep_over_messages": Mutant(
         If("not (is_open and true)"),
@@ -1261,12 +1261,12 @@ MUTANTS: dict[str, Mutant] = {
         "Senders wake who fell asleep when it acquired.",
         "tests/contract/test_acquiring.py::test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would[redis-range_merge]",
     ),
-    "held_without_receipts": Mutant(
+    "list_held_without_receipts": Mutant(
         As("found[#found + 1] = '0 0'"),
         "held tells the receipt with which the caller goes on.",
         "tests/contract/test_gate.py::test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds[redis-body-range_merge]",
     ),
-    "held_tells_strangers": Mutant(
+    "list_held_tells_strangers": Mutant(
         GONE,
         "While another owner's deliveries are open, held answers busy.",
         "tests/contract/test_gate.py::test_held_is_refused_to_others_while_anything_is_in_flight[redis]",
@@ -1773,17 +1773,17 @@ MUTANTS: dict[str, Mutant] = {
         "Who sleeps is woken by what comes back.",
         "tests/contract/test_trash.py::test_who_sleeps_is_woken_by_what_comes_back",
     ),
-    "loose_takes_what_rests": Mutant(
+    "orphans_take_what_rests": Mutant(
         As("records, homes = body, { store }"),
         "What rests keeps its records.",
         "tests/contract/test_persons.py::test_records_that_belong_to_no_message_are_found_and_deleted[redis-body]",
     ),
-    "loose_forgets_spark": Mutant(
+    "orphans_forget_spark": Mutant(
         As("records, homes = failures, { store, retry, prepare }"),
         "What Spark holds keeps its records.",
         "tests/contract/test_persons.py::test_what_spark_holds_keeps_its_records[redis]",
     ),
-    "loose_deletes_unasked": Mutant(
+    "orphans_are_deleted_unasked": Mutant(
         If("#loose > 0"),
         "Looking changes nothing.",
         "tests/contract/test_persons.py::test_records_that_belong_to_no_message_are_found_and_deleted[redis-inflight]",
@@ -1824,22 +1824,22 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_retiring.py::test_a_slot_that_holds_messages_is_not_forgotten[redis-body-waiting]",
     ),
     # --- looking
-    "peek_unbounded": Mutant(
+    "list_unbounded": Mutant(
         If("false"),
         "A page holds a bounded number of bytes.",
         "tests/contract/test_paging.py::test_a_page_ends_behind_the_entry_that_fills_it[redis]",
     ),
-    "peek_ends_early": Mutant(
+    "list_ends_early": Mutant(
         As("return { 'end', found }"),
         "A page says whether more follow.",
         "tests/contract/test_paging.py::test_pages_show_every_entry_once_in_order[redis-1-False]",
     ),
-    "find_ends_early": Mutant(
+    "search_ends_early": Mutant(
         If("not last and (matches >= limit or bytes >= max_bytes)"),
         "A search says where to go on.",
         "tests/contract/test_paging.py::test_find_goes_on_where_it_stopped_and_finds_each_once[redis-1-1-False]",
     ),
-    "find_only_in_members": Mutant(
+    "search_only_in_members": Mutant(
         GONE,
         "A search looks into what is known of failures too.",
         "tests/contract/test_paging.py::test_find_looks_into_members_bodies_and_records[redis]",
@@ -1894,27 +1894,27 @@ MUTANTS: dict[str, Mutant] = {
         "An id says the rank among equal scores, which does not move with the others.",
         "tests/contract/test_seeking.py::test_ranks_are_those_among_equal_scores[redis]",
     ),
-    "seek_unbounded": Mutant(
+    "find_by_digest_unbounded": Mutant(
         If("missing > 0 and is_left(area)"),
         "A look for a message is bounded.",
         "tests/contract/test_seeking.py::test_a_look_reads_about_as_many_bytes_as_it_may[redis]",
     ),
-    "seek_forwards_only": Mutant(
+    "find_by_digest_forwards_only": Mutant(
         GONE,
         "A message is found on both sides of where it was seen.",
         "tests/contract/test_seeking.py::test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions[redis]",
     ),
-    "seek_one_area_at_a_time": Mutant(
+    "find_by_digest_one_area_at_a_time": Mutant(
         As("local near, far = area.looked, area.looked + scan"),
         "A message that is gone does not use up the look for the others.",
         "tests/contract/test_seeking.py::test_a_look_reads_about_as_many_bytes_as_it_may[redis]",
     ),
-    "seek_begins_anew": Mutant(
+    "find_by_digest_begins_anew": Mutant(
         As("areas[#areas + 1] = { set = set, from = from, to = to, place = place, looked = 0 }"),
         "A look for a message goes on where the last one ended.",
         "tests/contract/test_seeking.py::test_a_look_is_bounded_and_says_where_to_go_on[redis]",
     ),
-    "seek_leaves_its_score": Mutant(
+    "find_by_digest_leaves_its_score": Mutant(
         As("low, high = math.max(low, 0), high"),
         "A look keeps to the score that an id says.",
         "tests/contract/test_seeking.py::test_a_member_is_found_at_its_place_by_its_digest_alone[redis]",
@@ -2402,7 +2402,7 @@ MUTANTS: dict[str, Mutant] = {
         "What is counted before a purge is what the purge takes.",
         "tests/contract/test_paging.py::test_messages_are_counted_between_two_scores[redis]",
     ),
-    "look_past_its_bound": Mutant(
+    "describe_past_its_bound": Mutant(
         GONE,
         "A look is bounded.",
         "tests/contract/test_paging.py::test_a_look_shows_all_copies_of_a_member[redis]",

@@ -190,7 +190,7 @@ class History:
         self.steps += 1
         slot = self.random.randrange(max(COUNTS))
         state = self.random.choice(["store", "dead"])
-        entries = self.broker.peek(self.topic, slot, state).entries
+        entries = self.broker.list_messages(self.topic, slot, state).entries
         if not entries:
             return
         member = self.random.choice(list(entries)).member
@@ -309,7 +309,7 @@ class History:
             assert b"moving" not in self.control(slot)
             if slot >= slots:
                 assert self.counts(self.topic, slot) == (0, 0)
-            for entry in self.broker.peek(self.topic, slot, "dead", limit=1000).entries:
+            for entry in self.broker.list_messages(self.topic, slot, "dead", limit=1000).entries:
                 assert entry.member not in dead, "dead in two slots"
                 assert entry.record
                 entity = self.entity(entry.member, Death.parse(entry.record).envelope)

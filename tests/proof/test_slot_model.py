@@ -121,7 +121,7 @@ def test_every_property_is_broken_by_some_mutant():
 
 
 def test_the_fence_also_keeps_listeners_apart():
-    # An orphan of the first lost reply is found by `held` after the second, and passes for a young delivery.
+    # An orphan of the first lost reply is found by `list_held` after the second, and passes for a young delivery.
     others = tuple(name for name in PROPERTIES if name not in {"ORPHAN", "STUCK"})
     budget = Budget(sends=1, lost=2, handovers=1, max_retries=1, backoffs=(0,))
     verdict = told(

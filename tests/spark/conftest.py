@@ -150,7 +150,7 @@ def waiting(broker: Broker, name: str) -> dict[str, float]:
     return {
         entry.member.decode(): entry.score
         for slot in range(topic(name).slots)
-        for entry in broker.peek(topic(name), slot, "store", limit=1_000).entries
+        for entry in broker.list_messages(topic(name), slot, "store", limit=1_000).entries
     }
 
 

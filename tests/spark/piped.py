@@ -80,7 +80,9 @@ class Project:
         send_messages("old", list(range(DEAD)), priority=100)
         broker, topic = reached("old")
         for slot in range(SLOTS):
-            names = [entry.member for entry in broker.run(inspect.peek(topic, slot, "store")).entries]
+            names = [
+                entry.member for entry in broker.run(inspect.list_messages(topic, slot, "store")).entries
+            ]
             broker.run(operate.bury(topic, slot, names, "by hand"))
         return int(json.loads(run("deaths", "old", "--json"))[0]["messages"])
 

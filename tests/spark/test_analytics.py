@@ -43,7 +43,7 @@ def test_the_dead_are_counted_by_cause_hour_and_worker(run: Run, broker: Broker,
     assert reject(broker, "kept", "shop-2:9", "shop.Bad: 1") == 5
     send_messages("events", list(range(4)), priority=40)
     for slot in range(4):
-        names = [entry.member for entry in broker.peek(topic("events"), slot, "store").entries]
+        names = [entry.member for entry in broker.list_messages(topic("events"), slot, "store").entries]
         broker.bury(topic("events"), slot, names, "by hand")
 
     by_cause = told(run("deaths", "--json"))

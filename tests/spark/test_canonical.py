@@ -262,7 +262,7 @@ def write(topic: Queue, batch: pa.RecordBatch, **options: str) -> None:
 def stored(topic: Queue) -> set[tuple[int, bytes]]:
     return {
         (slot, entry.member)
-        for slot, page in enumerate(topic.each("peek", "store"))
+        for slot, page in enumerate(topic.each("list_messages", "store"))
         for entry in page.entries
     }
 

@@ -100,7 +100,7 @@ def stored(topic: Queue) -> dict[tuple[int, bytes], tuple[float, bytes | None]]:
     """Return slot and member of what waits, with score and envelope."""
     return {
         (slot, entry.member): (entry.score, entry.envelope)
-        for slot, page in enumerate(topic.each("peek", "store"))
+        for slot, page in enumerate(topic.each("list_messages", "store"))
         for entry in page.entries
     }
 

@@ -67,7 +67,7 @@ def test_failed_rows_are_tried_again_and_die_while_the_others_are_stored_once(
         0,
     )
     assert (topic.total("acked"), topic.total("died")) == (540, 60)
-    [page, *_] = [one for one in topic.each("peek", "dead") if one.entries]
+    [page, *_] = [one for one in topic.each("list_messages", "dead") if one.entries]
     entry = page.entries[0]
     assert entry.record.endswith(b"BadPrice: " + entry.member), entry.record
     assert entry.record.startswith(b"failed 3 ")
@@ -86,7 +86,7 @@ def test_rejected_rows_of_a_keyed_topic_go_to_dead_at_once_with_their_bodies(
 
     consume(spark, topic, tmp_path, into, includeMetadata="true")
     assert (topic.depth("dead"), topic.total("acked"), topic.total("died")) == (2, 18, 2)
-    dead = [entry for page in topic.each("peek", "dead") for entry in page.entries]
+    dead = [entry for page in topic.each("list_messages", "dead") for entry in page.entries]
     assert {entry.member for entry in dead} == {b"item-3", b"item-4"}
     assert all(entry.record.startswith(b"rejected 1 ") and b'"price"' in entry.record for entry in dead)
 

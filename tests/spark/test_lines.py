@@ -27,7 +27,7 @@ def bodies(queue: Queue) -> list[Any]:
     """Return what waits, slot by slot, each in its order."""
     topic, found = queue.topic, []
     for slot in range(topic.slots):
-        for entry in queue.broker.peek(topic, slot, "store", limit=1_000).entries:
+        for entry in queue.broker.list_messages(topic, slot, "store", limit=1_000).entries:
             delivery = Delivery(entry.member, entry.score, 0, entry.envelope)
             found.append(Message(topic, slot, 0, delivery).body)
     return found

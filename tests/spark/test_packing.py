@@ -132,7 +132,11 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
     assert bulk.counts == {"stored": 3_000, met: 2_000}
     assert (topic.total("stored"), topic.total(met), topic.depth("store")) == (3_000, 2_000, 3_000)
     if priorities is not None:
-        found = {entry.member: entry.score for page in topic.each("peek", "store") for entry in page.entries}
+        found = {
+            entry.member: entry.score
+            for page in topic.each("list_messages", "store")
+            for entry in page.entries
+        }
         assert found and all(
             score == 100 + int(member) + (3_000 if int(member) < 2_000 else 0)
             for member, score in found.items()
@@ -152,7 +156,7 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
             time.sleep(0.1)
         bulk.finish()
         broker.close()
-    found = {entry.score for page in topic.each("peek", "store") for entry in page.entries}
+    found = {entry.score for page in topic.each("list_messages", "store") for entry in page.entries}
     assert found == {60} and bulk.counts == {"stored": 100, "replaced": 100}
 
 
@@ -181,7 +185,9 @@ def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQu
     bulk.finish()
     assert bulk.counts == {"stored": 100}
     placed = {
-        entry.member: slot for slot, page in enumerate(topic.each("peek", "store")) for entry in page.entries
+        entry.member: slot
+        for slot, page in enumerate(topic.each("list_messages", "store"))
+        for entry in page.entries
     }
     assert placed == {member: crc32(member) % 4 for member in members}
 
@@ -267,7 +273,9 @@ def test_a_message_is_due_its_range_after_a_moment_within_its_send(queue: MakeQu
         send_all(bulk, [b"second"], TopicType.RANGE_MERGE)
         after = topic.broker.now_ms()
         broker.close()
-    found = {entry.member: entry.score for page in topic.each("peek", "store") for entry in page.entries}
+    found = {
+        entry.member: entry.score for page in topic.each("list_messages", "store") for entry in page.entries
+    }
     # It may be later by the round trip that has read the clock, and is never later by more than a second.
     assert before <= found[b"second"] - 60_000 <= after + 1_000
     assert bulk.counts == {"stored": 2}

@@ -157,7 +157,9 @@ def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
             bulk.send(ArrowRows(members, lambda _: [], priorities))
         bulk.finish()
         broker.close()
-    found = {entry.member: entry.score for page in queue.each("peek", "store") for entry in page.entries}
+    found = {
+        entry.member: entry.score for page in queue.each("list_messages", "store") for entry in page.entries
+    }
     # Of each message the last send counts.
     assert found == {b"%d" % n: 100 + min(5, n // 50) for n in range(350)}
 

@@ -107,7 +107,10 @@ def test_no_more_messages_wait_than_was_said(
             # Only once the sender has seen that there is no room.
             if full.is_set() and seen[-3:] == [found] * 3:
                 for slot in range(events.slots):
-                    names = [entry.member for entry in broker.peek(events, slot, "store", limit=100).entries]
+                    names = [
+                        entry.member
+                        for entry in broker.list_messages(events, slot, "store", limit=100).entries
+                    ]
                     broker.bury(events, slot, names, "taken")
 
     consumer = threading.Thread(target=consume)

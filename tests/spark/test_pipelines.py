@@ -114,7 +114,9 @@ def kill(broker: Broker, name: str, error: str = "shop.Boom: no") -> int:
     """Bury all that waits; return how many."""
     killed = 0
     for slot in range(topic(name).slots):
-        names = [entry.member for entry in broker.peek(topic(name), slot, "store", limit=1_000).entries]
+        names = [
+            entry.member for entry in broker.list_messages(topic(name), slot, "store", limit=1_000).entries
+        ]
         killed += len(broker.bury(topic(name), slot, names, error))
     return killed
 
@@ -243,7 +245,9 @@ def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
     assert set(waiting(broker, "events").values()) == {70.0}
     assert "20 replaced" in run("replay", "events", "--archive", tmp_path / "out")
     run("replay", "keyed", "--archive", tmp_path / "out")
-    (copy,) = [entry for slot in range(2) for entry in broker.peek(topic("keyed"), slot, "store").entries]
+    (copy,) = [
+        entry for slot in range(2) for entry in broker.list_messages(topic("keyed"), slot, "store").entries
+    ]
     assert (copy.member, decode_envelope(copy.envelope or b"").slot_basis) == (b"k", "elsewhere")
     assert "does not hold an archive" in run("replay", "events", "--archive", tmp_path / "none", code=2)
 

@@ -254,7 +254,7 @@ def test_the_most_urgent_of_all_slots_are_consumed_first(queue: MakeQueue) -> No
     end = source.latestOffset(start, ReadMaxRows(100))
     assert slots_of(source, start, end) == {0: 10, 1: 20, 2: 30, 3: 40}
     for slot, count in enumerate((100, 200, 300, 400)):
-        left = [entry.score for entry in topic.broker.peek(topic.topic, slot, "store").entries]
+        left = [entry.score for entry in topic.broker.list_messages(topic.topic, slot, "store").entries]
         assert max(left) < 1_000 + count * 9 // 10
 
 

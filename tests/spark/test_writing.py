@@ -58,7 +58,11 @@ def write(queue: Queue, batch: pa.RecordBatch, **options: str) -> dict[str, int]
 
 def entries(topic: Queue) -> dict[str, Any]:
     """Return what waits by member."""
-    return {entry.member.decode(): entry for page in topic.each("peek", "store") for entry in page.entries}
+    return {
+        entry.member.decode(): entry
+        for page in topic.each("list_messages", "store")
+        for entry in page.entries
+    }
 
 
 # --- columns and types, told on the driver

@@ -682,7 +682,7 @@ class Lockstep(RuleBasedStateMachine):
 
     @precondition(lambda self: self.promises.flying)
     @rule(data=st.data())
-    def commit_all(self, data: st.DataObject) -> None:
+    def commit_delivery(self, data: st.DataObject) -> None:
         """What is in flight is committed as a whole only while all of it is of one receipt, and unmarked."""
         receipt, _ = self.some_delivery(data)
         # Workers call it only for what was delivered alone.
@@ -690,7 +690,7 @@ class Lockstep(RuleBasedStateMachine):
         flying = self.promises.flying
         handed = sum(other == receipt for other, _ in self.handed)
         size = data.draw(st.sampled_from([len(flying), len(flying), len(flying), handed, 1]))
-        words = self.both(lambda b: b.commit_all(self.topic, 0, receipt, size))
+        words = self.both(lambda b: b.commit_delivery(self.topic, 0, receipt, size))
         if not words:
             self.require("INV-13", self.before == self.after, receipt, size)
             return
@@ -1135,7 +1135,7 @@ class Lockstep(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             epoch = self.both(lambda b: b.acquire(self.topic, 0))
         else:
-            [(epoch, _)] = self.both(lambda b: b.acquire_all(self.topic, [0]))
+            [(epoch, _)] = self.both(lambda b: b.acquire_slots(self.topic, [0]))
         self.require("INV-9", epoch > self.highest_epoch, epoch, self.highest_epoch)
         self.epochs[owner] = self.highest_epoch = epoch
 
@@ -1185,14 +1185,16 @@ class Lockstep(RuleBasedStateMachine):
         }
         text = data.draw(st.sampled_from([None, b"", b"a", b"\0", b"boom", b"failed"]))
         if text is None:
-            self.reading(lambda b: b.peek(self.topic, 0, state, **options))
+            self.reading(lambda b: b.list_messages(self.topic, 0, state, **options))
         else:
             where = data.draw(st.sampled_from(["anywhere", "error"]))
-            self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, where=where, **options))
+            self.reading(
+                lambda b: b.search_messages(self.topic, 0, state, text, scan=2, where=where, **options)
+            )
         if state == "dead":
             scan = options.pop("limit")
             del options["descending"]
-            self.reading(lambda b: b.group(self.topic, 0, scan=scan, samples=1, **options))
+            self.reading(lambda b: b.group_deaths(self.topic, 0, scan=scan, samples=1, **options))
 
     def places(self, data: st.DataObject) -> None:
         """Look for members by their digests, near some place."""
@@ -1210,7 +1212,7 @@ class Lockstep(RuleBasedStateMachine):
         ]
         digests = [sha1(member, usedforsecurity=False).digest() for member in dict.fromkeys(members)]
         scan = data.draw(st.sampled_from([1, 2, 1_000]))
-        self.reading(lambda b: b.seek(self.topic, 0, digests, areas, scan=scan, max_bytes=scan))
+        self.reading(lambda b: b.find_by_digest(self.topic, 0, digests, areas, scan=scan, max_bytes=scan))
         self.reading(lambda b: b.ranks(self.topic, 0, state, members))
 
     def depths(self, data: st.DataObject) -> None:
@@ -1218,23 +1220,23 @@ class Lockstep(RuleBasedStateMachine):
         self.reading(
             lambda b: [
                 b.count(self.topic, 0),
-                b.counts([AtSlots(self.topic, [1, 0])]),
+                b.count_slots([AtSlots(self.topic, [1, 0])]),
                 b.heads(self.topic, [0, 1], upkeep=upkeep),
                 b.any_messages([AtSlots(self.topic, [0, 1])]),
-                b.occupied([AtSlots(self.topic, [0, 1])]),
-                b.pauses([AtSlots(self.topic, [0, 1])]),
+                b.find_occupied([AtSlots(self.topic, [0, 1])]),
+                b.find_paused([AtSlots(self.topic, [0, 1])]),
                 b.audit(self.topic, 0),
             ]
         )
         state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
-        self.reading(lambda b: b.between(self.topic, 0, state, low, 100.0))
-        self.reading(lambda b: b.look(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
+        self.reading(lambda b: b.count_between(self.topic, 0, state, low, 100.0))
+        self.reading(lambda b: b.describe_messages(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
         members = [b"a", b"b", b"", b"nobody"]
         self.reading(lambda b: [b.status(self.topic, 0, member) for member in members])
 
     def held(self, data: st.DataObject) -> None:
         owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))
-        answer = self.reading(lambda b: b.held(self.topic, 0, owner, offset))
+        answer = self.reading(lambda b: b.list_held(self.topic, 0, owner, offset))
         if answer is not None and offset == 0 and self.topic.serial:
             mine = {(m, f.receipt, f.left) for m, f in self.promises.flying.items() if f.owner == owner}
             told = {(h.delivery.member, h.receipt, h.delivery.retries_left) for h in answer}

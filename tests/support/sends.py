@@ -23,7 +23,9 @@ def waiting(name: str) -> list[bytes]:
     """The members in the Stores of a topic, sorted."""
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
     slots = range(topic.slots)
-    return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
+    return sorted(
+        entry.member for slot in slots for entry in broker.list_messages(topic, slot, "store").entries
+    )
 
 
 @contextmanager

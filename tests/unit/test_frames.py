@@ -87,7 +87,7 @@ def test_a_worker_s_calls_are_framed_for_all_slots_together(slots: Sequence[int]
             for after in (None, ("1.5", b"m")):
                 for call in (
                     fetch.prepare(topic, slot, "owner", 7, 100, 65_536, after),
-                    ack.commit_all(topic, slot, 12, 3),
+                    ack.commit_delivery(topic, slot, 12, 3),
                 ):
                     told.run(call)
                     command: Any = wire.command(call, told.prefix, None)

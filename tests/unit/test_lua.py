@@ -40,10 +40,10 @@ _COUNTED = ("store", "prepare", "retry", "dead", "control", "claim", "inflight",
 _SENT = ("store", "retry", "body", "stats", "control")
 OF_MANY_SLOTS = {
     "heads": _OWNED,
-    "acquire_all": _OWNED,
-    "occupied": _HELD,
-    "counts": _COUNTED,
-    "pauses": ("control",),
+    "acquire_slots": _OWNED,
+    "find_occupied": _HELD,
+    "count_slots": _COUNTED,
+    "find_paused": ("control",),
     "scatter": _SENT,
 }
 """The scripts of many slots → the keys of each slot."""
@@ -182,11 +182,11 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.tick(TOPIC, 0, "nightly", 1, 50, b"a", b"x"),
         ask.retract(TOPIC, 0, "nightly", 2, 50, b"a"),
         ask.acquire(TOPIC, 0),
-        ask.acquire_all(TOPIC, [0]),
-        ask.held(TOPIC, 0, "A"),
+        ask.acquire_slots(TOPIC, [0]),
+        ask.list_held(TOPIC, 0, "A"),
         ask.prepare(TOPIC, 0, "A", 1, 10),
         ask.commit(TOPIC, 0, 1, members),
-        ask.commit_all(TOPIC, 0, 1, 2),
+        ask.commit_delivery(TOPIC, 0, 1, 2),
         ask.rollback(TOPIC, 0, 1, [Failure(b"a"), Failure(b"b")]),
         ask.release(TOPIC, 0, 1, members),
         ask.extend(TOPIC, 0, 1, members),
@@ -210,20 +210,20 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.adopt(TOPIC, 0, 1, 0),
         ask.restore(TOPIC, 0, "act"),
         ask.retire(TOPIC, 0),
-        ask.loose(TOPIC, 0, "body"),
-        ask.peek(TOPIC, 0, "store"),
-        ask.find(TOPIC, 0, "store", b"a"),
-        ask.group(TOPIC, 0),
+        ask.find_orphans(TOPIC, 0, "body"),
+        ask.list_messages(TOPIC, 0, "store"),
+        ask.search_messages(TOPIC, 0, "store", b"a"),
+        ask.group_deaths(TOPIC, 0),
         ask.count(TOPIC, 0),
-        ask.counts([AtSlots(TOPIC, [0])]),
-        ask.between(TOPIC, 0, "store"),
-        ask.look(TOPIC, 0, members),
+        ask.count_slots([AtSlots(TOPIC, [0])]),
+        ask.count_between(TOPIC, 0, "store"),
+        ask.describe_messages(TOPIC, 0, members),
         ask.status(TOPIC, 0, b"a"),
         ask.ranks(TOPIC, 0, "store", members),
-        ask.seek(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
+        ask.find_by_digest(TOPIC, 0, [b"d" * 20], [Area("store", 50.0, 3), Area("dead")]),
         ask.heads(TOPIC, [0]),
-        ask.occupied([AtSlots(TOPIC, [0])]),
-        ask.pauses([AtSlots(TOPIC, [0])]),
+        ask.find_occupied([AtSlots(TOPIC, [0])]),
+        ask.find_paused([AtSlots(TOPIC, [0])]),
         ask.audit(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),
         ask.reopen(TOPIC, 0, 1),
@@ -288,7 +288,7 @@ def test_a_call_has_the_keys_and_arguments_that_the_header_declares(source: Sour
 def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -> None:
     act = "act" if source.name == "restore" else ""
     keys = {**slot_keys("", TOPIC.name, 0)._asdict(), "trash": trash_key("", TOPIC.name, 0, act)}
-    # peek and find look into the state that they are asked for: here store and what belongs to it.
+    # list_messages and search_messages look into the state that they are asked for: here store and what belongs to it.
     names = {"set": "store", "records": "failures"}
     if source.name in OF_MANY_SLOTS:
         wanted = [keys[name] for name in OF_MANY_SLOTS[source.name]]
@@ -343,9 +343,9 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
     checked: dict[str, str] = {}
     for wanted, key in re.findall(r"mistyped\('(zset|hash)', ([^)]*)\)", text):
         checked[key] = wanted.upper()
-    if source.name == "counts":
+    if source.name == "count_slots":
         # It leaves out a slot with a foreign key, and counts the others.
-        assert checked == {key.name: key.type for key in lua.declaration("counts").keys}
+        assert checked == {key.name: key.type for key in lua.declaration("count_slots").keys}
         return
     if source.name in OF_MANY_SLOTS:
         assert checked == {}

@@ -30,7 +30,7 @@ LARGE_FUNCTIONS = {
     "documented": "the parts of a route's description",
     "assign": "one algorithm, whose steps share what they count",
     "__init__": "a coordinator with the values of its settings",
-    "find": "the arguments of its script",
+    "search_messages": "the arguments of its script",
 }
 
 

@@ -150,7 +150,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
     members = [delivery.member for delivery in taken.deliveries]
     notes.thread(0).take("other", 0, taken.receipt, members)[0] = BEGUN
     assert ends(settle(broker, [OTHER], notes)) == {"released": 2, "charged": 1}
-    [entry] = broker.peek(OTHER, 0, "retry").entries
+    [entry] = broker.list_messages(OTHER, 0, "retry").entries
     failure = FailureRecord.parse(entry.record)
     assert (entry.member, failure.kind, failure.error.decode()) == (members[0], "timed_out", DIED)
     clock.advance(OTHER.backoff.base_ms / 1000)
@@ -213,7 +213,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Sha
     notes.owner = "me"
     notes.thread(0).take("other", 0, taken.receipt, [taken.deliveries[0].member])[0] = BEGUN
     assert ends(settle(broker, [topic], notes)) == {"charged": 1}
-    [entry] = broker.peek(topic, 0, "dead").entries
+    [entry] = broker.list_messages(topic, 0, "dead").entries
     assert entry.record.startswith(b"timed_out 1 ")
 
 

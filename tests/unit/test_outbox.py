@@ -72,7 +72,7 @@ def state_after(topic: Topic, before: list[Outgoing], messages: list[Outgoing]) 
     # The place of a fifo message within its millisecond counts what was sent to the slot meanwhile.
     return [
         (entry.member, int(entry.score), entry.envelope)
-        for entry in direct(broker).peek(topic, 0, "store").entries
+        for entry in direct(broker).list_messages(topic, 0, "store").entries
     ]
 
 

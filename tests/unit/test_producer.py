@@ -489,7 +489,10 @@ def test_fifo_messages_sent_in_bulk_are_those_sent_one_by_one(topic: Topic) -> N
     assert [one.status for one in results] == [one.status for one in sent] == ["stored"] * 20
     assert len({one.member for one in results}) == 20
     kept = [
-        [decode_envelope(broker.look(topic, one.slot, [one.member])[0].envelope or b"") for one in some]
+        [
+            decode_envelope(broker.describe_messages(topic, one.slot, [one.member])[0].envelope or b"")
+            for one in some
+        ]
         for broker, some in ((bulk, results), (single, sent))
     ]
     assert kept[0] == kept[1]

@@ -29,12 +29,14 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
     return lambda reply: ["ok"] * size if reply == b"ok" else []
 
 
-def commit_all(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
+def commit_delivery(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
     """End successfully all ``size`` deliveries that one prepare has answered while nothing else was in flight.
 
     Answers ok for each, or an empty list if none has ended, so that `commit` has to name them.
     """
-    return Call(form("commit_all", topic), AtSlot(topic, slot), (receipt, size), _of_all(size), varying=2)
+    return Call(
+        form("commit_delivery", topic), AtSlot(topic, slot), (receipt, size), _of_all(size), varying=2
+    )
 
 
 def _written(failures: Sequence[Failure]) -> list[object]:

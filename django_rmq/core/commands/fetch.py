@@ -1,6 +1,6 @@
 """Calls by which a worker acquires slots and takes messages from them: the first phase.
 
-After a lost reply, ``held`` returns what the lost ``prepare`` has delivered.
+After a lost reply, ``list_held`` returns what the lost ``prepare`` has delivered.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ def acquire(topic: Topic, slot: int) -> Call[int]:
     return Call("acquire", AtSlot(topic, slot), (), int)
 
 
-def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
+def acquire_slots(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
     """Acquire up to 1,024 slots, and mark the worker as asleep in those that hold nothing.
 
     A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
     """
-    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, join=each_or_error)
+    return Call("acquire_slots", AtSlots(topic, slots), (), _acquired, join=each_or_error)
 
 
-def held(
+def list_held(
     topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
 ) -> Call[list[HeldReply] | None]:
     """Return the messages that Prepare holds for ``owner``, or None if another owner holds some."""
-    return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held)
+    return Call("list_held", AtSlot(topic, slot), (owner, offset, limit), _held)
 
 
 def prepare(

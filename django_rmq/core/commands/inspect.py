@@ -72,7 +72,7 @@ def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[He
     deliveries = first
     page: list[HeldReply] | None = first
     while page and len(page) == BATCH:
-        page = broker.run(fetch.held(topic, slot, owner, len(deliveries), BATCH))
+        page = broker.run(fetch.list_held(topic, slot, owner, len(deliveries), BATCH))
         deliveries = [*deliveries, *(page or ())]
     return deliveries
 
@@ -125,7 +125,7 @@ def _counts(reply: list[Reply]) -> Counts:
     )
 
 
-def _looked(reply: list[Reply]) -> list[DescribeReply]:
+def _described(reply: list[Reply]) -> list[DescribeReply]:
     replies = []
     for row in reply:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
@@ -166,7 +166,7 @@ def _order(descending: bool) -> str:
     return "descending" if descending else "ascending"
 
 
-def peek(
+def list_messages(
     topic: Topic,
     slot: int,
     state: str,
@@ -181,10 +181,10 @@ def peek(
     """List one state by score. Entries that are present throughout all pages appear exactly once."""
     bounds = number(min_score), number(max_score)
     own = (_order(descending), *bounds, *cursor(after), limit, max_bytes)
-    return Call("peek", InState(topic, slot, state), own, _page)
+    return Call("list_messages", InState(topic, slot, state), own, _page)
 
 
-def find(
+def search_messages(
     topic: Topic,
     slot: int,
     state: str,
@@ -205,10 +205,10 @@ def find(
     """
     bounds = number(min_score), number(max_score)
     own = (_order(descending), *bounds, *cursor(after), limit, max_bytes, scan, text, where)
-    return Call("find", InState(topic, slot, state), own, _page)
+    return Call("search_messages", InState(topic, slot, state), own, _page)
 
 
-def group(
+def group_deaths(
     topic: Topic,
     slot: int,
     *,
@@ -224,7 +224,7 @@ def group(
     Each group names up to ``samples`` of them.
     """
     own = (number(min_score), number(max_score), *cursor(after), scan, max_bytes, samples)
-    return Call("group", AtSlot(topic, slot), own, _groups)
+    return Call("group_deaths", AtSlot(topic, slot), own, _groups)
 
 
 def count(topic: Topic, slot: int) -> Call[Counts]:
@@ -236,15 +236,15 @@ def _counts_of_each(reply: list[Reply]) -> list[Counts | None]:
     return [None if row is None else _counts(row) for row in reply]
 
 
-def counts(topics: Sequence[AtSlots]) -> Call[list[Counts | None]]:
+def count_slots(topics: Sequence[AtSlots]) -> Call[list[Counts | None]]:
     """Return what ``count`` returns for each of up to 64 slots, or None if ``count`` would be an error.
 
     The topics have the same type and the same TIMEOUT.
     """
-    return Call("counts", OfTopics(topics), (), _counts_of_each, join=each_or_none)
+    return Call("count_slots", OfTopics(topics), (), _counts_of_each, join=each_or_none)
 
 
-def between(
+def count_between(
     topic: Topic,
     slot: int,
     state: str,
@@ -252,12 +252,12 @@ def between(
     max_score: float = float("inf"),
 ) -> Call[int]:
     """Return how many messages of one state have a score within these bounds."""
-    return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int)
+    return Call("count_between", InState(topic, slot, state), (number(min_score), number(max_score)), int)
 
 
-def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[DescribeReply]]:
+def describe_messages(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[DescribeReply]]:
     """Return what the slot knows about up to 100 members, in any state."""
-    return Call("look", AtSlot(topic, slot), tuple(members), _looked)
+    return Call("describe_messages", AtSlot(topic, slot), tuple(members), _described)
 
 
 def _of_status(member: bytes | None, of: bytes | None) -> tuple[bytes, ...]:
@@ -307,7 +307,7 @@ def _written(areas: Sequence[Area]) -> list[object]:
     return [part for one in rows for part in one]
 
 
-def seek(
+def find_by_digest(
     topic: Topic,
     slot: int,
     digests: Sequence[bytes],
@@ -318,7 +318,7 @@ def seek(
 ) -> Call[LocateReply]:
     """Find members by their SHA-1 in up to 100 areas, examining about ``scan`` entries. The areas grow in turns."""
     return Call(
-        "seek",
+        "find_by_digest",
         AtSlot(topic, slot),
         (scan, max_bytes, b"".join(digests).hex(), *_written(areas)),
         _sought(areas),
@@ -357,12 +357,12 @@ def _occupied(reply: list[int]) -> list[bool | None]:
     return [word == 1 for word in reply]
 
 
-def occupied(topics: Sequence[AtSlots]) -> Call[list[bool | None]]:
+def find_occupied(topics: Sequence[AtSlots]) -> Call[list[bool | None]]:
     """Return of each of up to 1,024 slots whether it holds messages, or None if its server does not answer."""
-    return Call("occupied", OfTopics(topics), (), _occupied, join=each_or_none)
+    return Call("find_occupied", OfTopics(topics), (), _occupied, join=each_or_none)
 
 
-def _pauses(reply: list[list[int]]) -> Pauses:
+def _paused(reply: list[list[int]]) -> Pauses:
     return Pauses(*(tuple(place - 1 for place in places) for places in reply))
 
 
@@ -372,6 +372,6 @@ def _joined(answers: list[Pauses | RmqError]) -> Pauses:
     return Pauses(tuple(paused), tuple(unread))
 
 
-def pauses(topics: Sequence[AtSlots]) -> Call[Pauses]:
+def find_paused(topics: Sequence[AtSlots]) -> Call[Pauses]:
     """Return which of up to 1,024 slots are paused: their places among the slots of all these topics."""
-    return Call("pauses", OfTopics(topics), (), _pauses, join=_joined)
+    return Call("find_paused", OfTopics(topics), (), _paused, join=_joined)

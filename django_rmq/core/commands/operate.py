@@ -60,7 +60,7 @@ def _replayed(count: int) -> Callable[[Reply], list[str]]:
     return parse
 
 
-def _loose(reply: list[Reply]) -> OrphansReply:
+def _orphans(reply: list[Reply]) -> OrphansReply:
     return OrphansReply(reply[0].decode(), reply[1], reply[2])
 
 
@@ -199,8 +199,10 @@ def retire(topic: Topic, slot: int) -> Call[str]:
     return Call("retire", AtSlot(topic, slot), (), word)
 
 
-def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[OrphansReply]:
+def find_orphans(
+    topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False
+) -> Call[OrphansReply]:
     """Examine some records of a kind for those that belong to no message; with ``repair``, delete those."""
     if kind not in RECORDS:
         raise ValueError(f"unknown kind of records: {kind!r}")
-    return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose)
+    return Call("find_orphans", AtSlot(topic, slot), (kind, cursor, int(repair)), _orphans)

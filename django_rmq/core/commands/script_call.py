@@ -271,7 +271,7 @@ _COMMANDS = {
 _OF_TRANSACTIONS = {"MULTI", "EXEC", "ZADD", "TIME"}
 """Plain commands that must not be repeated one by one; all others only read."""
 
-_OTHER = {("loose", "kind")}
+_OTHER = {("find_orphans", "kind")}
 """Arguments that share a name with a fact of the topic but mean something else: here, a kind of records."""
 
 

@@ -159,7 +159,7 @@ class PendingAcks(Ends):
     def __init__(self) -> None:
         super().__init__()
         self.is_whole = False
-        """Whether ``committed`` is the whole delivery. If it is alone in its slot, ``commit_all`` sends a count, not a list."""
+        """Whether ``committed`` is the whole delivery. If it is alone in its slot, ``commit_delivery`` sends a count only."""
         self.repeated = False
         """Whether they have been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
@@ -261,7 +261,7 @@ class AckQueue:
                 pending.began_ns = time.time_ns()
             # The slot has a later delivery by now if this worker has asked for one.
             if pending.is_whole and slot.sole_receipt == receipt:
-                call = ack.commit_all(slot.topic, slot.number, receipt, len(pending.committed))
+                call = ack.commit_delivery(slot.topic, slot.number, receipt, len(pending.committed))
                 parts.append(AckCall(slot, receipt, pending, pending.repeated, pipeline.add(call)))
                 continue
             for ends, call in pending.calls(slot, receipt):
@@ -296,7 +296,7 @@ class AckQueue:
             pending = sent_acks[slot, receipt]
             messages = pending.messages
             if isinstance(words, RmqError) or not words:  # rule: takes_no_answer_for_an_end
-                # `commit_all` answers nothing if it must not end the slot as a whole, for example because of a
+                # `commit_delivery` answers nothing if it must not end the slot as a whole, for example because of a
                 # mark. The next call names the members.
                 queued = self.pending[slot, receipt]
                 self.due = 0.0

@@ -259,7 +259,7 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
             if time.monotonic() > end:
                 return
             calls = [
-                fetch.held(topic, slot, owner, 0, BATCH)
+                fetch.list_held(topic, slot, owner, 0, BATCH)
                 for slot in range(start, min(start + HELD_AT_ONCE, topic.slots))
             ]
             in_use += sum(

@@ -68,7 +68,7 @@ class LostReplyRecovery:
         self._slot_errors = slot_errors
 
     def unknown(self, slot: ConsumedSlot, held: list[HeldReply]) -> list[LostFetch]:
-        """Return the deliveries of lost replies. ``held`` is the first page of the deliveries that Redis has for this worker.
+        """Return the deliveries of lost replies. ``list_held`` is the first page of what Redis holds for this worker.
 
         Raises ``RmqError``.
         """
@@ -255,7 +255,7 @@ class SlotAcquirer:
             for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE)
         ]
         try:
-            answers = run_all(self._broker, (fetch.acquire_all(topics[name], part) for name, part in asked))
+            answers = run_all(self._broker, (fetch.acquire_slots(topics[name], part) for name, part in asked))
         except ServerTrouble:
             # It is unknown which of them Redis has acquired, so all of them are acquired again.
             self._table.put_back(taken)
@@ -310,7 +310,7 @@ class SlotAcquirer:
             if slot.is_owned and slot.topic.serial:
                 epochs[slot] = pipeline.add(fetch.acquire(slot.topic, slot.number))
             if slot.is_uncertain:
-                helds[slot] = pipeline.add(fetch.held(slot.topic, slot.number, self._owner, 0, BATCH))
+                helds[slot] = pipeline.add(fetch.list_held(slot.topic, slot.number, self._owner, 0, BATCH))
         # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
         pipeline.execute()

@@ -146,7 +146,7 @@ class ConsumedSlot:
         self.sleeping_until: int | None = None
         """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
         self.sole_receipt = 0
-        """The receipt of a delivery that `commit_all` may end, because nothing else can be in flight; 0 if there is none."""
+        """The receipt of a delivery that `commit_delivery` may end, because nothing else can be in flight; 0 if there is none."""
         self.shut_until = 0.0
         """Monotonic time until which a failing slot is left alone."""
         self.away = False
@@ -551,7 +551,7 @@ class FencedSlots:
 
         This is used while the coordinator cannot say which worker owns a slot.
         """
-        calls = [fetch.held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
+        calls = [fetch.list_held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
         now = time.monotonic()
         for slot, held in zip(untaken, run_all(self._broker, calls), strict=True):
             # Someone has messages of the slot in flight, or Redis could not say whether anyone has.

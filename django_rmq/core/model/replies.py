@@ -365,7 +365,7 @@ class Prepared(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """The answer of acquire_all for one slot."""
+    """The answer of acquire_slots for one slot."""
 
     epoch: int | None
     """The new epoch. None if the control key has a foreign type, so that the slot has no owner."""
@@ -431,7 +431,7 @@ class Driver(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One message as peek and find list it."""
+    """One message as ``list_messages`` and ``search_messages`` list it."""
 
     member: bytes
     score: float
@@ -470,7 +470,7 @@ class DeadGroups(NamedTuple):
 
 
 class Area(NamedTuple):
-    """Where ``seek`` searches in a state of a slot: from one place on, in both directions."""
+    """Where ``find_by_digest`` searches in a state of a slot: from one place on, in both directions."""
 
     state: str
     score: float | None = None
@@ -482,7 +482,7 @@ class Area(NamedTuple):
 
 
 class LocateReply(NamedTuple):
-    """The answer of ``seek``."""
+    """The answer of ``find_by_digest``."""
 
     members: list[bytes | None]
     """The member of each digest, or None if it was not found."""

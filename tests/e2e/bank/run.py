@@ -47,7 +47,7 @@ TRANSFERS = Topic(
 """As in the settings."""
 
 POINTS = (
-    "prepare-sent,prepare-answered,commit-sent,commit-answered,commit_all-sent,commit_all-answered,rollback-sent,rollback-answered,release-sent,"
+    "prepare-sent,prepare-answered,commit-sent,commit-answered,commit_delivery-sent,commit_delivery-answered,rollback-sent,rollback-answered,release-sent,"
     "before-thread,after-thread,in-transaction,before-database-commit,after-database-commit,"
     "after-listener,after-report,going-on,gone-on"
 )
@@ -199,7 +199,10 @@ class Run:
             counts = [broker.count(TRANSFERS, slot) for slot in range(TRANSFERS.slots)]
             for slot, count in enumerate(counts):
                 if count.dead:
-                    dead = [entry.member for entry in broker.peek(TRANSFERS, slot, "dead", limit=100).entries]
+                    dead = [
+                        entry.member
+                        for entry in broker.list_messages(TRANSFERS, slot, "dead", limit=100).entries
+                    ]
                     broker.run(operate.replay(TRANSFERS, slot, dead))
                     self.outcome.replayed += len(dead)
             held = float(sum(count.held for count in counts))

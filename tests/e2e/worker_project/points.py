@@ -41,10 +41,10 @@ WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
 SCRIPTS = {
     "prepare": "prepare",
     "commit": "commit",
-    "commit_all": "commit_all",
+    "commit_delivery": "commit_delivery",
     "rollback": "rollback",
     "extend": "extend",
-    "acquire": "acquire_all",
+    "acquire": "acquire_slots",
     "heads": "heads",
     "beat": "workers/beat",
     "assign": "workers/assign",
@@ -54,7 +54,7 @@ SCRIPTS = {
 OF_AN_END = {"release": "release", "leave": "workers/leave"}
 """Sent and answered by a worker that was told to end."""
 
-OF_RECOVERY = {"held": "held"}
+OF_RECOVERY = {"held": "list_held"}
 """Sent and answered by a worker that has not heard what a prepare handed out."""
 
 POINTS = (

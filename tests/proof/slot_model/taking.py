@@ -67,7 +67,7 @@ def preparing(book: Book, s: State, slot: Slot, j: int, w: Worker) -> Iterator[S
 
 
 def recover(book: Book, s: State, slot: Slot, j: int, w: Worker) -> Iterator[Step]:
-    """Acquire again, which fences the late copy, then go on with what `held` answers."""
+    """Acquire again, which fences the late copy, then go on with what `list_held` answers."""
     n = book.n
     number = s[n + j]
     if slot.owner == j:

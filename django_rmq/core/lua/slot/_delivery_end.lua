@@ -1,7 +1,7 @@
 -- How deliveries end, except by a commit: as failed, as marked by an operator, given back, or by their time-out.
 
 -- section: mark_delivery
--- Mark a delivery for its end, and note that in control: commit_all reads no records.
+-- Mark a delivery for its end, and note that in control: commit_delivery reads no records.
 --
 -- needs: inflight control
 

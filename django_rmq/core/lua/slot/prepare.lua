@@ -170,7 +170,7 @@ if taken > 0 then
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
   -- rule: sleeps_beside_what_can_be_taken
   local alone = in_flight == 0 -- rule: alone_beside_others
-  -- Only a commit by name deletes failures, so `commit_all` would be in vain.
+  -- Only a commit by name deletes failures, so `commit_delivery` would be in vain.
   if wary then alone = false end -- rule: alone_beside_failures
   local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
   local ends = in_flight == 0 and (now_s + (shortest or timeout) + 1) * 1000

@@ -34,12 +34,12 @@ for i = first, last, 4 do
     from, to = redis.call('ZCOUNT', set, '-inf', '(' .. score), redis.call('ZCOUNT', set, '-inf', score)
   end
   local place = math.max(from, math.min(from + tonumber(ARGV[i + 2]), to - 1))
-  -- rule: seek_begins_anew
+  -- rule: find_by_digest_begins_anew
   areas[#areas + 1] = { set = set, from = from, to = to, place = place, looked = tonumber(ARGV[i + 3]) }
 end
 
 local function look_at(area, low, high)
-  low, high = math.max(low, area.from), math.min(high, area.to) -- rule: seek_leaves_its_score
+  low, high = math.max(low, area.from), math.min(high, area.to) -- rule: find_by_digest_leaves_its_score
   if low >= high then return end
   for _, member in ipairs(redis.call('ZRANGE', area.set, low, high - 1)) do
     entries, bytes = entries + 1, bytes + #member
@@ -57,10 +57,10 @@ local step = 1
 for _ = 1, scan do
   local went_on = false
   for _, area in ipairs(areas) do
-    if missing > 0 and entries < scan and bytes < max_bytes and is_left(area) then -- rule: seek_unbounded
-      local near, far = area.looked, area.looked + step -- rule: seek_one_area_at_a_time
+    if missing > 0 and entries < scan and bytes < max_bytes and is_left(area) then -- rule: find_by_digest_unbounded
+      local near, far = area.looked, area.looked + step -- rule: find_by_digest_one_area_at_a_time
       look_at(area, area.place + near, area.place + far)
-      look_at(area, area.place - far + 1, area.place - math.max(near, 1) + 1) -- rule: seek_forwards_only
+      look_at(area, area.place - far + 1, area.place - math.max(near, 1) + 1) -- rule: find_by_digest_forwards_only
       area.looked, went_on = far, true
     end
   end

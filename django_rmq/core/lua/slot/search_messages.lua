@@ -40,7 +40,7 @@ end
 local function is_meant(member, envelope, record)
   if not anywhere then return is_of_class(record) end -- rule: errors_are_searched_everywhere
   return string.find(member, text, 1, true) or (envelope and string.find(envelope, text, 1, true))
-    or (record and string.find(record, text, 1, true)) -- rule: find_only_in_members
+    or (record and string.find(record, text, 1, true)) -- rule: search_only_in_members
 end
 
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, scan + 1)
@@ -55,7 +55,7 @@ for i = 1, math.min(#rows, scan * 2), 2 do
   end
   bytes = bytes + #member + #(envelope or '') + #(record or '')
   local last = i + 1 == #rows
-  if not last and (matches >= limit or bytes >= max_bytes or i + 1 == scan * 2) then -- rule: find_ends_early
+  if not last and (matches >= limit or bytes >= max_bytes or i + 1 == scan * 2) then -- rule: search_ends_early
     return { 'more', found, rows[i + 1], member }
   end
 end

@@ -16,7 +16,7 @@
 -- check: types
 limit = math.min(limit, 1000)
 local holding = redis.call('HGET', control, 'owner')
--- rule: held_tells_strangers
+-- rule: list_held_tells_strangers
 if holding and holding ~= owner and redis.call('ZCARD', prepare) > 0 then return { 'busy' } end
 -- The prepare whose reply was lost did not run, so this owner has taken nothing.
 if holding ~= owner then return { 'ok', {} } end
@@ -26,7 +26,7 @@ for i = 1, #rows, 2 do
   local member = rows[i]
   found[#found + 1] = member
   found[#found + 1] = rows[i + 1]
-  found[#found + 1] = redis.call('HGET', inflight, member) -- rule: held_without_receipts
+  found[#found + 1] = redis.call('HGET', inflight, member) -- rule: list_held_without_receipts
   found[#found + 1] = redis.call('HGET', prepare_body, member)
 end
 return { 'ok', found }

@@ -19,11 +19,11 @@ local known = redis.pcall('HMGET', control, 'deliveries', 'marked', 'sleeping_un
 -- check: types but control
 if known.err then return mistyped('hash', control) end
 -- The slot had nothing in flight when it delivered these, so until it delivers again nothing else is in flight there.
-if known[1] ~= receipt then return 'unsure' end -- rule: commit_all_of_a_later_delivery
-if known[2] == receipt then return 'unsure' end -- rule: commit_all_ignores_marks
-if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_all_counts_what_has_ended
+if known[1] ~= receipt then return 'unsure' end -- rule: commit_delivery_of_a_later_delivery
+if known[2] == receipt then return 'unsure' end -- rule: commit_delivery_ignores_marks
+if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_delivery_counts_what_has_ended
 -- Bodies and failures can only be deleted by the names of their messages.
-if unusual then return 'unsure' end -- rule: commit_all_leaves_records
+if unusual then return 'unsure' end -- rule: commit_delivery_leaves_records
 local sleeping_until = known[3]
 -- include: _now where OUTCOME_RETENTION
 -- include: _scores.numbers where OUTCOME_RETENTION
@@ -32,6 +32,6 @@ local sleeping_until = known[3]
 if note_done then note_done(redis.call('ZRANGE', prepare, 0, -1), receipt) end -- rule: whole_success_leaves_no_outcome
 redis.call('UNLINK', prepare, inflight)
 redis.pcall('HINCRBY', stats, 'committed', size)
-if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_all_opens_silently
+if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_delivery_opens_silently
 if write_outcomes then write_outcomes() end
 return 'ok'

@@ -22,7 +22,7 @@
 --         nil for what there is not
 
 -- check: types
-if last - first >= 100 then return redis.error_reply('ERR too many members') end -- rule: look_past_its_bound
+if last - first >= 100 then return redis.error_reply('ERR too many members') end -- rule: describe_past_its_bound
 local found = {}
 for i = first, last do
   local member = ARGV[i]

@@ -25,9 +25,9 @@ local records, homes = inflight, { prepare }
 if kind == 'deaths' then
   records, homes = deaths, { dead }
 elseif kind == 'body' then
-  records, homes = body, { store, retry } -- rule: loose_takes_what_rests
+  records, homes = body, { store, retry } -- rule: orphans_take_what_rests
 elseif kind == 'failures' then
-  records, homes = failures, { store, retry, prepare, claim } -- rule: loose_forgets_spark
+  records, homes = failures, { store, retry, prepare, claim } -- rule: orphans_forget_spark
 elseif kind == 'claim_body' then
   records, homes = claim_body, { claim }
 elseif kind == 'prepare_body' then
@@ -44,5 +44,5 @@ for i = 1, #scanned[2], 2 do
   end
   if not found then loose[#loose + 1] = member end
 end
-if repair and #loose > 0 then redis.call('HDEL', records, unpack(loose)) end -- rule: loose_deletes_unasked
+if repair and #loose > 0 then redis.call('HDEL', records, unpack(loose)) end -- rule: orphans_are_deleted_unasked
 return { scanned[1], #scanned[2] / 2, loose }

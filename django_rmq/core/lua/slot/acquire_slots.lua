@@ -18,7 +18,7 @@ local function begin(i, empty)
   local known = redis.pcall('HMGET', control, 'slots', 'paused', 'moving', 'timeout', 'max_retries')
   if known.err then return '', 'look' end
   -- Start with a deletion of nothing: after it, a full server accepts the rest, so that owners can drain it.
-  redis.call('HDEL', control, '') -- rule: acquire_all_needs_memory
+  redis.call('HDEL', control, '') -- rule: acquire_slots_needs_memory
   local epoch = redis.pcall('HINCRBY', control, 'epoch', 1) -- rule: fence
   if type(epoch) == 'table' then return '', 'look' end
   -- The worker has to ask a slot that is paused, is shut by a re-slotting or has another slot count: the answer says so.

@@ -29,6 +29,6 @@ for i = 1, math.min(#rows, limit * 2), 2 do
   found[#found + 1], found[#found + 2] = member, rows[i + 1]
   found[#found + 1], found[#found + 2] = envelope, record
   bytes = bytes + #member + #(envelope or '') + #(record or '')
-  if bytes >= max_bytes and i + 2 <= #rows then return { 'more', found } end -- rule: peek_unbounded
+  if bytes >= max_bytes and i + 2 <= #rows then return { 'more', found } end -- rule: list_unbounded
 end
-return { #rows > limit * 2 and 'more' or 'end', found } -- rule: peek_ends_early
+return { #rows > limit * 2 and 'more' or 'end', found } -- rule: list_ends_early

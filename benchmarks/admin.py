@@ -238,7 +238,9 @@ def register_workers(
         for at, name in enumerate(names)
     }
     plan = AssignmentPlan({}).renewed(assignment, now // 1000)  # type: ignore[arg-type]
-    pipeline.hset(keys.assignment, "plan", plan.encode())
+    version = str(now * 1000)
+    facts = {"members": version, "basis": version, "number": version, "plan": plan.encode()}
+    pipeline.hset(keys.assignment, mapping=facts)
     for name in names:
         pipeline.zadd(f"{prefix}{name}_0", {b"1": 4e12})
     pipeline.execute()

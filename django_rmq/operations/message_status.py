@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django_rmq import message_tracking
-from django_rmq.core.commands import inspect, registry
+from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.limits import is_retry
@@ -24,7 +24,7 @@ from django_rmq.operations.authorization import Permission, is_withheld, may_sea
 from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
 from django_rmq.operations.messages import gone, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, worker_list
+from django_rmq.operations.stats import WorkerList, roster_call, worker_list
 from django_rmq.operations.topic_survey import survey_topics
 from django_rmq.operations.topics import changed_limits
 
@@ -160,11 +160,11 @@ def _see(broker: Broker, topic: Topic, slot: int, member: bytes) -> _Seen:
     pipeline = broker.pipeline()
     reply = pipeline.add(inspect.describe_messages(topic, slot, [member]))
     counts = pipeline.add(inspect.count(topic, slot))
-    roster = pipeline.add(registry.roster())
+    roster = pipeline.add(roster_call(broker))
     running = pipeline.add(inspect.list_messages(topic, slot, "prepare", limit=1))
     failed = pipeline.add(inspect.list_messages(topic, slot, "retry", limit=1))
     pipeline.execute()
-    live_workers = worker_list(roster.result())
+    live_workers = worker_list(broker, roster.result())
     return _Seen(
         reply.get()[0],
         counts.get(),

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import inspect, registry
@@ -274,7 +275,7 @@ def workers(context: OperationContext) -> list[WorkerStats]:
 
 def read_workers(broker: Broker) -> list[WorkerStats]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    live_workers = worker_list(broker.run(registry.roster()))
+    live_workers = worker_list(broker, broker.run(roster_call(broker)))
     if live_workers.problem:
         raise ServerUnavailable(live_workers.problem)
     return workers_of(live_workers)
@@ -305,7 +306,17 @@ def serving(broker: Broker, topic: str) -> list[str]:
     return [f"process {one.pid} on {one.host}" for one in workers if topic in one.capacity.topics]
 
 
-def worker_list(roster: Roster | RmqError) -> WorkerList:
+_rosters: WeakKeyDictionary[Broker, Roster] = WeakKeyDictionary()
+"""The last roster of each broker, so that Redis need not send again what has not changed."""
+
+
+def roster_call(broker: Broker) -> Call[Roster]:
+    """Return the call whose answer ``worker_list`` takes."""
+    known = _rosters.get(broker)
+    return registry.roster(known) if known else registry.roster()
+
+
+def worker_list(broker: Broker, roster: Roster | RmqError) -> WorkerList:
     """Return the live workers: from ZooKeeper if it is the coordinator, otherwise from the roster.
 
     While ZooKeeper is unavailable, or the roster cannot be read, the data in Redis can still be shown.
@@ -314,6 +325,7 @@ def worker_list(roster: Roster | RmqError) -> WorkerList:
         raise roster
     if isinstance(roster, RmqError):
         return _worker_list_in_zookeeper() or WorkerList(problem=str(roster))
+    _rosters[broker] = roster
     return _worker_list_in_zookeeper() or WorkerList(members_of_roster(roster), plan_of_roster(roster))
 
 
@@ -338,7 +350,7 @@ def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_0
 def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
     roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
-    live_workers = worker_list(roster)
+    live_workers = worker_list(broker, roster)
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -358,7 +370,7 @@ def _with_roster(
 ) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
     """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
     pipeline = broker.pipeline()
-    asked = pipeline.add(registry.roster())
+    asked = pipeline.add(roster_call(broker))
     answers = [pipeline.add(call) for call in calls]
     pipeline.execute()
     roster = asked.result()

@@ -12,7 +12,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from django_rmq import connections
-from django_rmq.core.commands import activity, inspect, registry
+from django_rmq.core.commands import activity, inspect
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, AtSlots
 from django_rmq.core.model.replies import Counts
@@ -26,6 +26,7 @@ from django_rmq.operations.stats import (
     TopicCounters,
     TopicStats,
     WorkerList,
+    roster_call,
     server_now_ms,
     worker_list,
 )
@@ -80,12 +81,12 @@ def survey_topics(broker: Broker, topics: Sequence[Topic]) -> Overview:
         _SurveyedTopic(topic, chosen[topic.name], held.get(topic.name, ())) for topic in topics
     ]
     pipeline = broker.pipeline()
-    asked = pipeline.add(registry.roster())
+    asked = pipeline.add(roster_call(broker))
     take_counts = _count_held(pipeline, surveyed_topics)
     others = [_OtherSlots(pipeline, parts) for parts in _grouped(surveyed_topics)]
     pipeline.execute()
     roster = asked.result()
-    live_workers, now_ms = worker_list(roster), server_now_ms(broker, roster)
+    live_workers, now_ms = worker_list(broker, roster), server_now_ms(broker, roster)
     take_counts()
     for some in others:
         some.find(pipeline)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import registry
-from django_rmq.core.commands.registry import read_reports, roster
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
@@ -141,12 +140,12 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
 
 
 def _overview_of_all(context: OperationContext) -> WorkerOverview:
-    topics = context.config.topics
-    pipeline = context.broker.pipeline()
-    asked, answer = pipeline.add(roster()), pipeline.add(read_reports())
+    broker, topics = context.broker, context.config.topics
+    pipeline = broker.pipeline()
+    asked, answer = pipeline.add(stats.roster_call(broker)), pipeline.add(registry.read_reports())
     pipeline.execute()
     roster_reply = asked.result()
-    live_workers = stats.worker_list(roster_reply)
+    live_workers = stats.worker_list(broker, roster_reply)
     if live_workers.problem:
         # A value of another type is a conflict, and not a server that does not answer.
         raise roster_reply if isinstance(roster_reply, RmqError) else ServerUnavailable(live_workers.problem)
@@ -156,7 +155,7 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
     if isinstance(reports, RmqError):
         # Another program wrote a value of another type. The workers are known all the same.
         reports = {}
-    now_ms = context.broker.now_ms() if isinstance(roster_reply, RmqError) else roster_reply.now_ms
+    now_ms = broker.now_ms() if isinstance(roster_reply, RmqError) else roster_reply.now_ms
     live = {one.worker.id for one in live_workers.members}
     vanished = [
         VanishedWorker(worker, report)

@@ -28,6 +28,7 @@ from redis.retry import Retry
 from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator, describe, members
 from django_rmq.core.model.keys import worker_keys
+from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable, WrongType
 from django_rmq.testing import Clock
@@ -555,7 +556,7 @@ def test_scripts_and_memory_answer_and_keep_the_same(
     clock = Clock()
     prefix = f"t{uuid.uuid4().hex[:12]}:"
     both: list[Any] = [Broker(redis_client, prefix, clock), OracleBroker(prefix, clock)]
-    known = ("", "")
+    known, rosters = ("", ""), [Roster(0, "", "", "", b"", [])] * 2
     try:
         for step in steps:
             clock.advance("1ms")
@@ -584,7 +585,7 @@ def test_scripts_and_memory_answer_and_keep_the_same(
                             )
                         )
                     case ("roster",):
-                        answers.append(broker.roster())
+                        answers.append(broker.roster(rosters[len(answers)]))
                     case _:
                         answers.append(None)
             if step[0] == "pass":
@@ -592,6 +593,8 @@ def test_scripts_and_memory_answer_and_keep_the_same(
             if step[0] == "back":
                 clock.advance(-step[1])
             assert answers[0] == answers[1]
+            if step[0] == "roster":
+                rosters = answers
             assert RedisKeyspace(redis_client, prefix).dump() == {
                 key: dict(value) for key, value in both[1].keyspace.items()
             }
@@ -608,3 +611,19 @@ def test_of_two_who_assign_from_the_same_knowledge_one_wins(party: Party) -> Non
     assert broker.assign(roster.members, roster.number, "first") is not None
     assert broker.assign(roster.members, roster.number, "second") is None
     assert broker.roster().plan == b"first"
+
+
+def test_who_knows_a_roster_is_sent_no_records_and_no_plan_again(
+    party: Party, redis_client: redis.Redis
+) -> None:
+    broker = party.connect()
+    broker.beat("w", "t", 5000, record="t " + "r" * 100_000)
+    first = broker.roster()
+    assert broker.assign(first.members, first.number, "p" * 100_000) is not None
+    known = broker.roster()
+    before = redis_client.info("stats")["total_net_output_bytes"]
+    again = broker.roster(known)
+    assert again._replace(now_ms=0) == known._replace(now_ms=0)
+    assert redis_client.info("stats")["total_net_output_bytes"] - before < 50_000
+    broker.beat("v", "t", 5000, record="t {}")
+    assert [one.record for one in broker.roster(known).sessions] == [b"t " + b"r" * 100_000, b"t {}"]

@@ -136,7 +136,7 @@ def assign(memory: Memory, members: str, number: str, plan: str) -> str | None:
         return found.change(b"number")
 
 
-def roster(memory: Memory) -> Roster:
+def roster(memory: Memory, _known_members: str, _known_number: str) -> Roster:
     with _opened(memory) as found:
         rows = [
             WorkerSession(worker.decode(), ends, found.records.get(worker, b""))

@@ -138,13 +138,23 @@ def _assigned(reply: list[bytes]) -> str | None:
     return reply[1].decode() if reply[0] == b"ok" else None
 
 
-def _roster(reply: list[Reply]) -> Roster:
-    now, members, number, basis, plan, rows, records = reply
-    sessions = [
-        WorkerSession(text(worker), float(ends), record or b"")
-        for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
-    ]
-    return Roster(int(now), text(members), text(number), text(basis), plan, sessions)
+def _roster(known: Roster) -> Callable[[list[Reply]], Roster]:
+    known_records = {one.worker: one.record for one in known.sessions}
+
+    def parse(reply: list[Reply]) -> Roster:
+        now, members, number, basis, plan, rows, records = reply
+        workers = [text(worker) for worker in rows[::2]]
+        if members and text(members) == known.members:
+            records = [known_records.get(worker) for worker in workers]
+        if number and text(number) == known.number:
+            plan = known.plan
+        sessions = [
+            WorkerSession(worker, float(ends), record or b"")
+            for worker, ends, record in zip(workers, rows[1::2], records, strict=True)
+        ]
+        return Roster(int(now), text(members), text(number), text(basis), plan, sessions)
+
+    return parse
 
 
 def beat(
@@ -175,9 +185,15 @@ def assign(members: str, number: str, plan: str) -> Call[str | None]:
     return Call("workers/assign", OfWorkers(), (members, number, plan), _assigned)
 
 
-def roster() -> Call[Roster]:
-    """Return all workers and the assignment, without joining."""
-    return Call("workers/roster", OfWorkers(), (), _roster)
+_NO_ROSTER = Roster(0, "", "", "", b"", [])
+
+
+def roster(known: Roster = _NO_ROSTER) -> Call[Roster]:
+    """Return all workers and the assignment, without joining.
+
+    Of the records and the plan, which are long and change rarely, Redis sends only what is newer than in ``known``.
+    """
+    return Call("workers/roster", OfWorkers(), (known.members, known.number), _roster(known))
 
 
 def _pairs(reply: Reply) -> Iterable[tuple[bytes, bytes]]:

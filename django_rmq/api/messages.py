@@ -109,7 +109,7 @@ class CausesAnswer(ResponseSerializer):
 
     results = CauseAnswer(many=True)
     looked_at = serializers.IntegerField(
-        help_text="How many dead messages were looked at, of each topic those that died last"
+        help_text="How many dead messages were looked at, evenly spread over slots and time"
     )
     total = serializers.IntegerField(help_text="How many dead messages these topics have")
     complete = serializers.BooleanField(source="is_complete", help_text="Whether all were looked at")
@@ -346,7 +346,7 @@ def _send(topic: Topic, asked: Fields) -> Send:
     return Send(body_for(topic, asked["body"]), **options)
 
 
-CAUSES_SECONDS = 0.2
+CAUSES_SECONDS = 0.15
 """Seconds after which a request reads no further dead messages."""
 
 

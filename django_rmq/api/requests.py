@@ -238,7 +238,7 @@ class CausesQuery(Strict):
         min_value=1,
         max_value=MOST_EXAMINED,
         default=100_000,
-        help_text="How many messages are looked at, of each topic an equal part, those that died last",
+        help_text="How many messages are looked at, of each topic an equal part, evenly spread",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
@@ -51,8 +51,14 @@ SAMPLES = 3
 COUNTED_AT_ONCE = 2_000
 """The number of dead messages from which a round trip counts no further slot: Redis does nothing else meanwhile."""
 
-SCANNED_AT_ONCE = 1_000
+RUN = 16
+"""The number of neighbouring dead messages that are counted together, because short reads would take longer."""
+
+SCANNED_AT_ONCE = 62 * RUN
 """The number of dead messages of a slot that one script counts."""
+
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+"""Multiples of it, without their whole part, are spread evenly between 0 and 1, however many there are."""
 
 _HOUR_MS = 3_600_000
 
@@ -97,7 +103,7 @@ class MessageGroups:
     by: str
     rows: list[MessageGroup]
     looked_at: int
-    """The number of messages that were grouped: those that a list shows first."""
+    """The number of messages that were grouped."""
     is_complete: bool
     """Whether these are all that are selected."""
     total: int
@@ -159,8 +165,9 @@ def groups(
 ) -> MessageGroups:
     """Group the messages of a state by their last ``error``, their ``slot``, or the ``hour`` of their time.
 
-    It reads up to ``limit`` messages, in the order of ``listing`` (of Dead, the last that died), and ends after
-    ``seconds``. Permissions, redaction and errors are those of ``listing``.
+    It reads up to ``limit`` messages, and ends after ``seconds``. By error, the dead messages that it reads are evenly spread
+    over slots and time; others are read in the order of ``listing``, as are all of a topic with a formatter.
+    Permissions, redaction and errors are those of ``listing``.
     """
     queue = queue_of(state)
     _check_grouping(by, queue, limit)
@@ -231,48 +238,89 @@ class _Deaths(NamedTuple):
     problems: list[str]
 
 
+class _Pass(NamedTuple):
+    """Dead messages of a slot that are evenly spread over it: the first ``RUN`` of each ``stride``, after ``skip``."""
+
+    slot: int
+    skip: int
+    stride: int
+    samples: int
+
+    def count(self, size: int) -> int:
+        """Return how many messages it reads of a slot of ``size``."""
+        strides, rest = divmod(size - self.skip, self.stride)
+        return strides * RUN + min(rest, RUN)
+
+
+def _passes(slots: Mapping[int, int]) -> Iterator[_Pass]:
+    """Yield passes over slots (slot -> its number of dead messages) that together read each message once.
+
+    The first ones read about as many messages as one round trip counts. Each time that all slots have had their turn, the
+    next passes read what is in the middle between the messages that were read, so the messages read are evenly spread at any
+    time.
+    """
+    halvings = max(0, math.ceil(math.log2(max(1, sum(slots.values())) / COUNTED_AT_ONCE)))
+    for halving in range(halvings + 1):
+        runs = 2 ** (halvings - max(0, halving - 1))
+        for number, (slot, size) in enumerate(slots.items()):
+            # Otherwise all slots would be read at the same few places.
+            first = round(number * GOLDEN_RATIO * 2**halvings) + (runs // 2 if halving else 0)
+            skip = first % runs * RUN
+            if skip < size:
+                # Later passes name messages mostly of causes of which there are samples enough.
+                yield _Pass(slot, skip, runs * RUN, 1 if halving else SAMPLES)
+
+
+def _take_passes(waiting: deque[_Pass], slots: Mapping[int, int], most: int) -> list[tuple[_Pass, int]]:
+    """Take the passes of a round trip, each with the number of messages that it may read, in sum up to ``most``."""
+    some: list[tuple[_Pass, int]] = []
+    expected = 0
+    while waiting and expected < min(COUNTED_AT_ONCE, most) and len(some) < inspect.AT_ONCE:
+        one = waiting.popleft()
+        some.append((one, min(one.count(slots[one.slot]), SCANNED_AT_ONCE, most - expected)))
+        expected += some[-1][1]
+    return some
+
+
 def _count_deaths(broker: Broker, topic: Topic, wanted: Filter, limit: int, seconds: float | None) -> _Deaths:
-    """Count up to ``limit`` dead messages, a part of each slot in turn, those that died last first."""
+    """Count up to ``limit`` dead messages: all of them, or some that are evenly spread over slots and time."""
     end = math.inf if seconds is None else time.monotonic() + seconds
     meant = bulk.Selection.at(topic, "dead", wanted, broker.now_ms())
     slots = bulk.count(broker, meant)
-    after: dict[int, tuple[str, bytes] | None] = dict.fromkeys(slots)
     rows: list[tuple[int, DeadGroup]] = []
-    problems: list[str] = []
-    looked_at, waiting = 0, deque(slots)
+    problems: dict[str, None] = {}
+    looked_at, waiting = 0, deque(_passes(slots))
     while waiting and looked_at < limit:
-        some: list[int] = []
-        expected = 0
-        while waiting and expected < COUNTED_AT_ONCE and len(some) < min(limit - looked_at, inspect.AT_ONCE):
-            some.append(waiting.popleft())
-            expected += min(slots[some[-1]], SCANNED_AT_ONCE)
-        scan = min(SCANNED_AT_ONCE, (limit - looked_at) // len(some))
+        some = _take_passes(waiting, slots, limit - looked_at)
         calls = [
             inspect.group_deaths(
                 topic,
-                slot,
-                after=after[slot],
+                one.slot,
+                skip=one.skip,
+                stride=one.stride,
+                run=RUN,
                 scan=scan,
                 min_score=meant.low,
                 max_score=meant.high,
-                # Later parts of a slot died earlier, so of a cause that the first part names there are samples enough.
-                samples=SAMPLES if after[slot] is None else 1,
+                samples=one.samples,
             )
-            for slot in some
+            for one, scan in some
         ]
-        for slot, answer in zip(some, run_all(broker, calls), strict=True):
+        for (one, _scan), answer in zip(some, run_all(broker, calls), strict=True):
             if isinstance(answer, RmqError):
-                problems.append(f"slot {slot}: {answer}")
+                problems[f"slot {one.slot}: {answer}"] = None
                 continue
-            rows += [(slot, group) for group in answer.groups]
+            rows += [(one.slot, group) for group in answer.groups]
             looked_at += sum(group.deaths for group in answer.groups)
-            after[slot] = answer.cursor
-            if answer.cursor is not None:
-                waiting.append(slot)
+            if answer.skip:
+                waiting.appendleft(one._replace(skip=answer.skip))
         if time.monotonic() >= end:
             break
-    # Messages that were counted may have gone before they were grouped, and others may have come.
-    return _Deaths(rows, looked_at, not waiting, max(sum(slots.values()), looked_at), problems)
+    # Messages that were counted may have gone before they were grouped.
+    total = max(sum(slots.values()), looked_at)
+    return _Deaths(
+        rows, looked_at, looked_at == total or not (waiting or looked_at >= limit), total, [*problems]
+    )
 
 
 def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> MessageGroups:
@@ -376,9 +424,9 @@ def causes(
 ) -> Causes:
     """Group the dead messages of all topics (or those named) by their errors, the topic with the most of them first.
 
-    It reads up to ``limit`` messages, of each topic an equal part of them, and ends after ``seconds``. Each topic takes up to
-    half of the time that is left, and the last one all of it. The counts of topics without a formatter are up to two
-    seconds old: all who ask share them.
+    It reads up to ``limit`` messages, of each topic an equal part of them, evenly spread, and ends after ``seconds``.
+    Each topic takes up to half of the time that is left, and the last one all of it.
+    The counts of topics without a formatter are up to two seconds old: all who ask share them.
     """
     context.actor.require(Permission.VIEW)
     end = time.monotonic() + seconds

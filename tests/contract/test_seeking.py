@@ -212,9 +212,9 @@ def grouped(slot: Slot, **options: Any) -> list[DeadGroup]:
     page = slot.group_deaths(**options)
     while True:
         found += page.groups
-        if page.cursor is None:
+        if not page.skip:
             return found
-        page = slot.group_deaths(after=page.cursor, **options)
+        page = slot.group_deaths(skip=page.skip, **options)
 
 
 def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: MakeSlot) -> None:
@@ -258,7 +258,11 @@ def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: M
     assert [one.deaths for one in grouped(slot, scan=4)] == [4, 2]
     assert [one.deaths for one in grouped(slot, max_bytes=1)] == [1] * 6
     assert [one.deaths for one in grouped(slot, min_score=at[b"1"], max_score=at[b"3"])] == [3]
-    assert slot.group_deaths(scan=6).cursor is None
+    assert slot.group_deaths(scan=6).skip == 0
+    spread = slot.group_deaths(skip=1, stride=3, run=2)
+    assert ([one.deaths for one in spread.groups], spread.skip) == ([4], 0)
+    assert spread.groups[0].samples == [(b"3", at[b"3"]), (b"2", at[b"2"]), (b"0", at[b"0"])]
+    assert slot.group_deaths(skip=6).groups == []
 
 
 @pytest.mark.parametrize(

@@ -666,7 +666,9 @@ def test_redis_counts_causes_as_they_are_counted_message_by_message(
         kill(broker, "timed", b"%d" % n, error=f"{name}{text}\nTraceback {n}")
     kill(broker, "timed", b"long", error=f"Boom: {'9 ' * 400}x{'1' * 220}")
     kill(broker, "timed", b"cut", error=f"Boom: {'é9' * 400}")
-    monkeypatch.setattr(message_groups, "SCANNED_AT_ONCE", 7)
+    monkeypatch.setattr(message_groups, "RUN", 3)
+    monkeypatch.setattr(message_groups, "SCANNED_AT_ONCE", 6)
+    monkeypatch.setattr(message_groups, "COUNTED_AT_ONCE", 20)
     counted = operations.groups("timed", "dead", "error")
     monkeypatch.setattr(message_groups, "_is_counted", lambda *_: False)
     one_by_one = operations.groups("timed", "dead", "error")
@@ -675,6 +677,17 @@ def test_redis_counts_causes_as_they_are_counted_message_by_message(
     assert (counted.looked_at, counted.is_complete) == (one_by_one.looked_at, True) == (122, True)
     named = [{sample.id for sample in group.samples} for group in counted.rows]
     assert all(1 <= len(ids) <= 3 for ids in named) and len(set.union(*named)) == sum(map(len, named))
+
+
+def test_a_part_of_the_dead_messages_is_spread_over_all_of_them(broker: Any, operations: Operations) -> None:
+    for cause in range(50):
+        # Each cause is a run of deaths.
+        kill(broker, "timed", *[b"%d-%d" % (cause, n) for n in range(400)], error=f"E{cause}: no")
+    part = operations.groups("timed", "dead", "error", limit=2_000)
+    assert (part.looked_at, part.total, part.is_complete) == (2_000, 20_000, False)
+    assert len(part.rows) == 50 and max(group.share for group in part.rows) < 0.1
+    whole = operations.groups("timed", "dead", "error", limit=100_000)
+    assert whole.is_complete and [group.count for group in whole.rows] == [400] * 50
 
 
 def test_who_asks_for_causes_shares_the_counts(

@@ -85,27 +85,31 @@ def group_deaths(
     slot: Slot,
     lowest: str,
     highest: str,
-    after_score: str,
-    after_member: bytes,
+    skip: int,
+    stride: int,
+    run: int,
     scan: int,
     max_bytes: int,
     samples: int,
 ) -> DeadGroups:
-    scan, after = min(scan, BATCH), cursor(after_score, after_member)
+    scan, run = max(min(scan, BATCH), 1), max(run, 1)
+    stride = max(stride, run)
     records = slot.records("deaths")
     rows = [
         Entry(member, score, None, records.get(member))
         for member, score in slot.members("dead").rows(descending=True)
-        if float(lowest) <= score <= float(highest) and is_behind(member, score, after, True)
+        if float(lowest) <= score <= float(highest)
     ]
     found: dict[bytes, list[Entry]] = {}
-    size = 0
-    end = None
-    for i, entry in enumerate(rows[:scan], 1):
-        found.setdefault(grouped_line(entry), []).append(entry)
-        size += len(entry.member) + len(entry.record or b"")
-        if i < len(rows) and (size >= max_bytes or i == scan):
-            end = score_text(entry.score), entry.member
+    size, end = 0, 0
+    for start in range(skip, len(rows), stride):
+        some = rows[start : start + min(run, scan)]
+        for entry in some:
+            found.setdefault(grouped_line(entry), []).append(entry)
+            size += len(entry.member) + len(entry.record or b"")
+        scan -= len(some)
+        if (scan < 1 or size >= max_bytes) and start + stride < len(rows):
+            end = start + stride
             break
     groups = [
         DeadGroup(

@@ -1193,7 +1193,8 @@ class Lockstep(RuleBasedStateMachine):
             )
         if state == "dead":
             scan = options.pop("limit")
-            del options["descending"]
+            del options["descending"], options["after"]
+            options |= {name: data.draw(st.integers(0, 3)) for name in ("skip", "stride", "run")}
             self.reading(lambda b: b.group_deaths(self.topic, 0, scan=scan, samples=1, **options))
 
     def places(self, data: st.DataObject) -> None:

@@ -31,6 +31,7 @@ LARGE_FUNCTIONS = {
     "assign": "one algorithm, whose steps share what they count",
     "__init__": "a coordinator with the values of its settings",
     "search_messages": "the arguments of its script",
+    "group_deaths": "the arguments of its script",
 }
 
 

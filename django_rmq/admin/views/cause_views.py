@@ -16,7 +16,7 @@ from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 
-READ_SECONDS = 0.2
+READ_SECONDS = 0.15
 """Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
 
 MESSAGES_READ = 200_000

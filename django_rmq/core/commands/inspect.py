@@ -98,7 +98,7 @@ def _pairs(flat: list[Reply]) -> Iterator[tuple[Reply, Reply]]:
 
 
 def _groups(reply: list[Reply]) -> DeadGroups:
-    word, rows, *after = reply
+    skip, rows = reply
     groups = [
         DeadGroup(
             line,
@@ -109,7 +109,7 @@ def _groups(reply: list[Reply]) -> DeadGroups:
         )
         for line, size, first, hours, *samples in rows
     ]
-    return DeadGroups(groups, None if word == b"end" else (after[0].decode(), after[1]))
+    return DeadGroups(groups, skip)
 
 
 def _counts(reply: list[Reply]) -> Counts:
@@ -212,18 +212,21 @@ def group_deaths(
     topic: Topic,
     slot: int,
     *,
-    after: tuple[str, bytes] | None = None,
+    skip: int = 0,
+    stride: int = 1,
+    run: int = 1,
     scan: int = 1000,
     min_score: float = float("-inf"),
     max_score: float = float("inf"),
     max_bytes: int = 4_194_304,
     samples: int = 3,
 ) -> Call[DeadGroups]:
-    """Group the next ``scan`` dead messages by their errors, the last deaths first, without their bodies.
+    """Group up to ``scan`` dead messages by their errors, the last deaths first, without their bodies.
 
-    Each group names up to ``samples`` of them.
+    It passes over ``skip`` messages, and of each ``stride`` from there it reads the first ``run``. Each group names up to
+    ``samples`` of them.
     """
-    own = (number(min_score), number(max_score), *cursor(after), scan, max_bytes, samples)
+    own = (number(min_score), number(max_score), skip, stride, run, scan, max_bytes, samples)
     return Call("group_deaths", AtSlot(topic, slot), own, _groups)
 
 

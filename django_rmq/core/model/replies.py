@@ -463,10 +463,10 @@ class DeadGroup(NamedTuple):
 
 
 class DeadGroups(NamedTuple):
-    """Groups of some dead messages, and the cursor at which to continue, or None if the end was reached."""
+    """Groups of some dead messages, and how many to skip in order to continue, or 0 if the end was reached."""
 
     groups: Sequence[DeadGroup]
-    cursor: tuple[str, bytes] | None
+    skip: int
 
 
 class Area(NamedTuple):

@@ -1,4 +1,4 @@
--- Count some dead messages of a slot by the first line of their error and by hours, the last deaths first.
+-- Count dead messages of a slot by the first line of their error and by hours, the last deaths first: all, or evenly spread ones.
 -- Changes nothing.
 --
 -- KEYS[1] dead   ZSET       member -> ms of death
@@ -6,21 +6,21 @@
 --
 -- ARGV[1] lowest            only scores from this, up to highest
 -- ARGV[2] highest
--- ARGV[3] after_score       continue behind this entry; empty: from the last death
--- ARGV[4] after_member
--- ARGV[5] scan NUMBER       entries to read, at most
--- ARGV[6] max_bytes NUMBER  read at most about this much
--- ARGV[7] samples NUMBER    messages of a group to name, at most
--- ARGV[8] now
+-- ARGV[3] skip NUMBER       messages to pass over, from the last death
+-- ARGV[4] stride NUMBER     of each `stride` messages from there, the first `run` are read
+-- ARGV[5] run NUMBER
+-- ARGV[6] scan NUMBER       messages to read, at most
+-- ARGV[7] max_bytes NUMBER  read at most about this much
+-- ARGV[8] samples NUMBER    messages of a group to name, at most
+-- ARGV[9] now
 --
--- Returns {end, groups} | {more, groups, score, member}
+-- Returns {how many messages to skip in order to go on, or 0 at the end, groups}
 --         groups: {{line, count, score of the first death, {hour, count, ...}, member, score, ...}, ...}, without bodies.
 --         A line has 0 for each number behind its first colon; an hour is its number since the epoch.
 
 -- check: types
-scan = math.min(scan, 1000)
--- include: _cursor
--- include: _rows
+scan, run = math.max(math.min(scan, 1000), 1), math.max(run, 1)
+stride = math.max(stride, run)
 local HOUR_MS, LATEST_MS, LONGEST = 3600000, 1e15, 1000
 
 local function first_line(record)
@@ -63,19 +63,27 @@ local function add_hour(hours, at)
   end
 end
 
-local rows = rows_from(dead, true, lowest, highest, after_score, after_member, scan + 1)
-local bytes = 0
-for i = 1, math.min(#rows, scan * 2), 2 do
-  local member, score = rows[i], rows[i + 1]
-  local record = redis.call('HGET', deaths, member)
+local function add(member, score, record)
   local group = group_of(first_line(record))
   group[2], group[3] = group[2] + 1, score
   add_hour(group[4], tonumber(score))
   if group[2] <= samples then group[#group + 1], group[#group + 2] = member, score end -- rule: every_death_is_named
-  bytes = bytes + #member + #(record or '')
-  local is_last = i + 1 == #rows
-  if not is_last and (bytes >= max_bytes or i + 1 == scan * 2) then -- rule: group_ends_early
-    return { 'more', groups, score, member }
+end
+
+local above = highest == '+inf' and 0 or redis.call('ZCOUNT', dead, '(' .. highest, '+inf')
+local stop = above + redis.call('ZCOUNT', dead, lowest, highest)
+local bytes = 0
+for from = above + skip, stop - 1, stride do
+  local rows = redis.call('ZREVRANGE', dead, from, math.min(from + math.min(run, scan), stop) - 1, 'WITHSCORES')
+  local members = {}
+  for i = 1, #rows, 2 do members[#members + 1] = rows[i] end
+  for i, record in ipairs(redis.call('HMGET', deaths, unpack(members))) do
+    add(members[i], rows[2 * i], record)
+    bytes = bytes + #members[i] + #(record or '')
+  end
+  scan = scan - #members
+  if (scan < 1 or bytes >= max_bytes) and from + stride < stop then -- rule: group_ends_early
+    return { from + stride - above, groups }
   end
 end
-return { 'end', groups }
+return { 0, groups }

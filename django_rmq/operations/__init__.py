@@ -23,6 +23,7 @@ from django_rmq.operations import (
     message_search,
     message_status,
     messages,
+    request_limits,
     sends,
     shared_reads,
     stats,
@@ -104,7 +105,7 @@ class Operations(OperationContext):
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
     cancel_sent, ensure = sends.cancel_sent, sends.ensure
-    spend_sends, once = sends.spend_sends, sends.once
+    spend_sends, once = request_limits.spend_sends, request_limits.once
 
     outbox, outbox_as_known, outbox_rows = outboxes.outbox, outboxes.outbox_as_known, outboxes.outbox_rows
     relay_outbox, relay_duties = outboxes.relay_outbox, outboxes.relay_duties
@@ -122,7 +123,7 @@ class Operations(OperationContext):
     id_of = actions.id_of
     replay, bury, reschedule = actions.replay, actions.bury, actions.reschedule
     delete, delete_only, cancel = actions.delete, actions.delete_only, actions.cancel
-    replay_edited = sends.replay_edited
+    replay_edited = actions.replay_edited
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
     reschedule_all = bulk_actions.reschedule_all

@@ -21,6 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, override
 
 from django_rmq.connections import coordinators
+from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.commands import registry
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
@@ -32,7 +33,6 @@ from django_rmq.operations import topic_survey, topics
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
-from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import TopicStats
 from django_rmq.operations.topics import UndeclaredTopic

@@ -17,13 +17,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import Error
 from django.utils.translation import gettext as _
 
+from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.consumer.background_jobs import Maintenance
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.parallel_reads import ParallelReads
 from django_rmq.outbox import contents, relay
 from django_rmq.outbox.contents import FoundRows, Waiting
 from django_rmq.outbox.database_access import needs_this_thread, threads_of_duties

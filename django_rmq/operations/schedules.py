@@ -42,7 +42,7 @@ from django_rmq.exceptions import (
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.sends import charge
+from django_rmq.operations.request_limits import charge
 from django_rmq.schedules import declared_schedules, timing_problems
 
 RUNS = 5

@@ -5,14 +5,13 @@ Neither the sender nor the relay needs this module. ``operations.outbox`` decide
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from django.db import DatabaseError
 from django.db.models import Count, Min, Q, QuerySet
 
-from django_rmq.core.model.limits import BATCH
 from django_rmq.outbox.database_access import ask_each
 from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.storage import (
@@ -23,6 +22,7 @@ from django_rmq.outbox.storage import (
     has_table,
     model,
     now_ms,
+    parts,
     read_contents,
     with_sizes,
 )
@@ -145,7 +145,8 @@ def retry(database: str, numbers: Iterable[int]) -> int:
     """Have the relay try these rows at once, as if for the first time; return how many there were."""
     changes = {"due_ms": now_ms(), "attempts": 0}
     return sum(
-        model().objects.using(database).filter(pk__in=some).update(**changes) for some in _parts(numbers)
+        model().objects.using(database).filter(pk__in=some).update(**changes)
+        for some in parts(sorted(set(numbers)))
     )
 
 
@@ -182,9 +183,3 @@ def _asked(alias: str, query: Iterable[T]) -> list[T]:
         if has_table(alias):
             raise
         return []
-
-
-def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
-    chosen = sorted(set(numbers))
-    for start in range(0, len(chosen), BATCH):
-        yield chosen[start : start + BATCH]

@@ -305,7 +305,7 @@ def conclude(
     delete_free(alias, gone)
 
 
-def decides(out: Outgoing, result: SendResult) -> bool:
+def decides(result: SendResult) -> bool:
     """Return whether a message that Redis has answered is the newest state of its identity."""
     # A send to a fifo topic that keeps the body of a waiting message has changed nothing, like an ensure.
     return result.status != "present"
@@ -489,10 +489,10 @@ def _by_size(made: Sequence[RowValues], size: int) -> Iterator[list[RowValues]]:
         yield some
 
 
-def parts(values: list[T], size: int = MOST_PARAMETERS) -> Iterator[list[T]]:
+def parts(values: list[T]) -> Iterator[list[T]]:
     """Yield the values in lists that one query can hold."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+    for start in range(0, len(values), MOST_PARAMETERS):
+        yield values[start : start + MOST_PARAMETERS]
 
 
 def _is_written_here(connection: BaseDatabaseWrapper) -> bool:
@@ -561,7 +561,7 @@ class OutboxSend:
         if not self._own or self._older is None:
             return
         landed = [
-            DeliveredSend(row.id, row.identity, decides(out, outcome), out.removes)
+            DeliveredSend(row.id, row.identity, decides(outcome), out.removes)
             for out, outcome, row in zip(messages, outcomes, self._kept, strict=True)
             if row is not None and self._is_current(row) and row.is_kept_by(outcome)
         ]
@@ -601,7 +601,7 @@ class DirectSend:
         if not self._older:
             return
         landed = [
-            DeliveredSend(None, identity_of(out), decides(out, outcome), out.removes)
+            DeliveredSend(None, identity_of(out), decides(outcome), out.removes)
             for out, outcome in zip(self._messages, outcomes, strict=True)
             if outcome.status not in ("failed", "refused")
         ]

@@ -1,189 +1,24 @@
-"""Fails messages of a batch on purpose, whole or by rows of a frame; deletes dead messages by rows, or sends them again."""
+"""Fails messages of a batch on purpose: the whole batch, or some of its rows."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from django_rmq.core.commands import claims, operate
+from django_rmq.core.commands import claims
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.envelope import decode_envelope, encode_envelope
-from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.replies import Entry, Failure
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.placement import Outgoing, score_at_once
-from django_rmq.core.producer.producer import Producer
-from django_rmq.core.resharding import Reslotting
 from django_rmq.exceptions import ConfigurationError, LostRace
 from django_rmq.spark.broker_connection import RetryPolicy, reached
-from django_rmq.spark.reader import too_old
-from django_rmq.spark.source_options import CONNECTION, STREAM, SourceOptions
+from django_rmq.spark.dead_rows import Rows, each_slot, outcomes_of_rows
+from django_rmq.spark.source_options import STREAM, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-Rows = list[dict[str, Any]]
-
-STEP = 250
-"""The number of messages in one script."""
-
-
-def discard(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Delete dead messages (``slot, member, died_ms``) that are unchanged.
-
-    Outcomes: ``deleted``, ``changed``, ``gone``.
-    """
-    return _outcomes(frame, options, _discard, "slot", "member", "died_ms")
-
-
-def replay(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Replay dead messages (``slot, member``). Outcomes: ``replayed``, ``merged``, ``gone``."""
-    return _outcomes(frame, options, _replay, "slot", "member")
-
-
-def fail_rows(frame: DataFrame, options: Mapping[str, str], consumer: str) -> DataFrame:
-    """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
-
-    Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
-    """
-    return _outcomes(frame, options, partial(_fail_rows, consumer), "slot", "member", "kind", "error")
-
-
-def revive(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Send archived messages again (``slot, slots, member, envelope, scored``), with their full number of retries.
-
-    Outcomes are those of a send, and ``unplaced``: the slot under the present slot count is unknown.
-    """
-    return _outcomes(frame, options, _revive, "slot", "slots", "member", "envelope", "scored")
-
-
-def _outcomes(
-    frame: DataFrame,
-    options: Mapping[str, str],
-    act: Callable[[Broker, Topic, Rows], list[str]],
-    *columns: str,
-) -> DataFrame:
-    """Return ``outcome, messages`` of the answers of ``act`` for each row."""
-    from pyspark.sql import functions as sql
-
-    own_options = dict(options)
-
-    def outcomes(rows: pa.Array) -> pa.Array:
-        broker, topic = _reached(own_options)
-        words: list[str] = []
-        for first in range(0, len(rows), BATCH):
-            words += act(broker, topic, rows.slice(first, BATCH).to_pylist())
-        return pa.array(words, pa.string())
-
-    outcome = _in_tasks(outcomes, "string")(sql.struct(*columns))
-    counts = frame.select(outcome.alias("outcome")).groupBy("outcome").count()
-    return counts.withColumnRenamed("count", "messages")
-
-
-def check_version() -> None:
-    """Raise ``ConfigurationError`` for a PySpark without what all of these operations need."""
-    _arrow_udf()
-
-
-def _arrow_udf() -> Any:
-    try:
-        from pyspark.sql.pandas.functions import arrow_udf
-    except ImportError:
-        raise too_old("replay and archive without --keep", "4.1") from None
-
-    return arrow_udf
-
-
-def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Callable[[Column], Column]:
-    """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
-    # It has effects: the optimizer must neither leave it out nor run it twice.
-    of_columns: Callable[[Column], Column] = _arrow_udf()(function, result).asNondeterministic()
-    return of_columns
-
-
-def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
-    source_options = SourceOptions(
-        {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task"
-    )
-    return reached(source_options)
-
-
-def _each_slot(
-    broker: Broker, rows: Rows, call: Callable[[int, Rows], Call[list[str]]], words: Mapping[str, str]
-) -> list[str]:
-    """Return the answers of a transition for each row, in other ``words``."""
-    by_slot: defaultdict[int, list[int]] = defaultdict(list)
-    for at, row in enumerate(rows):
-        by_slot[row["slot"]].append(at)
-    places_by_slot = [
-        (slot, places[first : first + STEP])
-        for slot, places in by_slot.items()
-        for first in range(0, len(places), STEP)
-    ]
-    calls = [call(slot, [rows[at] for at in places]) for slot, places in places_by_slot]
-    outcomes = [""] * len(rows)
-    for (_, places), answer in zip(places_by_slot, walk(broker, calls, len(calls)), strict=True):
-        for at, word in zip(places, answer, strict=True):
-            outcomes[at] = words.get(word, word)
-    return outcomes
-
-
-def _discard(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    def call(slot: int, part: Rows) -> Call[list[str]]:
-        return operate.discard(topic, slot, [row["died_ms"] for row in part], [row["member"] for row in part])
-
-    return _each_slot(broker, rows, call, {"dead": "deleted", "not_found": "gone"})
-
-
-def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    def call(slot: int, part: Rows) -> Call[list[str]]:
-        return operate.replay(topic, slot, [row["member"] for row in part])
-
-    return _each_slot(broker, rows, call, {"not_found": "gone"})
-
-
-def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    located = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
-    slots = sorted({rows[at]["slot"] for at in located})
-    reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
-    numbers = {slot: claim.number for slot, claim in zip(slots, reads, strict=True)}
-
-    def call(slot: int, part: Rows) -> Call[list[str]]:
-        failures = [Failure(row["member"], row["kind"], error=row["error"] or "") for row in part]
-        return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
-
-    outcomes = ["not_found"] * len(rows)
-    for at, word in zip(located, _each_slot(broker, [rows[at] for at in located], call, {}), strict=True):
-        outcomes[at] = word
-    return outcomes
-
-
-def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    now_ms = broker.now_ms()
-    outcomes = ["unplaced"] * len(rows)
-    built: list[Outgoing] = []
-    places: list[int] = []
-    for at, row in enumerate(rows):
-        member, envelope = row["member"], row["envelope"]
-        # As if the topic were being re-slotted from its count at that time.
-        slot = Reslotting(topic, row["slots"], 0).target(row["slot"], "store", Entry(member, 0.0, envelope))
-        if slot is None:
-            continue
-        if envelope is not None:
-            decoded = decode_envelope(envelope)
-            if 0 < decoded.expires_ms <= now_ms:
-                envelope = encode_envelope(decoded._replace(expires_ms=0))
-        built.append(Outgoing(topic, slot, member, score_at_once(topic, row["scored"], now_ms), envelope))
-        places.append(at)
-    for at, result in zip(places, Producer(broker).send(built), strict=True):
-        outcomes[at] = result.status
-    return outcomes
 
 
 def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, reject: bool = False) -> int:
@@ -270,3 +105,27 @@ def _options(options: Mapping[str, str], who: str) -> SourceOptions:
             f"option consumerId is missing: {who} needs the one with which the stream was loaded"
         )
     return source_options
+
+
+def fail_rows(frame: DataFrame, options: Mapping[str, str], consumer: str) -> DataFrame:
+    """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
+
+    Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
+    """
+    return outcomes_of_rows(frame, options, partial(_fail_rows, consumer), "slot", "member", "kind", "error")
+
+
+def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+    located = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
+    slots = sorted({rows[at]["slot"] for at in located})
+    reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
+    numbers = {slot: claim.number for slot, claim in zip(slots, reads, strict=True)}
+
+    def call(slot: int, part: Rows) -> Call[list[str]]:
+        failures = [Failure(row["member"], row["kind"], error=row["error"] or "") for row in part]
+        return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
+
+    outcomes = ["not_found"] * len(rows)
+    for at, word in zip(located, each_slot(broker, [rows[at] for at in located], call, {}), strict=True):
+        outcomes[at] = word
+    return outcomes

@@ -23,9 +23,9 @@ from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations import Actor, Permission, sends
+from django_rmq.operations import Actor, Permission, request_limits
 from django_rmq.operations.consumption import LongPollLimiter, seats
-from django_rmq.operations.sends import SendCharge
+from django_rmq.operations.request_limits import SendCharge
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker
 from tests.support.programs import ALL, Program, broker_of_project, user_with
@@ -86,16 +86,16 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
     broker, actor = OracleBroker("m:", Clock()), Actor("somebody", "rest")
     messages, size = SendCharge("messages", 3, 10, 3600.0), SendCharge("bytes", 600, 1_000, 3600.0)
-    sends.spend(broker, actor, [messages, size])
+    request_limits.spend(broker, actor, [messages, size])
     for _ in range(9):
         with pytest.raises(TooManySends, match="the limit of 1000 bytes in 3600 s is reached: send 600 more"):
-            sends.spend(broker, actor, [messages, size])
-    sends.spend(broker, actor, [messages._replace(wanted=7)])
+            request_limits.spend(broker, actor, [messages, size])
+    request_limits.spend(broker, actor, [messages._replace(wanted=7)])
     with pytest.raises(TooManySends, match="messages"):
-        sends.spend(broker, actor, [messages._replace(wanted=1)])
-    sends.spend(broker, actor, [])
+        request_limits.spend(broker, actor, [messages._replace(wanted=1)])
+    request_limits.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
-        sends.spend(broker, actor, [size._replace(wanted=1_001)])
+        request_limits.spend(broker, actor, [size._replace(wanted=1_001)])
 
 
 RUNS = "schedules/often/run/"

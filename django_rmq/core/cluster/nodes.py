@@ -19,7 +19,7 @@ from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.broker import Connection
+from django_rmq.core.redis.broker import Connection, give_back
 from django_rmq.core.redis.clients import Pool
 
 RESTS = (0.1, 2.0)
@@ -98,12 +98,6 @@ class Node:
         self._rests_until = time.monotonic() + self._rest
         self._rest = min(self._rest * 2, RESTS[1])
 
-    def give_back(self, connection: Any, *, broken: bool = False) -> None:
-        """Return a connection to the pool."""
-        if broken:
-            connection.disconnect()
-        self.client.connection_pool.release(connection)
-
     def ask(self, *command: object) -> Reply:
         """Send one command and return the plain answer."""
         connection, broken = self.connect(), True
@@ -119,7 +113,7 @@ class Node:
             self.failed(error)
             raise
         finally:
-            self.give_back(connection, broken=broken)
+            give_back(self.client, connection, broken=broken)
         return reply
 
     def load_scripts(self, connection: Connection) -> None:

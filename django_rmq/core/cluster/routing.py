@@ -27,7 +27,7 @@ from redis.exceptions import (
 from django_rmq.core.cluster.nodes import Node, Topology
 from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.redis.broker import Connection, durability_commands, read_confirmed
+from django_rmq.core.redis.broker import Connection, durability_commands, give_back, read_confirmed
 
 PAUSES = (0.001, 0.05)
 """Seconds before a call is repeated: the first pause, and the longest."""
@@ -167,7 +167,7 @@ class NodeTrip:
                 node.load_scripts(connection)
         except RedisError as error:
             self._departed.pop()
-            node.give_back(connection, broken=True)
+            give_back(node.client, connection, broken=True)
             self._note_unsent(group, error)
             return
         commands: list[Sequence[object]] = []
@@ -182,7 +182,7 @@ class NodeTrip:
         except RedisError as error:
             # A part of the commands may have been sent, so it is unknown which of them ran.
             self._departed.pop()
-            node.give_back(connection, broken=True)
+            give_back(node.client, connection, broken=True)
             self._note_lost(node, group, error)
 
     def _note_unsent(self, group: Iterable[RoutedCommand], error: RedisError) -> None:
@@ -222,7 +222,7 @@ class NodeTrip:
             except RedisError as error:
                 # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
                 self._note_lost(node, group[at:], error)
-                node.give_back(connection, broken=True)
+                give_back(node.client, connection, broken=True)
                 self._confirm_nothing()
                 return
             self._judge(node, routed)
@@ -231,13 +231,13 @@ class NodeTrip:
                 confirmed = read_confirmed(self._wanted, connection)
             except RedisError as error:
                 self._note_lost(node, (), error)
-                node.give_back(connection, broken=True)
+                give_back(node.client, connection, broken=True)
                 self._confirm_nothing()
                 return
             # A node that has run none of its commands has nothing to confirm.
             if not all(routed.repeat for routed in group):
                 self._confirm(confirmed)
-        node.give_back(connection)
+        give_back(node.client, connection)
 
     def _confirm_nothing(self) -> None:
         if self._wanted is not None:
@@ -277,4 +277,4 @@ class NodeTrip:
         while self._departed:
             node, connection, _ = self._departed.pop()
             with suppress(Exception):
-                node.give_back(connection, broken=True)
+                give_back(node.client, connection, broken=True)

@@ -34,6 +34,7 @@ from django_rmq.core.consumer.fetch import (
 from django_rmq.core.consumer.heartbeat import BackgroundThreads
 from django_rmq.core.consumer.mailbox import (
     Disown,
+    HardTimeoutExceeded,
     HardTimeouts,
     LimitsChange,
     Mailbox,
@@ -289,7 +290,7 @@ class Dispatcher:
         self._options, self._ownership, self._callbacks = options, ownership, callbacks
         self.thread_watch, self._complain = ThreadWatch(), LogThrottle(logger)
         self._shutdown, self._mailbox = shutdown, mailbox = ShutdownState(), Mailbox()
-        self._hard_timeouts = HardTimeouts(mailbox, shutdown, notes)
+        mailbox.on(HardTimeoutExceeded, HardTimeouts(shutdown, notes).end_worker)
         count, async_capacity = max(1, options.threads), AsyncCapacity(self.topics.values(), listeners)
         self._in_flight = in_flight = InFlight(count + bool(async_capacity))
         self._table = table = SlotTable(self.topics, count, async_capacity)

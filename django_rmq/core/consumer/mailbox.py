@@ -240,12 +240,12 @@ class ShutdownState:
 class HardTimeouts:
     """Ends the worker when a listener exceeded HARD_TIMEOUT, and records in ``notes`` which messages the parent charges."""
 
-    def __init__(self, mailbox: Mailbox, shutdown: ShutdownState, notes: SharedProgress | None) -> None:
+    def __init__(self, shutdown: ShutdownState, notes: SharedProgress | None) -> None:
         self._shutdown = shutdown
         self._notes = notes
-        mailbox.on(HardTimeoutExceeded, self._note)
 
-    def _note(self, item: HardTimeoutExceeded) -> None:
+    def end_worker(self, item: HardTimeoutExceeded) -> None:
+        """Begin the shutdown, without the batch whose call cannot be ended."""
         batch = item.batch
         if self._notes is not None:
             topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt

@@ -344,11 +344,12 @@ class ServerConnection:
         connection: Connection = self.client.connection_pool.get_connection()
         return connection
 
-    def give_back(self, connection: Connection, *, broken: bool = False) -> None:
-        """Return a connection to the pool."""
-        if broken:
-            connection.disconnect()
-        self.client.connection_pool.release(connection)
+
+def give_back(client: Any, connection: Connection, *, broken: bool = False) -> None:
+    """Return a connection to the pool of its client. ``broken``: it may still get a reply that nobody reads."""
+    if broken:
+        connection.disconnect()
+    client.connection_pool.release(connection)
 
 
 def durability_commands(wanted: Durability, connection: Connection) -> list[wire.Command]:
@@ -474,7 +475,7 @@ class RedisPipeline:
             # Replies that are left unread would be taken for those of the next commands on this connection.
             self._give_up(connection)
             raise
-        self._exchange.give_back(connection)
+        give_back(self._exchange.client, connection)
         # The server lost its scripts between the loading and this pipeline: a fail-over, a restart or SCRIPT FLUSH.
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._exchange.scripts_are_lost()
@@ -531,4 +532,4 @@ class RedisPipeline:
 
     def _give_up(self, connection: Connection | None) -> None:
         if connection is not None:
-            self._exchange.give_back(connection, broken=True)
+            give_back(self._exchange.client, connection, broken=True)

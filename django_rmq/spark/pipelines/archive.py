@@ -51,11 +51,11 @@ class Archive(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import failing
+        from django_rmq.spark import dead_rows
 
         if not (options["keep"] or options["dry_run"]):
             # Before the files are written.
-            failing.check_version()
+            dead_rows.check_version()
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
@@ -103,14 +103,14 @@ class Archive(Pipeline):
             return archive.where(f"run = '{run}'").count()
 
     def _delete(self, context: Context, found: DataFrame, topic: str, dates: list[str], path: str) -> None:
-        from django_rmq.spark import failing
+        from django_rmq.spark import dead_rows
 
         # A message that is not in the files is not deleted, whatever happened to them.
         archive = archive_of(context, path)
         assert archive is not None, "rows were appended to it"
         safe = archive.where((archive.topic == topic) & archive.date.isin(dates)).select(*KEY).distinct()
         archived = found.select(*KEY).join(safe, list(KEY), "left_semi")
-        outcomes = tally(context, failing.discard(archived, context.options(topic)))
+        outcomes = tally(context, dead_rows.discard(archived, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {told(outcomes)}")
 
@@ -140,7 +140,7 @@ def archive_of(context: Context, path: str) -> DataFrame | None:
 
 
 def tally(context: Context, outcomes: DataFrame) -> dict[str, int]:
-    """Run a frame of ``failing``; return outcome → number of messages."""
+    """Run a frame of ``dead_rows``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}
@@ -172,10 +172,10 @@ class Replay(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import failing
+        from django_rmq.spark import dead_rows
 
         if not options["dry_run"]:
-            failing.check_version()
+            dead_rows.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
             messages = archive_of(context, options["archive"])
@@ -204,12 +204,12 @@ class Replay(Pipeline):
     def _replay(
         self, context: Context, topic: str, found: DataFrame, *, from_archive: bool
     ) -> dict[str, int]:
-        from django_rmq.spark import failing
+        from django_rmq.spark import dead_rows
 
         options = context.options(topic)
         if not from_archive:
-            return tally(context, failing.replay(found, options))
+            return tally(context, dead_rows.replay(found, options))
         # If one message died several times, the last death counts.
         deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
-        return tally(context, failing.revive(last.select("slot", "member", "death.*"), options))
+        return tally(context, dead_rows.revive(last.select("slot", "member", "death.*"), options))

@@ -18,7 +18,7 @@ from django.db import Error
 from django.utils.translation import gettext as _
 
 from django_rmq.connections.parallel_reads import ParallelReads
-from django_rmq.core.consumer.background_jobs import Maintenance
+from django_rmq.core.background_jobs import Maintenance
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from django.db import Error, InterfaceError, InternalError, OperationalError, connections
 
-from django_rmq.core.consumer.background_jobs import DatabaseTrouble, Duty, Maintenance
+from django_rmq.core.background_jobs import DatabaseTrouble, Duty, Maintenance
 
 T = TypeVar("T")
 

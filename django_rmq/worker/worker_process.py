@@ -25,10 +25,10 @@ from django.db import connections as databases
 from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
-from django_rmq.core.consumer.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.consumer.progress import (
     DONE_FOR_GOOD,
     FORCED,

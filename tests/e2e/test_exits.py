@@ -95,22 +95,22 @@ def test_as_pid_1_it_reaps_orphans_and_ends_on_sigterm(start: Start, broker: Bro
 
 SUBREAPER = """
 import ctypes, os, signal, subprocess, time
-from django_rmq.core.consumer import supervisor
+from django_rmq.core.consumer import child_process
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
-supervisor.ORPHAN_SECONDS = 0.5
-own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), supervisor.Orphans()
+child_process.ORPHAN_SECONDS = 0.5
+own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), child_process.Orphans()
 if (middle := os.fork()) == 0:
     if os.fork() == 0:
         os._exit(0)
     os._exit(0)
 os.waitpid(middle, 0)
-while len(ended := supervisor._ended_children()) < 2:
+while len(ended := child_process._ended_children()) < 2:
     time.sleep(0.01)
 orphans.reap([own.pid])
-assert set(supervisor._ended_children()) == set(ended), "somebody may still wait for them"
+assert set(child_process._ended_children()) == set(ended), "somebody may still wait for them"
 time.sleep(0.6)
 orphans.reap([own.pid])
-assert supervisor._ended_children() == [own.pid]
+assert child_process._ended_children() == [own.pid]
 assert own.wait() == 7
 """
 

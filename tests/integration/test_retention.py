@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.background_jobs import Maintenance, trim_dead
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer.background_jobs import Maintenance, trim_dead
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock

@@ -8,8 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from django_rmq.core.consumer import background_jobs as module
-from django_rmq.core.consumer.background_jobs import Maintenance
+from django_rmq.core import background_jobs as module
+from django_rmq.core.background_jobs import Maintenance
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.workers import LONG, eventually
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import invoke, supervisor
+from django_rmq.core.consumer import child_process, invoke, supervisor
+from django_rmq.core.consumer.child_process import ChildProcess
 from django_rmq.core.consumer.progress import RECYCLE, SERVER, SharedProgress
-from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, ChildProcess, Supervisor
+from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from tests.e2e.processes import is_gone
 from tests.support.embedded_server import free_port
@@ -307,7 +308,7 @@ def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None
 def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
     diary: Diary, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(child_process, "FINISH_SECONDS", 1.0)
     said = logging.StreamHandler()
     logging.getLogger("django_rmq.consumer").addHandler(said)
 
@@ -327,7 +328,7 @@ def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
 def test_a_thread_that_does_not_end_keeps_no_exit_handler_from_running(
     diary: Diary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(child_process, "JOIN_SECONDS", 0.5)
 
     def child(notes: SharedProgress) -> int:
         threading.Thread(target=time.sleep, args=(600,)).start()

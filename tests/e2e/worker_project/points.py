@@ -26,10 +26,10 @@ from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer import (
     async_executor,
+    child_process,
     dispatcher,
     invoke,
     slot_acquisition,
-    supervisor,
     thread_executor,
 )
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline
@@ -235,4 +235,4 @@ def install() -> None:
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling
     # They die young here, and shall have successors all the same.
-    supervisor.LONGEST_PAUSE = supervisor.FIRST_PAUSE
+    child_process.LONGEST_PAUSE = child_process.FIRST_PAUSE

@@ -133,7 +133,7 @@ def chromium() -> str:
 
 
 # Not for the whole session: while Playwright is open, its event loop counts as running in this thread.
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses to sandbox root's processes
@@ -146,7 +146,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """The running shop with its users: boss may do everything, viewer may look, reader may read bodies, guest nothing."""
+    """The running shop, in which the user boss may do everything."""
     try:
         server = RedisServer()
     except NoRedisServer as error:
@@ -156,12 +156,7 @@ def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
         try:
             running.manage("migrate", "--verbosity", "0")
             running.manage("seed_shop", "--products", "60")
-            running.fill(
-                call("user", "boss", "*"),
-                call("user", "viewer", "view_topic"),
-                call("user", "reader", "view_topic", "view_bodies"),
-                call("user", "guest"),
-            )
+            running.fill(call("user", "boss", "*"))
             running.serve()
             yield running
         finally:

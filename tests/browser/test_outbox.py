@@ -54,12 +54,3 @@ def test_what_is_in_the_outbox_is_shown_retried_and_deleted(filled: Shop, log_in
     page.get_by_role("button", name="Yes, do it").click()
     expect(row_of(page, "102")).to_have_count(0)
     expect(row_of(page, "101")).to_have_count(1)
-
-
-def test_a_viewer_sees_the_outbox_without_bodies_and_buttons(filled: Shop, log_in: Any) -> None:
-    page = log_in("viewer")
-    page.locator("[data-rmq-part=links]").get_by_role("link", name="Outbox").click()
-    expect(row_of(page, TOPIC).first).to_contain_text("bytes")
-    expect(row_of(page, "sku")).to_have_count(0)
-    expect(page.get_by_role("checkbox")).to_have_count(0)
-    expect(page.get_by_role("button", name="Delete")).to_have_count(0)

@@ -46,10 +46,3 @@ def test_a_schedule_is_paused_resumed_run_edited_and_reset(filled: Shop, log_in:
     expect(row).to_contain_text("settings: 0 3 * * * Europe/Berlin")
     page.get_by_role("button", name="Reset daily-report to the settings").click()
     expect(row).not_to_contain_text("edited")
-
-
-def test_a_viewer_sees_schedules_without_buttons(filled: Shop, log_in: Any) -> None:
-    page = log_in("viewer")
-    page.locator("[data-rmq-part=links]").get_by_role("link", name="Schedules").click()
-    expect(row_of(page, "daily-report")).to_have_count(1)
-    expect(page.locator("#content-main").get_by_role("button")).to_have_count(0)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Shop, call, picture
+from tests.browser.conftest import PATIENCE, Shop, call, picture
 from tests.browser.shop import THEMES
 from tests.support.embedded_server import free_port
 
@@ -110,14 +110,30 @@ def themed(request: pytest.FixtureRequest, filled: Shop) -> Iterator[Themed]:
     filled.stop(process)
 
 
-def open_admin(page: Page, themed: Themed, scheme: Any) -> str:
-    """Log in, in a light or dark mode if the theme has one; return the address of the topics."""
-    page.watched.allow("")  # type: ignore[attr-defined]
-    page.emulate_media(color_scheme=scheme)
-    page.add_init_script(
-        f"localStorage.setItem('jazzmin-theme-mode', '{scheme}');"
-        f"localStorage.setItem('adminTheme', JSON.stringify('{scheme}'));"
-    )
+class Opened(NamedTuple):
+    """A page of somebody who has logged in, in a theme."""
+
+    theme: str
+    page: Page
+    topics: str
+
+    def choose(self, scheme: Any) -> None:
+        """Show the pages that are opened from now on light and wide, or dark and narrow; not every theme has both."""
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.evaluate(
+            "(scheme) => { localStorage.setItem('jazzmin-theme-mode', scheme);"
+            " localStorage.setItem('adminTheme', JSON.stringify(scheme)) }",
+            scheme,
+        )
+        self.page.set_viewport_size({"width": 1280 if scheme == "light" else 390, "height": 900})
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, themed: Themed) -> Iterator[Opened]:
+    """One page for all tests of a theme, whose scripts and styles may complain."""
+    context = browser.new_context(locale="en-GB")
+    context.set_default_timeout(PATIENCE * 1000)
+    page = context.new_page()
     if themed.theme == UNSTYLED:
         page.route("**/static/admin/css/*", lambda route: route.fulfill(body="", content_type="text/css"))
     topics = f"{themed.url}django_rmq/topic/"
@@ -126,7 +142,8 @@ def open_admin(page: Page, themed: Themed, scheme: Any) -> str:
     page.locator("[name=password]").fill("boss")
     page.locator("[type=submit]").first.click()
     expect(page.locator(".rmq-tile").first).to_be_visible()
-    return topics
+    yield Opened(themed.theme, page, topics)
+    context.close()
 
 
 def check(page: Page) -> dict[str, Any]:
@@ -145,11 +162,9 @@ def danger(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_dangerous_buttons_can_be_read_and_fields_have_borders(
-    themed: Themed, page: Page, scheme: Any
-) -> None:
-    topics = open_admin(page, themed, scheme)
-    page.set_viewport_size({"width": 1280 if scheme == "light" else 390, "height": 900})
+def test_dangerous_buttons_can_be_read_and_fields_have_borders(opened: Opened, scheme: Any) -> None:
+    opened.choose(scheme)
+    theme, page, topics = opened
     for address in (
         "",
         "schedules/",
@@ -167,7 +182,7 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
     page.goto(f"{topics}outbox/")
     assert danger(page) == ["Delete"]
     page.goto(f"{topics}{TOPIC}/change/?tab=dead")
-    picture(page, f"theme-{themed.theme}-{scheme}")
+    picture(page, f"theme-{theme}-{scheme}")
     assert danger(page) == ["Delete", "Purge"]
     page.get_by_role("button", name="Replay all").click()
     expect(page.locator(".rmq-confirm")).to_be_visible()
@@ -188,24 +203,24 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_deletion_is_undone_from_its_message_or_from_the_list(
-    themed: Themed, filled: Shop, page: Page, scheme: Any
+    opened: Opened, filled: Shop, scheme: Any
 ) -> None:
-    topics = open_admin(page, themed, scheme)
-    page.set_viewport_size({"width": 1280 if scheme == "light" else 390, "height": 900})
+    opened.choose(scheme)
+    theme, page, topics = opened
     filled.fill(call("dead", "notes", ["themed 1", "themed 2"], "shop.undo.Themed: no"))
     page.goto(f"{topics}notes/change/?tab=dead&error=shop.undo.Themed")
     page.get_by_role("button", name="Delete all matches").click()
     page.get_by_role("button", name="Yes, do it").click()
     expect(page.get_by_role("button", name="Undo", exact=True)).to_be_visible()
     assert "Undo" in [one["text"].strip() for one in check(page)["texts"]]
-    picture(page, f"theme-undo-{themed.theme}-{scheme}")
+    picture(page, f"theme-undo-{theme}-{scheme}")
     if scheme == "light":
         page.get_by_role("button", name="Undo", exact=True).click()
     else:
         page.goto(f"{topics}background/")
         expect(page.get_by_role("region", name="Can be undone")).to_contain_text("by boss")
         check(page)
-        picture(page, f"theme-undone-{themed.theme}-{scheme}")
+        picture(page, f"theme-undone-{theme}-{scheme}")
         page.get_by_role("button", name="Undo: Delete of notes", exact=True).first.click()
     expect(page.get_by_text("Undo: 2 brought back.").first).to_be_visible()
 
@@ -219,17 +234,19 @@ BREADCRUMBS = """
 
 
 def test_breadcrumbs_look_like_those_of_the_theme_and_what_matters_is_in_sight(
-    themed: Themed, page: Page
+    opened: Opened, themed: Themed
 ) -> None:
-    topics = open_admin(page, themed, "light")
+    opened.choose("light")
+    theme, page, topics = opened
+    page.goto(topics)
+    page.wait_for_load_state()
     ours = page.evaluate(BREADCRUMBS)
     page.goto(f"{themed.url}auth/group/")
     page.wait_for_load_state()
     own = page.evaluate(BREADCRUMBS)
     # The others have a markup of their own, and ours has their plain colours.
-    assert len(own) == (0 if themed.theme in ("unfold", "jazzmin", "grappelli") else 2)
+    assert len(own) == (0 if theme in ("unfold", "jazzmin", "grappelli") else 2)
     assert ours == own or not own
-    page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(topics)
     for name in page.locator("#content-main thead th").all_inner_texts():
         assert is_in_sight(page, name), name

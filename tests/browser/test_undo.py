@@ -62,14 +62,3 @@ def test_the_list_of_what_can_be_undone(shop: Shop, log_in: Any) -> None:
     region.get_by_role("button", name="Undo: Delete of notes").first.click()
     expect(page.locator(".messagelist")).to_have_text(re.compile("Undo: 2 brought back."))
     look(page, "undo-done")
-
-
-def test_memory_is_freed_at_once_if_that_is_asked_for(shop: Shop, log_in: Any) -> None:
-    shop.fill(call("dead", "notes", ["gone 1"], "shop.undo.Gone: no"))
-    page = log_in("boss")
-    page.goto(f"{shop.admin}notes/change/?tab=dead&error=shop.undo.Gone")
-    page.get_by_role("button", name="Delete all matches").click()
-    page.get_by_label("Free the memory at once").check()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("1 deleted"))
-    expect(page.get_by_role("button", name="Undo")).to_have_count(0)

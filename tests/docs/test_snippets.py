@@ -133,7 +133,7 @@ case "$1" in
   runrmqpipeline) [ $# -eq 1 ] || set -- parsed "$@" ;;
 esac
 case " {endless} :$* " in
-  *" $1 "*|*" --watch "*) timeout 8 {python} manage.py "$@" </dev/null ;;
+  *" $1 "*|*" --watch "*|*" --events "*) timeout 8 {python} manage.py "$@" </dev/null ;;
   *) timeout 60 {python} manage.py "$@" ;;
 esac 2>"$0.stderr"
 code=$?

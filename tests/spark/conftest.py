@@ -6,12 +6,12 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -23,9 +23,14 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
+from django_rmq.exceptions import LostRace
 from django_rmq.spark.java import find_java, open_session, prepare_environment
+from django_rmq.spark.sinks import Batches
 from tests.e2e.processes import environment_of
+from tests.spark.clusters import Cluster
+from tests.spark.environments import environment
 from tests.support.brokers import Broker
+from tests.support.preloaded import Program
 from tests.support.servers import absent
 from tests.support.workers import client_of, eventually
 
@@ -49,6 +54,14 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     session = open_session("tests", master="local[2,4]", conf=conf)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose machines have pyarrow alone."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, environment(folder / "bare", ("pyarrow",), is_ours=False)) as running:
+        yield running
 
 
 class Queue:
@@ -141,6 +154,19 @@ def run(broker: Broker, spark: Any) -> Run:
     return run_pipeline
 
 
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Let each query of this process fail after its sink, before Spark has recorded the batch."""
+
+    def write_and_fail(batches: Batches, frame: Any, number: int) -> None:
+        write(batches, frame, number)
+        raise LostRace(f"batch {number} is written")
+
+    write = Batches.__call__
+    with patch.object(Batches, "__call__", write_and_fail):
+        yield
+
+
 def topic(name: str) -> Topic:
     return get_config().topic(name)
 
@@ -154,30 +180,27 @@ def waiting(broker: Broker, name: str) -> dict[str, float]:
     }
 
 
-Start = Callable[..., subprocess.Popen[bytes]]
+Start = Callable[..., Program]
 
 
 @pytest.fixture
 def start(redis_url: str, prefix: str, java: None, tmp_path: Path) -> Iterator[Start]:
     """Start `manage.py runrmqpipeline` in a process of its own; it writes into the file `log`."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Program] = []
     environment = environment_of(tmp_path, redis_url, prefix, WORKER_APP="tests.spark.project")
 
-    def begin(*arguments: object) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "manage.py", "runrmqpipeline", *map(str, arguments)]
+    def begin(*arguments: object) -> Program:
+        command = ["manage.py", "runrmqpipeline", *map(str, arguments)]
         with (tmp_path / "log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        started.append(process)
-        return process
+            started.append(Program(command, cwd=ROOT, env=environment, output=log.fileno()))
+        return started[-1]
 
     yield begin
     for process in started:
         end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes] | Program) -> None:
     """Kill a process that leads a session, and all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -140,7 +140,9 @@ def stored(folder: Path) -> Counter[str]:
     return found
 
 
-def killing(folder: Path, broker: Broker, url: str, messages: int, kills: list[str]) -> dict[str, Any]:
+def killing(
+    cluster: Cluster, folder: Path, broker: Broker, url: str, messages: int, kills: list[str]
+) -> dict[str, Any]:
     """Run it, and return what was found; raises ``AssertionError`` if the query does not end."""
     topic = Topic("killed", TopicType.PRIORITY, slots=8, backoff=BackOff(0, 0), body="text")
     broker.define(topic)
@@ -148,13 +150,12 @@ def killing(folder: Path, broker: Broker, url: str, messages: int, kills: list[s
     Producer(broker).send_bodies(topic, sorted(wanted), priority=100)
     options = {"url": url, "prefix": broker.prefix, "topic": topic.name, "claimTimeout": "300"}
     options |= {"maxMessagesPerTrigger": "4000", "messagesPerTask": "1000"}
-    with Cluster(folder, Path(sys.executable)) as cluster:
-        run = Killing(cluster, options, folder)
-        began = time.monotonic()
-        try:
-            run.run(iter(kills))
-        finally:
-            run.close()
+    run = Killing(cluster, options, folder)
+    began = time.monotonic()
+    try:
+        run.run(iter(kills))
+    finally:
+        run.close()
     batches: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
     attempts = run.attempts()
     for number, size, digest in attempts:
@@ -187,9 +188,14 @@ def main() -> int:
     parser.add_argument("--messages", type=int, help="default: 4,000 for each kill, and some")
     options = parser.parse_args()
     messages = options.messages or 4_000 * (options.kills + 2)
-    with tempfile.TemporaryDirectory(prefix="rmq-killing-") as name, start_redis(f"{name}/redis") as server:
-        kills = [("python", "executor", "driver")[n % 3] for n in range(options.kills)]
-        found = killing(Path(name), Broker(client_of(server.url), "killing:"), server.url, messages, kills)
+    kills = [("python", "executor", "driver")[n % 3] for n in range(options.kills)]
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-killing-") as name,
+        start_redis(f"{name}/redis") as server,
+        Cluster(Path(name), Path(sys.executable)) as cluster,
+    ):
+        broker = Broker(client_of(server.url), "killing:")
+        found = killing(cluster, Path(name), broker, server.url, messages, kills)
     print(json.dumps(found, indent=2))
     return 0 if is_right(found, messages) else 1
 

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,26 +81,33 @@ class Unfinished:
         time.sleep(600)
 
 
-def main(where: str, topics: dict[str, dict[str, str]], folder: Path) -> None:
-    """Hang ``before`` the commit of each sink, or ``after`` it: before Spark has recorded the batch."""
-    spark = open_session("sinking", master="local[2]")
-    prepare(spark, folder)
+def main(topics: dict[str, dict[str, dict[str, str]]], folder: Path) -> None:
+    """Hang ``before`` the commit of each sink, and ``after`` it: before Spark has recorded the batch.
 
-    def around(name: str, write: Any) -> Any:
-        def hanging(*batch: Any) -> None:
+    ``topics``: where -> name of a sink -> its options. Each place has a folder with the name of where it hangs.
+    """
+    spark = open_session("sinking", master="local[2]")
+
+    def hanging(where: str, name: str, write: Any) -> Any:
+        marker = folder / where / f"{name}-{where}"
+
+        def write_and_wait(*batch: Any) -> None:
             write(*batch)
-            (folder / f"{name}-{where}").touch()
+            marker.touch()
             time.sleep(600)
 
         if where == "before" and name == "table":
             connect = write.__globals__["connect"]
-            marker = folder / f"{name}-{where}"
             write.__globals__["connect"] = lambda spark: Unfinished(connect(spark), marker)
-        return hanging if where == "after" else write
+        return write_and_wait if where == "after" else write
 
-    for query in begin(spark, topics, folder, around):
+    queries = []
+    for where, sinks in topics.items():
+        prepare(spark, folder / where)
+        queries += begin(spark, sinks, folder / where, partial(hanging, where))
+    for query in queries:
         query.awaitTermination(600)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

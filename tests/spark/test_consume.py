@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +14,9 @@ import pyarrow.parquet
 import pytest
 
 from django_rmq import send_messages
-from tests.spark.conftest import Run, Start, end, topic
+from tests.spark.conftest import Run, Start, end, topic, unrecorded
 from tests.support.brokers import Broker
+from tests.support.preloaded import Program
 from tests.support.workers import eventually, live, total
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
@@ -154,16 +154,14 @@ def is_writing(out: Path) -> bool:
     return any(out.glob(".spark-staging-*/**/part-*.parquet"))
 
 
-def start_writing(
-    begin: Callable[[], subprocess.Popen[bytes]], out: Path, aside: Path
-) -> subprocess.Popen[bytes]:
+def start_writing(begin: Callable[[], Program], out: Path, aside: Path) -> Program:
     """Return a process that is writing a file. Spark gives a Python worker 10 s to connect: the first one may end without it."""
     for _ in range(3):
         for path in out.glob(".spark-staging-*"):
             path.rename(aside / f"{len(list(aside.iterdir()))}{path.name}")
         process = begin()
 
-        def is_decided(process: subprocess.Popen[bytes] = process) -> bool:
+        def is_decided(process: Program = process) -> bool:
             return is_writing(out) or process.poll() is not None
 
         eventually(is_decided, "a file that is being written", 400)
@@ -204,17 +202,16 @@ def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
 
 
 def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(
-    start: Start, run: Run, broker: Broker, tmp_path: Path
+    run: Run, broker: Broker, tmp_path: Path
 ) -> None:
-    work, out, log = topic("work"), tmp_path / "out", tmp_path / "log"
+    work, out = topic("work"), tmp_path / "out"
     arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
     arguments += ["--claim-timeout", "1h"]
     broker.define(work)
     for n in range(40):
         broker.send_merge(work, n % 4, 0, [b"%d" % n])
-    first = start("unrecorded", *arguments, "--master", "local[1]")
-    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the files", 400)
-    end(first)
+    with unrecorded():
+        assert "batch 0 is written" in run("consume", *arguments, code=1)
     assert stored(out, "value", "batch") == {(str(n), 0): 1 for n in range(40)}
     assert total(broker, work, "acked") == 0
     broker.send_merge(work, 0, 0, [b"later"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.clusters import Cluster
 from tests.spark.killing import is_right, killing
 from tests.support.brokers import Broker
 from tests.support.workers import client_of
@@ -14,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_each_message_is_stored_once_whatever_dies(
-    java: None, redis_url: str, prefix: str, tmp_path: Path
+    cluster: Cluster, redis_url: str, prefix: str, tmp_path: Path
 ) -> None:
     broker = Broker(client_of(redis_url), prefix)
     try:
-        found = killing(tmp_path, broker, redis_url, 12_000, ["python", "executor", "driver"])
+        found = killing(cluster, tmp_path, broker, redis_url, 12_000, ["python", "executor", "driver"])
     finally:
         broker.close()
     assert is_right(found, 12_000), found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,9 @@ NOT_NEEDED = ("libarrow_flight.", "libarrow_s3.", "/include/", "/tests/")
 
 
 @pytest.fixture(scope="module")
-def machines(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
-    """A cluster whose machines have pyarrow alone, and the Python of the driver's machine."""
-    folder = tmp_path_factory.mktemp("cluster")
-    bare = environment(folder / "bare", ("pyarrow",), is_ours=False)
-    driver = environment(folder / "driver")
-    with Cluster(folder, bare) as cluster:
-        yield cluster, driver
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of the driver's machine."""
+    return environment(tmp_path_factory.mktemp("driver") / "driver")
 
 
 def told(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -49,8 +45,7 @@ def job(queue: MakeQueue, tmp_path: Path) -> tuple[str, str]:
 
 # What is said is Spark's; what the format itself says is in test_light.py.
 @pytest.mark.deep
-def test_machines_that_lack_the_package_say_so(machines: tuple[Cluster, Path], job: tuple[str, str]) -> None:
-    cluster, driver = machines
+def test_machines_that_lack_the_package_say_so(cluster: Cluster, driver: Path, job: tuple[str, str]) -> None:
     ran = cluster.submit(
         *(JOB, driver, *ON_ONE, *AT_ONCE),
         jobs=(*job, "register"),
@@ -61,15 +56,13 @@ def test_machines_that_lack_the_package_say_so(machines: tuple[Cluster, Path], j
 
 
 def test_an_image_has_the_same_python_on_all_machines(
-    machines: tuple[Cluster, Path], job: tuple[str, str]
+    cluster: Cluster, driver: Path, job: tuple[str, str]
 ) -> None:
-    cluster, driver = machines
     ran = cluster.submit(JOB, driver, jobs=(*job, "find"), PYSPARK_PYTHON=str(driver))
     assert told(ran)["tasks"] == [[str(driver.parents[1]), "redis"]]
 
 
-def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, str], tmp_path: Path) -> None:
-    cluster, driver = machines
+def test_zips_go_with_the_job(cluster: Cluster, driver: Path, job: tuple[str, str], tmp_path: Path) -> None:
     ours = executors_wheel(tmp_path).rename(tmp_path / "pyspark_rmq.zip")
     files = f"{ours},{zipped('redis', tmp_path)}"
     ran = cluster.submit(
@@ -82,15 +75,12 @@ def test_zips_go_with_the_job(machines: tuple[Cluster, Path], job: tuple[str, st
     assert python.endswith("/bare") and has == "redis" and not others
 
 
-# The executors get it in the same way; what platforms set is one variable more.
-@pytest.mark.parametrize(
-    "names_driver",
-    [pytest.param(False, id="spark", marks=pytest.mark.deep), pytest.param(True, id="platforms")],
-)
+# Spark brings the archive. With what is in it, the format runs as in the image.
+@pytest.mark.deep
+@pytest.mark.parametrize("names_driver", [False, True], ids=["spark", "platforms"])
 def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
-    machines: tuple[Cluster, Path], job: tuple[str, str], names_driver: bool
+    cluster: Cluster, job: tuple[str, str], names_driver: bool
 ) -> None:
-    cluster, _ = machines
     relative = "./environment/bin/python"
     python = cluster.folder / relative
     if not python.exists():

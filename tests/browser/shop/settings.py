@@ -30,7 +30,6 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
     },
     "ADMIN": {
         "PAGE_SIZE": 20,
-        "FORMATTER": {"cards": "tests.browser.shop.redaction.hide_numbers"},
         "COLUMNS": {"order-timeouts": ["order", "customer.city", "lines.0.sku"]},
     },
 }

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.pipelines import Context, Pipeline, register
 from django_rmq.spark.pipelines.consume import Consume
-from django_rmq.spark.sinks import Batches, Files
+from django_rmq.spark.sinks import Files
 
 
 @register
@@ -57,23 +57,6 @@ class Endless(Pipeline):
 
         with context.watching():
             context.spark.range(2).mapInArrow(wait, "id long").count()
-
-
-@register
-class Unrecorded(Consume):
-    """Consume, and stay between the sink and Spark's own record; for tests that kill it there."""
-
-    name = "unrecorded"
-
-    def run(self, context: Context, **options: Any) -> None:
-        def write_and_wait(batches: Batches, frame: Any, number: int) -> None:
-            write(batches, frame, number)
-            context.say(f"batch {number} is written")
-            time.sleep(300)
-
-        write = Batches.__call__
-        with patch.object(Batches, "__call__", write_and_wait):
-            super().run(context, **options)
 
 
 @register

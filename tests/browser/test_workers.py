@@ -109,7 +109,6 @@ def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> Non
         expect(quiet).to_be_visible(timeout=PATIENT)
         page.get_by_role("button", name="Stop worker").click()
         expect(page.locator("#content-main")).to_contain_text("all processes of the command end")
-        look(page, "stop")
         page.get_by_role("button", name="Yes, do it").click()
         assert process.wait(PATIENT / 1000) == 0, shop.log("asked")
         expect(page.get_by_role("button", name="Stop worker")).to_have_count(0, timeout=PATIENT)

@@ -126,15 +126,31 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
             demo.wait()
 
 
-def test_a_run_of_some_seconds_takes_about_these_accounts_for_everything_and_leaves_no_process(
+@pytest.mark.usefixtures("java")
+def test_a_run_of_some_seconds_with_zookeeper_accounts_for_everything_and_leaves_no_process(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
-    demo = start_demo("--seconds", "8", "--rate", "200")
-    demo.wait_for(r"^ +\d+ s  sent ")
-    began = time.monotonic()
-    demo.wait_for("^The traffic has stopped")
-    assert 2 < time.monotonic() - began < 5 * 8
-    assert demo.wait() == 0, demo.output
+    def owned() -> dict[str, int]:
+        ensemble = Ensemble(server.hosts, "/shop/rmq")
+        return {holding.topic: holding.stop for holding in survey(ensemble).holdings}
+
+    slots = {
+        "price-changes": 64,
+        "image-renders": 16,
+        "order-timeouts": 16,
+        "reports": 1,
+        "memberships": 16,
+    }
+    with ZooKeeperServer() as server:
+        arguments = ("--seconds", "8", "--rate", "200")
+        demo = start_demo(*arguments, SHOP_ZOOKEEPER="1", ZOOKEEPER_HOSTS=server.hosts)
+        demo.wait_for(r"^ +\d+ s  sent ")
+        began = time.monotonic()
+        demo.wait_for(r"^Shop:")
+        eventually(lambda: owned() == slots, "owning all slots", 30)
+        demo.wait_for("^The traffic has stopped")
+        assert 2 < time.monotonic() - began < 5 * 8
+        assert demo.wait() == 0, demo.output
     assert "Every sent message is accounted for." in demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
@@ -180,30 +196,6 @@ def test_the_product_sets_alone_are_reconciled_and_leaves_no_process(
     assert not demo.redis_answers()
 
 
-@pytest.mark.usefixtures("java")
-def test_one_switch_lets_the_workers_come_together_in_zookeeper(
-    start_demo: Callable[..., RunningDemo],
-) -> None:
-    def owned() -> dict[str, int]:
-        ensemble = Ensemble(server.hosts, "/shop/rmq")
-        return {holding.topic: holding.stop for holding in survey(ensemble).holdings}
-
-    slots = {
-        "price-changes": 64,
-        "image-renders": 16,
-        "order-timeouts": 16,
-        "reports": 1,
-        "memberships": 16,
-    }
-    with ZooKeeperServer() as server:
-        demo = start_demo("--seconds", "4", SHOP_ZOOKEEPER="1", ZOOKEEPER_HOSTS=server.hosts)
-        demo.wait_for(r"^Shop:")
-        eventually(lambda: owned() == slots, "owning all slots", 30)
-        assert demo.wait() == 0, demo.output
-    assert "Every sent message is accounted for." in demo.output
-    assert demo.processes() == []
-
-
 def test_a_second_demo_on_the_same_folder_says_why_it_does_not_start_and_sigterm_ends_the_first(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
@@ -237,5 +229,6 @@ def test_prices_change_before_anything_else_is_ready_and_ctrl_c_is_the_ordinary_
     demo.process.send_signal(signal.SIGINT)
     assert demo.wait() == 0, demo.output
     assert demo.output.index("  sent ") < demo.output.index("Shop: ") < demo.output.index("Summary")
+    assert "balanced in 100 slots" in demo.output
     assert demo.processes() == []
     assert not demo.redis_answers()

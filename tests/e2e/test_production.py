@@ -116,6 +116,7 @@ def most(count: Callable[[], int], until: Callable[[], bool], seconds: float = 6
     while not until():
         assert time.monotonic() < end, "it did not come about in time"
         found = max(found, count())
+        time.sleep(0.02)
     return max(found, count())
 
 

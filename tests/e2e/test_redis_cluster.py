@@ -138,7 +138,7 @@ def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Pat
         mover = threading.Thread(target=move)
         mover.start()
         try:
-            while moves <= 2 * len(moving):
+            while moves <= len(moving):
                 load.send(50, ms=2)
                 load.wait_for(len(load.due) - 100)
             load.wait()

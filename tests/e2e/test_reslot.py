@@ -135,7 +135,7 @@ keyed_topic = pytest.mark.parametrize("load", ["moving-keyed"], indirect=True)
 def test_a_topic_gets_more_and_fewer_slots_while_it_is_in_use(
     load: Load, start: Start, broker: Broker, tmp_path: Path
 ) -> None:
-    load.start_sender("s1", backlog=800)
+    load.start_sender("s1", backlog=300)
     worker = start(load.topic, "-p", "2", "-t", "2")
     worker.ready()
     load.wait_for_more(10)
@@ -165,7 +165,7 @@ def test_a_topic_gets_more_and_fewer_slots_while_it_is_in_use(
 def test_a_mover_that_is_killed_at_any_step_is_started_again(
     load: Load, start: Start, broker: Broker, slots: int
 ) -> None:
-    load.start_sender("s1", backlog=800)
+    load.start_sender("s1", backlog=300)
     start(load.topic, "-p", "2", "-t", "2").ready()
     load.wait_for_more(10)
     for step in STEPS:

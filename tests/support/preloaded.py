@@ -24,16 +24,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = (
+    "PIL.ImageDraw",
+    "PIL.ImageFont",
     "django.contrib.admin",
     "django.contrib.postgres.fields",
     "django.core.management.commands.check",
+    "django.core.management.commands.migrate",
     "django.core.servers.basehttp",
     "django.core.wsgi",
+    "django.db.backends.sqlite3.base",
     "django.test",
     "inflection",
     "jsonschema",
+    "markdown",
     "prometheus_client",
     "psycopg",
+    "pydantic",
+    "pygments.formatters",
     "redis.asyncio",
     "requests",
     "uritemplate",

@@ -48,13 +48,10 @@ from django_rmq.observability import (
 )
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram, Meter
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
     from django_rmq.core.consumer.invoke import Coroutine
-
-
-if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter, Histogram, Meter
 
     Attributes = dict[str, str | int]
 

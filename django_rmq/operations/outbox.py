@@ -24,7 +24,7 @@ from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.outbox import contents, relay
+from django_rmq.outbox import contents, relay, storage
 from django_rmq.outbox.contents import FoundRows, Waiting
 from django_rmq.outbox.database_access import needs_this_thread, threads_of_duties
 from django_rmq.outbox.relay import RelayStep, envelope_in
@@ -216,7 +216,7 @@ def _do(
                 chosen[database, topic].append(number)
         # Another process may have sent or deleted rows since their topics were read, so the rows that were changed
         # are counted.
-        act_on = contents.retry if word == "retried" else contents.remove
+        act_on = contents.retry if word == "retried" else storage.delete
         for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count

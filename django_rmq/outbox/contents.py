@@ -17,7 +17,6 @@ from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.storage import (
     RowValues,
     aliases,
-    delete,
     explained,
     has_table,
     model,
@@ -148,11 +147,6 @@ def retry(database: str, numbers: Iterable[int]) -> int:
         model().objects.using(database).filter(pk__in=some).update(**changes)
         for some in parts(sorted(set(numbers)))
     )
-
-
-def remove(database: str, numbers: Iterable[int]) -> int:
-    """Delete rows, so that their messages are never sent; return how many there were."""
-    return delete(database, numbers)
 
 
 def missing() -> list[tuple[str, str]]:

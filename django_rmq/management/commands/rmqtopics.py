@@ -167,8 +167,8 @@ class Command(RmqCommand):
             )
             for difference in row["differences"]:
                 self.stdout.write(
-                    f"  {difference['setting']}: {_as_json(difference['declared'])} in the settings, "
-                    f"{_as_json(difference['registered'])} in Redis"
+                    f"  {difference['setting']}: {json.dumps(difference['declared'])} in the settings, "
+                    f"{json.dumps(difference['registered'])} in Redis"
                 )
             if row["changed_limits"]:
                 limits_text = ", ".join(
@@ -235,7 +235,3 @@ def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> _Row:
         "obstacles": [],
         "holds": found.held,
     }
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value)

@@ -19,8 +19,8 @@
 local descending = order == 'descending'
 -- check: types
 limit = math.min(limit, 1000)
--- include: _cursor
--- include: _rows
+-- include: _pages.rank_after
+-- include: _pages.rows_from
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, limit + 1)
 local found, bytes = {}, 0
 for i = 1, math.min(#rows, limit * 2), 2 do

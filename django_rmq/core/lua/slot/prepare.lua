@@ -123,7 +123,7 @@ if in_flight > 0 or rests or claimed then
 end
 -- include: _undrained.note_undrained
 -- include: _scores.latest_due
--- include: _cursor
+-- include: _pages.rank_after
 -- include: _sleep.next_due
 -- include: _delivery.choose
 local shut = in_flight >= room -- rule: room_off

@@ -23,8 +23,8 @@ local descending = order == 'descending'
 local anywhere = where == 'anywhere'
 -- check: types
 scan = math.min(scan, 1000)
--- include: _cursor
--- include: _rows
+-- include: _pages.rank_after
+-- include: _pages.rows_from
 -- Only the class is compared, because people who may filter by error class may not search bodies or error texts.
 local function is_of_class(record)
   local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')

@@ -22,23 +22,22 @@ from tests.support.workers import cluster_of
 BROKERS = os.environ.get("BROKERS", "redis memory cluster fakeredis").split()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: Any) -> Iterator[None]:
     """Let the first broker run every case, and the others one case of each test.
 
     A Cluster and fakeredis run the same scripts, and add no rule. The oracle is held to the scripts in lockstep; `make quick`
     runs all cases on it.
     """
-    begun: set[tuple[str, str]] = set()
-    kept: list[pytest.Item] = []
-    for item in items:
-        given = getattr(item, "callspec", None) if "contract" in item.path.parts else None
-        broker = given.params.get("broker", BROKERS[0]) if given else BROKERS[0]
-        test = (broker, item.nodeid.partition("[")[0])
-        if broker == BROKERS[0] or test not in begun:
-            kept.append(item)
-        begun.add(test)
-    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-    items[:] = kept
+    yield
+    begun: set[str] = set()
+    cases = []
+    for case in metafunc._calls:
+        broker = case.params.get("broker", BROKERS[0])
+        if broker == BROKERS[0] or broker not in begun:
+            cases.append(case)
+        begun.add(broker)
+    metafunc._calls = cases
 
 
 @pytest.fixture

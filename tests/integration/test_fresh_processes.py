@@ -29,7 +29,7 @@ def carry(message): ...
 """
 
 START = """
-import json, os, random, sys
+import json, os, sys
 import django
 from django.conf import settings
 
@@ -52,10 +52,8 @@ settings.DATABASE_ROUTERS = [Nowhere()]
 from django_rmq.checks import system_checks as checks
 
 ordered = sorted(name for name in vars(checks) if name.startswith("check_"))
-order = json.loads(sys.argv[1])
-ordered = ordered[::-1] if order == "reversed" else ordered
-if isinstance(order, int):
-    random.Random(order).shuffle(ordered)
+if sys.argv[1] == "reversed":
+    ordered.reverse()
 found = []
 for name in ordered:
     found += [[one.id, one.msg] for one in getattr(checks, name)(app_configs=None, databases=["default"])]
@@ -131,10 +129,10 @@ def test_checks_report_the_same_in_any_order(shop: Path, redis_url: str, prefix:
         "RMQ": {"REDIS": redis_url, "KEY_PREFIX": prefix, "OUTBOX": True, "TOPICS": topics},
         "TASKS": {"default": {"BACKEND": "django_rmq.tasks.RMQBackend", "OPTIONS": options}},
     }
-    orders: list[Any] = ["forward", "reversed", 1]
-    processes = [begin(shop, CHECKS, json.dumps(order), **given) for order in orders]
-    first, *others = map(result, processes)
-    assert others == [first] * len(others)
+    # Of each two checks, each one comes first once.
+    processes = [begin(shop, CHECKS, order, **given) for order in ("forward", "reversed")]
+    first, second = map(result, processes)
+    assert first == second
     ids = [id_ for id_, _ in first]
     assert "django_rmq.E050" in ids, "the topic of the schedule has the outbox"
     assert "django_rmq.W001" not in ids, "the module of tasks has the listener of parcels"

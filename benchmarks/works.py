@@ -18,7 +18,7 @@ import redis
 
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
-from django_rmq.core.consumer.progress import SharedProgress
+from django_rmq.core.consumer.crash_recovery import SharedNotes
 from django_rmq.core.consumer.supervisor import collect_less
 from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.keys import slot_of
@@ -193,7 +193,7 @@ class Bench:
             [topic],
             {topic.name: Listener(topic.name, function, batch_size)},
             WorkerOptions(threads=1, burst=True),
-            notes=SharedProgress(1),
+            notes=SharedNotes(1),
             callbacks=WorkerCallbacks(beat=beat),
         )
         dispatcher.own((topic.name, slot) for slot in range(SLOTS))

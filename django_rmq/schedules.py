@@ -19,9 +19,9 @@ from django_rmq.conf.problems import printable
 from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
 from django_rmq.conf.values import InvalidSetting
 from django_rmq.connections import Purpose
-from django_rmq.core.background_jobs import Duty
 from django_rmq.core.commands import registry as calls
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.duties import Duty
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.schedule import Schedule

@@ -24,7 +24,7 @@ from django_rmq.core.commands import ack, fetch, inspect, registry
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer.failures import chosen_delay
+from django_rmq.core.consumer.failures import own_backoff_ms
 from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
 from django_rmq.core.model.message import Message
@@ -435,7 +435,7 @@ class Settlements:
             delay_ms = how.delay_ms
             if delay_ms is None and member in left and not how.is_rejected:
                 delivery = Delivery(member, 0.0, left[member])
-                delay_ms = chosen_delay(Message(topic, slot, 0, delivery))
+                delay_ms = own_backoff_ms(Message(topic, slot, 0, delivery))
             kind = "rejected" if how.is_rejected else "failed"
             failures.append(Failure(member, kind, None if how.is_rejected else delay_ms, how.error))
         return failures

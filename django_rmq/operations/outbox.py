@@ -18,7 +18,7 @@ from django.db import Error
 from django.utils.translation import gettext as _
 
 from django_rmq.connections.parallel_reads import ParallelReads
-from django_rmq.core.background_jobs import Maintenance
+from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
@@ -194,7 +194,7 @@ def relay_outbox(context: OperationContext) -> Known[RelayStep]:
     return Known(steps, problems)
 
 
-def relay_duties(context: OperationContext) -> list[Maintenance]:
+def relay_duties(context: OperationContext) -> list[DutyThread]:
     """Return a thread for each database, which sends the due rows again and again."""
     context.actor.require(Permission.SEND)
     return threads_of_duties(relay.duties())

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from django.db import Error, InterfaceError, InternalError, OperationalError, connections
 
-from django_rmq.core.background_jobs import DatabaseTrouble, Duty, Maintenance
+from django_rmq.core.duties import DatabaseTrouble, Duty, DutyThread
 
 T = TypeVar("T")
 
@@ -110,12 +110,12 @@ def _answer(question: Callable[[], object], alias: str, answer: Connection, end:
     connections[alias].close()
 
 
-def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[Maintenance]:
+def threads_of_duties(duties: Iterable[tuple[str, Duty]]) -> list[DutyThread]:
     """Return one maintenance thread for each database, so that a database that hangs delays only its own duties."""
     of_databases: defaultdict[str, list[Duty]] = defaultdict(list)
     for alias, duty in duties:
         of_databases[alias].append(_naming(alias, duty))
-    return [Maintenance(some, alias) for alias, some in of_databases.items()]
+    return [DutyThread(some, alias) for alias, some in of_databases.items()]
 
 
 def _naming(alias: str, duty: Duty) -> Duty:

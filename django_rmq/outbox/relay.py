@@ -24,7 +24,7 @@ from django.db.models import F
 
 from django_rmq import connections, observability
 from django_rmq.conf import get_config
-from django_rmq.core.background_jobs import Duty
+from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.envelope import envelope_of
 from django_rmq.core.model.limits import MAX_PRIORITY

@@ -231,7 +231,7 @@ class Encoding(NamedTuple):
     moves_up: bool
 
 
-class PreparedWrite(NamedTuple):
+class EncodedBatch(NamedTuple):
     """Rows that can be sent, in one of three forms."""
 
     bodies: list[bytes]
@@ -254,7 +254,7 @@ class Target:
     obstacle: str
     """Why nothing can be sent to it. '': nothing prevents it."""
 
-    def prepare(self, batch: pa.RecordBatch) -> PreparedWrite:
+    def encode(self, batch: pa.RecordBatch) -> EncodedBatch:
         """Return rows as they can be sent, sending nothing.
 
         Raises ``InvalidMessage`` or ``ValueError`` if one of the rows cannot be sent, as each part of them would that has it.
@@ -279,27 +279,27 @@ class Target:
         if not self.in_cluster and not restores:
             rows = rows_of(topic, options, batch, bodies, parsed, build, self._now_ms())
             if rows is not None:
-                return PreparedWrite(bodies, rows)
+                return EncodedBatch(bodies, rows)
         if not options and takes_bodies(topic) and topic.slot_basis is None:
-            return PreparedWrite(bodies)
-        return PreparedWrite(bodies, built=self._built(batch, bodies, options))
+            return EncodedBatch(bodies)
+        return EncodedBatch(bodies, built=self._built(batch, bodies, options))
 
-    def send(self, prepared: PreparedWrite) -> Counter[str]:
+    def send(self, encoded: EncodedBatch) -> Counter[str]:
         """Send rows; return the results that are known already."""
-        if prepared.rows is not None:
-            if prepared.rows.bases is not None and self.topic.slot_basis is None:
+        if encoded.rows is not None:
+            if encoded.rows.bases is not None and self.topic.slot_basis is None:
                 # Building one makes it known that the topic has such messages.
-                prepared.rows.build([0])
+                encoded.rows.build([0])
                 self.bulk.patience(self.producer.note_slot_bases)
-            self.bulk.send(prepared.rows)
+            self.bulk.send(encoded.rows)
             return Counter()
         # What was sent before must not be overtaken.
         self.bulk.finish()
-        if prepared.built is None:
+        if encoded.built is None:
             # Values that are encoded already are sent as bytes.
-            send = partial(self.producer.send_bodies, replace(self.topic, body="bytes"), prepared.bodies)
+            send = partial(self.producer.send_bodies, replace(self.topic, body="bytes"), encoded.bodies)
             return self.bulk.patience(send).counts()
-        built = prepared.built
+        built = encoded.built
         return Counter(result.status for result in self.bulk.patience(lambda: self.producer.send(built)))
 
     def _now_ms(self) -> int:
@@ -391,7 +391,7 @@ def _options_of(topic: Topic, raw: bytes) -> dict[str, object]:
 def _send_part(target: Target, batch: pa.RecordBatch, bad: BadRows) -> Counter[str]:
     """Send the rows of one topic. Raises ``InvalidMessage`` that names the first row that cannot be sent."""
     try:
-        prepared = target.prepare(batch)
+        encoded = target.encode(batch)
     except REFUSALS as error:
         refused = _refused(target, batch, error)
         if not bad.are_kept:
@@ -403,8 +403,8 @@ def _send_part(target: Target, batch: pa.RecordBatch, bad: BadRows) -> Counter[s
         left = [row for row in range(batch.num_rows) if row not in rows]
         if not left:
             return Counter()
-        prepared = target.prepare(batch.take(pa.array(left, pa.int64())))
-    return target.send(prepared)
+        encoded = target.encode(batch.take(pa.array(left, pa.int64())))
+    return target.send(encoded)
 
 
 def _refused(target: Target, batch: pa.RecordBatch, error: Exception) -> Iterator[tuple[int, str]]:
@@ -418,7 +418,7 @@ def _refused(target: Target, batch: pa.RecordBatch, error: Exception) -> Iterato
         half = count // 2
         for start, size in ((first + half, count - half), (first, half)):
             try:
-                target.prepare(batch.slice(start, size))
+                target.encode(batch.slice(start, size))
             except REFUSALS as found:
                 todo.append((start, size, found))
 

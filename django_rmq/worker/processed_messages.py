@@ -17,7 +17,7 @@ from django.db import IntegrityError, close_old_connections, connections, reset_
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
-from django_rmq.core.background_jobs import Duty
+from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.envelope import uuid_of
 from django_rmq.core.model.message import Message

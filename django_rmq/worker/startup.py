@@ -104,7 +104,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     return readable
 
 
-class Preparation:
+class StartCheck:
     """Prepares ``topics`` for workers when it is called, and leaves out those that cannot be consumed.
 
     It returns False while a server is unreachable, if ``waits``. A server that refuses the worker is an error at once.

@@ -25,11 +25,10 @@ from django.db import connections as databases
 from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
-from django_rmq.core.background_jobs import Duty, Maintenance, trim_dead
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.registry import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
-from django_rmq.core.consumer.progress import (
+from django_rmq.core.consumer.crash_recovery import (
     DONE_FOR_GOOD,
     FORCED,
     HARD_TIMEOUT_EXCEEDED,
@@ -38,12 +37,13 @@ from django_rmq.core.consumer.progress import (
     USAGE,
     Ending,
     RecoveryResult,
-    SharedProgress,
+    SharedNotes,
     settle,
 )
 from django_rmq.core.consumer.rate_limits import return_permits
 from django_rmq.core.consumer.supervisor import Supervisor, collect_less
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
+from django_rmq.core.duties import Duty, DutyThread, trim_dead
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
 from django_rmq.core.model.changed_limits import ChangedLimits, limited
 from django_rmq.core.model.stored_actions import ActionProgress
@@ -72,7 +72,7 @@ def before_fork() -> None:
     connections.close()
 
 
-def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedProgress, parent: int) -> int:
+def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedNotes, parent: int) -> int:
     """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the ends of ``notes``."""
     asked: list[int] = []
     working: list[WorkerProcess] = []
@@ -107,7 +107,7 @@ def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedPro
 
 
 def _begun(
-    topics: Iterable[Topic], options: ProcessOptions, notes: SharedProgress, parent: int, asked: list[int]
+    topics: Iterable[Topic], options: ProcessOptions, notes: SharedNotes, parent: int, asked: list[int]
 ) -> WorkerProcess | None:
     """Return a worker as soon as Redis (or the coordinator) answers, or None if a signal or the end of the parent came first."""
     complain = LogThrottle(logger)
@@ -122,7 +122,7 @@ def _begun(
     return None
 
 
-def _settle_for(topics: list[Topic], notes: SharedProgress) -> int:
+def _settle_for(topics: list[Topic], notes: SharedNotes) -> int:
     """Settle the messages that a dead process had in flight; return how many were given back."""
     try:
         broker = connections.get_broker("coordinator")
@@ -181,12 +181,12 @@ def supervise(chosen: list[Topic], options: ProcessOptions, **how: Any) -> Super
     parent = os.getpid()
     threads = options.threads or get_config().consumer.threads
 
-    def died(notes: SharedProgress) -> int:
+    def died(notes: SharedNotes) -> int:
         return _settle_for(chosen, notes) if notes.owner else 0
 
     return Supervisor(
         child=lambda notes: run_child(chosen, options, notes, parent),
-        make_notes=lambda: SharedProgress(threads),
+        make_notes=lambda: SharedNotes(threads),
         died=died,
         before_fork=before_fork,
         **how,
@@ -283,7 +283,7 @@ class WorkerProcess:
         topics: Iterable[Topic],
         options: ProcessOptions,
         *,
-        notes: SharedProgress | None = None,
+        notes: SharedNotes | None = None,
         parent: int | None = None,
     ) -> None:
         config = get_config()
@@ -372,7 +372,7 @@ class WorkerProcess:
             callbacks=callbacks,
         )
 
-    def _new_duties(self, broker: Broker, times: history.TimesCount | None) -> list[Maintenance]:
+    def _new_duties(self, broker: Broker, times: history.TimesCount | None) -> list[DutyThread]:
         """Return a thread of duties for Redis, and one for each database that duties use."""
         minutes = round((self._config.history_retention or 0) / 60)
         everything = [connections.with_present_slots(topic) for topic in self._config.topics.values()]
@@ -397,7 +397,7 @@ class WorkerProcess:
                 self._actions.look,
             ),
         ]
-        return [Maintenance(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
+        return [DutyThread(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
 
     def _keep_definitions(self) -> Generator[float, None, None]:
         """Look now and then whether Redis still has the definitions of topics, which are then registered again."""

@@ -234,7 +234,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     )
     dispatcher.own((topic.name, slot) for slot in range(topic.slots))
     dispatcher._mailbox.process_items()
-    dispatcher._capacity.paces[topic.name].seconds = pace
+    dispatcher._capacity.call_times[topic.name].seconds_per_message = pace
     while dispatcher._acquire():
         pass
     # On a slow machine an estimate of the clock of Redis is so far behind that what is due now seems to be due later.
@@ -244,7 +244,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     assert len(begun.plan.slots) == first
     dispatcher._round_trips.receive(begun)
     # The thread has been quick.
-    dispatcher._capacity.paces[topic.name].seconds = 1e-5
+    dispatcher._capacity.call_times[topic.name].seconds_per_message = 1e-5
     dispatcher._in_flight.load[0] = 0.0
     later = dispatcher._round_trips.send()
     assert later is not None

@@ -309,11 +309,11 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
     with caplog.at_level(logging.DEBUG, "django_rmq"):
         for number in range(5):
             run(Listener(raising(ValueError("bad"))), [message(b"%d" % number)])
-        outcome_log.done(TOPIC, 3, [b"a", b"b"])
+        outcome_log.log_done(TOPIC, 3, [b"a", b"b"])
     assert [record.levelname for record in caplog.records] == ["WARNING", *["DEBUG"] * 6]
     assert [vars(record)["rmq_event"] for record in caplog.records] == ["failed"] * 5 + ["done"] * 2
     caplog.clear()
-    outcome_log.done(TOPIC, 3, [b"a"])
+    outcome_log.log_done(TOPIC, 3, [b"a"])
     assert not caplog.records
 
 

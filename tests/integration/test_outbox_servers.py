@@ -275,7 +275,7 @@ def test_a_list_reads_the_contents_of_so_many_rows_as_fit() -> None:
 def test_a_restart_of_the_database_is_one_line_in_the_log(
     server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.core.background_jobs.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("django_rmq.core.duties.AGAIN_SECONDS", 0.1)
 
     def told() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.levelno >= logging.WARNING]

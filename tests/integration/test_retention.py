@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.background_jobs import Maintenance, trim_dead
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.duties import DutyThread, trim_dead
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
@@ -132,7 +132,7 @@ def test_the_thread_trims_by_the_server_s_own_clock(redis_url: str, prefix: str)
         broker = Broker(client, prefix)
         bury(broker, topic, 2, 250)
         assert sum(dead(broker, topic)) == 250
-        duties = Maintenance(trim_dead(broker, [topic], lambda _: [range(4)]))
+        duties = DutyThread(trim_dead(broker, [topic], lambda _: [range(4)]))
         duties.start()
         eventually(lambda: sum(dead(broker, topic)) == 0)
         duties.stop()

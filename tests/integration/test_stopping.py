@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import heartbeat
+from django_rmq.core.consumer import heartbeat, watchdog
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.progress import HARD_TIMEOUT_EXCEEDED, SharedProgress, settle
+from django_rmq.core.consumer.crash_recovery import HARD_TIMEOUT_EXCEEDED, SharedNotes, settle
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.model.keys import look_again
 from django_rmq.core.model.message import Message
@@ -232,7 +232,7 @@ def taken(broker: Any, count: int) -> Batch:
 def test_news_that_comes_before_its_batch_is_in_hand_is_kept_for_it(broker: Any) -> None:
     """Between the take and the hand are a round trip and the work of the dispatcher."""
     hand: list[Batch] = []
-    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: hand, lambda batch: None)
+    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: hand, watchdog.CallWatch(lambda batch: None))
     batch = taken(broker, 2)
     broker.cancel(TOPIC, 0, [ONE])
     beat.look_again(TOPIC.name, 0)
@@ -249,7 +249,7 @@ def test_what_is_abandoned_is_not_extended_by_news(broker: Any) -> None:
     """After MAX_RUNTIME a message is left to its time-out, although it is cancelled as well."""
     batch = taken(broker, 1)
     batch.abandoned = True
-    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: [batch], lambda batch: None)
+    beat = heartbeat.Heartbeat(broker, [TOPIC], lambda: [batch], watchdog.CallWatch(lambda batch: None))
     broker.cancel(TOPIC, 0, [ONE])
     beat.look_again(TOPIC.name, 0)
     beat.look_everywhere()
@@ -328,7 +328,7 @@ def test_extend_tells_as_well_and_the_delivery_stays_valid(broker: Any) -> None:
 def test_a_worker_asks_only_about_what_it_has_in_hand_of_that_slot(broker: Any) -> None:
     """Nothing is asked on topics and in slots of which nothing is cancelled."""
     asked: list[int] = []
-    beat = heartbeat.Heartbeat(broker, [TOPIC], list, lambda batch: None)
+    beat = heartbeat.Heartbeat(broker, [TOPIC], list, watchdog.CallWatch(lambda batch: None))
     beat._extend = lambda due: asked.append(len(due))  # type: ignore[method-assign]
     beat.look_again(TOPIC.name, 0)
     beat.beat()
@@ -364,7 +364,7 @@ def test_a_coroutine_that_blocks_the_loop_costs_only_itself(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time in which it keeps the others from going on is not theirs."""
-    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", LONG)
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", LONG)
     topic = replace(TOPIC, slots=8, hard_timeout=2.0)
     calls, blocked = list[int](), threading.Event()
 
@@ -421,7 +421,7 @@ def test_a_coroutine_that_ends_by_itself_is_done(broker: Any) -> None:
 
 
 def replaced(
-    broker: Any, topics: list[Topic], listeners: dict[str, Callable[[Message], Any]], notes: SharedProgress
+    broker: Any, topics: list[Topic], listeners: dict[str, Callable[[Message], Any]], notes: SharedNotes
 ) -> Worker:
     """Run a worker until a listener that exceeds HARD_TIMEOUT ends it, as its process does."""
     worker = Worker(broker, topics, listeners, threads=2, notes=notes, shutdown_timeout=2.0)
@@ -438,11 +438,11 @@ def replaced(
 def test_a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is_charged(
     broker: Any, monkeypatch: pytest.MonkeyPatch, is_blocking_the_loop: bool
 ) -> None:
-    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
     hangs = replace(TOPIC, name="hangs", hard_timeout=0.5)
     works = replace(TOPIC, name="works", slots=4)
     slow = replace(TOPIC, name="slow", slots=1)
-    notes, release, done = SharedProgress(3), threading.Event(), list[int]()
+    notes, release, done = SharedNotes(3), threading.Event(), list[int]()
 
     def hanging(message: Message) -> None:
         release.wait(LONG)
@@ -486,7 +486,7 @@ def test_a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the
     logger.addHandler(handler)
     try:
         send(broker, topic, numbered(1))
-        notes = SharedProgress(2)
+        notes = SharedNotes(2)
         replaced(broker, [topic], {"work": hanging}, notes)
         assert settle(broker, [topic], notes).count("overran") == 1
     finally:
@@ -495,7 +495,7 @@ def test_a_listener_that_holds_the_lock_of_a_log_handler_ends_its_worker_all_the
 
 
 def test_if_the_process_crashes_on_the_way_what_ran_is_charged_as_after_any_crash(broker: Any) -> None:
-    topic, notes, release = replace(TOPIC, slots=2, hard_timeout=0.5), SharedProgress(2), threading.Event()
+    topic, notes, release = replace(TOPIC, slots=2, hard_timeout=0.5), SharedNotes(2), threading.Event()
     other = replace(TOPIC, name="other", slots=1)
 
     def hanging(message: Message) -> None:

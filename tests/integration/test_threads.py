@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, progress, thread_watch
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, crash_recovery, watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.executor_pool import ExecutorPool
-from django_rmq.core.consumer.heartbeat import Heartbeat, WakeupSubscriber
-from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
-from django_rmq.core.consumer.progress import SPARE, SharedProgress, mark_of
+from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded, WakeupSubscriber
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
-from django_rmq.core.consumer.thread_watch import ThreadLost
+from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
@@ -204,7 +204,7 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
         ConsumedSlot(MERGE, 0, 0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
     )
     batch.thread = thread
-    heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)
+    heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], watchdog.CallWatch(lambda _: None))
     thread.start()
     heartbeat.beat()
     assert len(extended) == 1
@@ -299,8 +299,8 @@ def test_a_coordinator_goes_on_when_its_threads_have_died(broker: Any) -> None:
 def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_watch, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(thread_watch, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "GIVE_UP_SECONDS", 0.5)
     send(broker, MERGE, range(40))
     died = dying_once(monkeypatch, 0)
     seen: list[bool] = []
@@ -334,9 +334,9 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
 def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "MARKS", 4)
+    monkeypatch.setattr(crash_recovery, "MARKS", 4)
     topic = replace(MERGE, slots=8, timeout=30, max_runtime=0.3, prefetch=1)
-    kept = SharedProgress(1)
+    kept = SharedNotes(1)
     release, last_begun, end = threading.Event(), threading.Event(), threading.Event()
     order: list[Message] = []
 
@@ -373,7 +373,7 @@ def _committed(broker: Any, topic: Topic, message: Message) -> bool:
 def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = SharedProgress(1)
+    kept = SharedNotes(1)
     crew = ExecutorPool(1, SimpleQueue(), NO_HOOKS, kept)
     hung: list[tuple[Any, threading.Event]] = []
     crew.threads[0].start()

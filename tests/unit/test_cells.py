@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq.core.consumer.async_executor import FairQueue, ProgressCells
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.progress import BEGUN, DONE, MARKS, SharedProgress, mark_of
+from django_rmq.core.consumer.crash_recovery import BEGUN, DONE, MARKS, SharedNotes, mark_of
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
@@ -20,7 +20,7 @@ PRIORITY = Topic("priority", TopicType.PRIORITY)
 
 
 def test_what_ran_while_many_others_came_and_went_is_known_after_a_death() -> None:
-    notes = SharedProgress(1)
+    notes = SharedNotes(1)
     cells = ProgressCells(notes.thread(0))
     long = cells.take("t", 0, 1, [b"long"])
     long[0] = BEGUN
@@ -37,7 +37,7 @@ def test_what_ran_while_many_others_came_and_went_is_known_after_a_death() -> No
 
 
 def test_what_is_done_stays_known_until_the_other_cells_were_used() -> None:
-    notes = SharedProgress(1)
+    notes = SharedNotes(1)
     cells = ProgressCells(notes.thread(0))
     done = cells.take("t", 0, 1, [b"done"])
     done[0] = DONE
@@ -48,7 +48,7 @@ def test_what_is_done_stays_known_until_the_other_cells_were_used() -> None:
 
 
 def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
-    notes = SharedProgress(1)
+    notes = SharedNotes(1)
     cells = ProgressCells(notes.thread(0))
     all_of_them = cells.take("t", 0, 1, [b"%d" % n for n in range(MARKS)])
     for at in range(MARKS):

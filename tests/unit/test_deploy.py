@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from django_rmq.conf.settings_reader import Consumer
-from django_rmq.core.consumer.progress import SERVER, USAGE, WATCHDOG
+from django_rmq.core.consumer.crash_recovery import SERVER, USAGE, WATCHDOG
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.consumption import LONGEST_WAIT

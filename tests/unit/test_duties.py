@@ -8,8 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from django_rmq.core import background_jobs as module
-from django_rmq.core.background_jobs import Maintenance
+from django_rmq.core import duties as module
+from django_rmq.core.duties import DutyThread
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.workers import LONG, eventually
 
@@ -26,7 +26,7 @@ def test_each_duty_gets_its_turn_and_is_closed_in_the_end() -> None:
         finally:
             closed.append(name)
 
-    duties = Maintenance([lambda: duty("a"), lambda: duty("b")])
+    duties = DutyThread([lambda: duty("a"), lambda: duty("b")])
     duties.start()
     eventually(lambda: min(steps.values()) >= 5)
     duties.stop()
@@ -42,7 +42,7 @@ def test_a_duty_that_wants_no_turn_soon_does_not_hold_up_the_end() -> None:
         begun.set()
         yield 3600
 
-    duties = Maintenance([duty])
+    duties = DutyThread([duty])
     duties.start()
     assert begun.wait(LONG)
     duties.stop()
@@ -69,7 +69,7 @@ def test_a_duty_that_fails_is_begun_anew_and_the_others_go_on(
             others.append(1)
             yield 0.001
 
-    duties = Maintenance([failing, other])
+    duties = DutyThread([failing, other])
     with caplog.at_level(logging.WARNING):
         duties.start()
         eventually(lambda: len(tries) == 3 and len(others) > 10)
@@ -83,7 +83,7 @@ def test_a_duty_that_ends_is_done() -> None:
     def duty() -> Generator[float, None, None]:
         yield 0.0
 
-    duties = Maintenance([duty])
+    duties = DutyThread([duty])
     duties.start()
     duties.join(LONG)
     assert not duties.is_alive()

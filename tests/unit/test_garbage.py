@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.consumer.progress import DONE_FOR_GOOD, SharedProgress
+from django_rmq.core.consumer.crash_recovery import DONE_FOR_GOOD, SharedNotes
 from django_rmq.core.consumer.supervisor import THRESHOLD, Supervisor, collect_less
 from django_rmq.worker import worker_process
 
@@ -62,12 +62,12 @@ def test_a_child_begins_with_what_the_parent_has_loaded_out_of_its_collections()
     reader, writer = os.pipe()
     kept: list[list[int]] = [[] for _ in range(100)]
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         alive = {id(one) for one in gc.get_objects()}
         os.write(writer, str(sum(id(one) in alive for one in kept)).encode())
         return DONE_FOR_GOOD
 
-    assert Supervisor(child, 1, lambda: SharedProgress(1)).run() == DONE_FOR_GOOD
+    assert Supervisor(child, 1, lambda: SharedNotes(1)).run() == DONE_FOR_GOOD
     os.close(writer)
     assert os.read(reader, 100) == b"0"
     os.close(reader)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from django_rmq.connections import coordinators
-from django_rmq.core.consumer.progress import (
+from django_rmq.core.consumer.crash_recovery import (
     BEGUN,
     DIED,
     DONE,
@@ -19,7 +19,7 @@ from django_rmq.core.consumer.progress import (
     SPARE,
     Ending,
     RecoveryResult,
-    SharedProgress,
+    SharedNotes,
     mark_of,
     settle,
 )
@@ -37,8 +37,8 @@ OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
 
 
 @pytest.fixture
-def notes() -> SharedProgress:
-    return SharedProgress(2)
+def notes() -> SharedNotes:
+    return SharedNotes(2)
 
 
 def in_a_child(work: object) -> None:
@@ -50,7 +50,7 @@ def in_a_child(work: object) -> None:
     os.waitpid(pid, 0)
 
 
-def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: SharedProgress) -> None:
+def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: SharedNotes) -> None:
     def work() -> None:
         notes.owner = "a" * 32
         notes.beat(7, True)
@@ -68,7 +68,7 @@ def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: SharedProgr
     }
 
 
-def test_nothing_is_begun_by_taking_a_batch(notes: SharedProgress) -> None:
+def test_nothing_is_begun_by_taking_a_batch(notes: SharedNotes) -> None:
     notes.thread(0).take("plain", 1, 5, [b"x"])
     assert notes.begun() == {}
 
@@ -78,7 +78,7 @@ def ends(settled: RecoveryResult) -> dict[str, int]:
     return {end: count for end in get_args(Ending) if (count := settled.count(end))}
 
 
-def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: SharedProgress) -> None:
+def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: SharedNotes) -> None:
     notes.thread(1).take("other", 0, 9, [b"of another thread"])[0] = BEGUN
     for receipt in range(100):
         members = [f"{receipt} {i}".encode() for i in range(BATCH)]
@@ -93,7 +93,7 @@ def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes
     assert MARKS - 2 * BATCH < len(begun) <= MARKS + 1
 
 
-def test_a_new_child_begins_with_nothing_and_another_token(notes: SharedProgress) -> None:
+def test_a_new_child_begins_with_nothing_and_another_token(notes: SharedNotes) -> None:
     notes.owner = "a" * 32
     notes.beat(3, True)
     notes.thread(0).take("plain", 1, 5, [b"x"])[0] = DONE
@@ -105,7 +105,7 @@ def test_a_new_child_begins_with_nothing_and_another_token(notes: SharedProgress
 
 
 def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_is_given_back(
-    notes: SharedProgress,
+    notes: SharedNotes,
 ) -> None:
     clock = Clock(1_000_000)
     broker = OracleBroker("", clock)
@@ -137,7 +137,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
 
 
 def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(
-    notes: SharedProgress,
+    notes: SharedNotes,
 ) -> None:
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
@@ -163,7 +163,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
 
 
 def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
-    notes: SharedProgress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    notes: SharedNotes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
@@ -202,7 +202,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     assert '"n"' not in caplog.text
 
 
-def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: SharedProgress) -> None:
+def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: SharedNotes) -> None:
     topic = replace(OTHER, max_retries=0)
     clock = Clock(1_000_000)
     broker: Any = OracleBroker("", clock)
@@ -217,7 +217,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Sha
     assert entry.record.startswith(b"timed_out 1 ")
 
 
-def test_nothing_of_another_owner_is_given_back(notes: SharedProgress) -> None:
+def test_nothing_of_another_owner_is_given_back(notes: SharedNotes) -> None:
     clock = Clock(1_000_000)
     broker = OracleBroker("", clock)
     producer = Producer(broker)
@@ -230,7 +230,7 @@ def test_nothing_of_another_owner_is_given_back(notes: SharedProgress) -> None:
     assert broker.audit(OTHER, 0).prepare == 1
 
 
-def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: SharedProgress) -> None:
+def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: SharedNotes) -> None:
     def work() -> None:
         notes.beat(1, True)
         notes.unready()

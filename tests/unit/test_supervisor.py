@@ -21,7 +21,7 @@ import pytest
 
 from django_rmq.core.consumer import child_process, invoke, supervisor
 from django_rmq.core.consumer.child_process import ChildProcess
-from django_rmq.core.consumer.progress import RECYCLE, SERVER, SharedProgress
+from django_rmq.core.consumer.crash_recovery import RECYCLE, SERVER, SharedNotes
 from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from tests.e2e.processes import is_gone
@@ -83,12 +83,12 @@ def until_sigterm(code: int = RECYCLE) -> int:
     return 1
 
 
-def supervise(child: Callable[[SharedProgress], int], processes: int = 1, **options: Any) -> Supervisor:
-    return Supervisor(child, processes, lambda: SharedProgress(1), **options)
+def supervise(child: Callable[[SharedNotes], int], processes: int = 1, **options: Any) -> Supervisor:
+    return Supervisor(child, processes, lambda: SharedNotes(1), **options)
 
 
 def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         notes.beat(5, True)
         diary.write()
         return 0
@@ -103,14 +103,14 @@ def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
 def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> None:
     shown: list[str] = []
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         assert notes.owner == ""
         notes.owner = f"owner-{diary.text}"
         if diary.write() < 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    def died(notes: SharedProgress) -> int:
+    def died(notes: SharedNotes) -> int:
         shown.append(notes.owner)
         return 1
 
@@ -121,7 +121,7 @@ def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> 
 
 
 def test_a_child_that_raises_or_fails_is_replaced(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         if diary.write() == 0:
             raise ValueError("no")
         if diary.text.count("s") == 2:
@@ -135,11 +135,11 @@ def test_a_child_that_raises_or_fails_is_replaced(diary: Diary) -> None:
 def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None:
     died = []
 
-    def note(notes: SharedProgress) -> int:
+    def note(notes: SharedNotes) -> int:
         died.append(notes)
         return 0
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         return RECYCLE if diary.write() < 20 else 0
 
     began = time.monotonic()
@@ -165,13 +165,13 @@ OF_C = ctypes.CDLL(None).exit
 def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code(
     diary: Diary, leave: Callable[[int], None], code: int, processes: int
 ) -> None:
-    died: list[SharedProgress] = []
+    died: list[SharedNotes] = []
 
-    def note(notes: SharedProgress) -> int:
+    def note(notes: SharedNotes) -> int:
         died.append(notes)
         return 0
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         if diary.write() < processes:
             leave(code)
         return 0
@@ -185,7 +185,7 @@ def test_an_exit_that_the_process_has_not_announced_is_a_death_whatever_its_code
 def test_a_process_that_dies_with_a_meaningful_code_while_all_are_ending_is_a_forced_end(
     diary: Diary, code: int
 ) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         until_sigterm()
         os._exit(code)
@@ -194,10 +194,10 @@ def test_a_process_that_dies_with_a_meaningful_code_while_all_are_ending_is_a_fo
 
 
 def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         return 0 if diary.write() else 1
 
-    def died(notes: SharedProgress) -> int:
+    def died(notes: SharedNotes) -> int:
         raise ServerUnavailable("away")
 
     assert supervise(child, died=died).run() == 0
@@ -205,7 +205,7 @@ def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary
 
 
 def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         return 2 if diary.write() == 0 else until_sigterm()
 
     assert supervise(child, 2).run() == 2
@@ -213,7 +213,7 @@ def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         if diary.write() == 1:
             os.kill(os.getppid(), number)
         return until_sigterm()
@@ -223,7 +223,7 @@ def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
 
 
 def test_a_second_signal_kills_them(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         def ignore(number: int, frame: object) -> None:
             os.kill(os.getppid(), signal.SIGTERM)
 
@@ -237,7 +237,7 @@ def test_a_second_signal_kills_them(diary: Diary) -> None:
 
 
 def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
         return 0
@@ -246,7 +246,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: 
 
 
 def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         return until_sigterm(3)
 
@@ -254,7 +254,7 @@ def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diar
 
 
 def test_sighup_replaces_all_children(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         seen = diary.write()
         if seen == 1:
             os.kill(os.getppid(), signal.SIGHUP)
@@ -267,7 +267,7 @@ def test_sighup_replaces_all_children(diary: Diary) -> None:
 
 
 def test_a_child_heeds_neither_ctrl_c_nor_a_lost_terminal(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -282,7 +282,7 @@ def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
     handled = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         os.kill(os.getppid(), signal.SIGTERM)
         return until_sigterm()
 
@@ -297,7 +297,7 @@ def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
 
 
 def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         atexit.register(diary.write, "e")
         return RECYCLE if diary.write() < 2 else 0
 
@@ -312,7 +312,7 @@ def test_exit_handlers_that_hang_end_after_a_time_and_the_end_is_still_clean(
     said = logging.StreamHandler()
     logging.getLogger("django_rmq.consumer").addHandler(said)
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         atexit.register(time.sleep, 600)
         diary.write()
         return 0
@@ -330,7 +330,7 @@ def test_a_thread_that_does_not_end_keeps_no_exit_handler_from_running(
 ) -> None:
     monkeypatch.setattr(child_process, "JOIN_SECONDS", 0.5)
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         threading.Thread(target=time.sleep, args=(600,)).start()
         atexit.register(diary.write, "e")
         return 0
@@ -361,7 +361,7 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
         diary.write()
         time.sleep(600)
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         process = multiprocessing.get_context("fork").Process(target=works_on, daemon=is_daemon)
@@ -371,7 +371,7 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
             time.sleep(0.01)
         return 0
 
-    kept = SharedProgress(1)
+    kept = SharedNotes(1)
     parent = supervise(child)
     parent.make_notes = lambda: kept
     assert parent.run() == 0
@@ -379,9 +379,9 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
 
 
 def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> None:
-    kept = SharedProgress(1)
+    kept = SharedNotes(1)
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
         notes.owner = str(executor.submit(os.getpid).result())
         return 0
@@ -393,7 +393,7 @@ def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> No
 
 
 def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pid = os.fork()
@@ -427,7 +427,7 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
 
 
 def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         diary.write()
         notes.beat(0, True)
         time.sleep(60)
@@ -438,7 +438,7 @@ def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> Non
 
 
 def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary) -> None:
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         is_first = diary.write() == 0
         notes.beat(0, True)
         if is_first:
@@ -457,7 +457,7 @@ def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary
 
 def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = supervise(lambda notes: 1)
-    child = ChildProcess(SharedProgress(1))
+    child = ChildProcess(SharedNotes(1))
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0)
     waits = []
     for _ in range(12):
@@ -478,7 +478,7 @@ def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.M
 def test_the_heartbeat_file_is_touched_and_must_be_touchable(diary: Diary, tmp_path: Path) -> None:
     beat = tmp_path / "beat"
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         for _ in range(200):
             if beat.exists():
                 return 0
@@ -503,7 +503,7 @@ def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> Non
                 answer += more
             return answer
 
-    def child(notes: SharedProgress) -> int:
+    def child(notes: SharedNotes) -> int:
         if not ask(b"GET /ready HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503"):
             return 2
         notes.beat(3, True)

@@ -115,7 +115,7 @@ class Watcher(Protocol):
         """
 
 
-class Ends:
+class Settlement:
     """How deliveries of one receipt have ended, each by its member."""
 
     __slots__ = ("committed", "failures", "released")
@@ -134,24 +134,24 @@ class Ends:
     def __len__(self) -> int:
         return len(self.committed) + len(self.failures) + len(self.released)
 
-    def add(self, more: Ends) -> None:
-        """Add the ends of ``more``."""
-        self.committed += more.committed
-        self.failures += more.failures
-        self.released += more.released
+    def add(self, other: Settlement) -> None:
+        """Add the ends of another settlement."""
+        self.committed += other.committed
+        self.failures += other.failures
+        self.released += other.released
 
-    def calls(self, slot: ConsumedSlot, receipt: int) -> Iterator[tuple[Ends, Call[list[str]]]]:
-        """Yield the calls that send these ends, with the ends that each sends: of one kind, and as many as one call takes."""
+    def calls(self, slot: ConsumedSlot, receipt: int) -> Iterator[tuple[Settlement, Call[list[str]]]]:
+        """Yield the calls that send it, with the part that each sends: ends of one kind, and as many as one call takes."""
         topic, number = slot.topic, slot.number
         for members in _parts(self.committed):
-            yield Ends(committed=members), ack.commit(topic, number, receipt, members)
+            yield Settlement(committed=members), ack.commit(topic, number, receipt, members)
         for failures in _parts(self.failures):
-            yield Ends(failures=failures), ack.rollback(topic, number, receipt, failures)
+            yield Settlement(failures=failures), ack.rollback(topic, number, receipt, failures)
         for members in _parts(self.released):
-            yield Ends(released=members), ack.release(topic, number, receipt, members)
+            yield Settlement(released=members), ack.release(topic, number, receipt, members)
 
 
-class PendingAcks(Ends):
+class PendingAcks(Settlement):
     """The acknowledgements of one delivery of one slot that Redis does not have yet."""
 
     __slots__ = ("began_ns", "is_whole", "messages", "repeated")
@@ -175,15 +175,15 @@ def _parts(items: list[T]) -> Iterator[list[T]]:
 
 
 SentAcks = dict[tuple[ConsumedSlot, int], PendingAcks]
-"""The acknowledgements of deliveries, by slot and receipt."""
+"""The acknowledgements that one round trip sends, by slot and receipt."""
 
 
 class AckCall(NamedTuple):
-    """One call of a settlement."""
+    """A call that acknowledges deliveries of one receipt, and its answer."""
 
     slot: ConsumedSlot
     receipt: int
-    ends: Ends
+    settlement: Settlement
     """What it sends."""
     repeated: bool
     answer: Answer[list[str]]
@@ -200,7 +200,7 @@ class AckQueue:
         """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
         self.pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
         self._under_way: list[SentAcks] = []
-        """SentAcks that were sent and are not answered yet."""
+        """The acknowledgements that were sent and are not answered yet, by round trip."""
         self._slot_errors = slot_errors
         self._shutdown = shutdown
         self._watcher = watcher
@@ -264,8 +264,8 @@ class AckQueue:
                 call = ack.commit_delivery(slot.topic, slot.number, receipt, len(pending.committed))
                 parts.append(AckCall(slot, receipt, pending, pending.repeated, pipeline.add(call)))
                 continue
-            for ends, call in pending.calls(slot, receipt):
-                parts.append(AckCall(slot, receipt, ends, pending.repeated, pipeline.add(call)))
+            for settlement, call in pending.calls(slot, receipt):
+                parts.append(AckCall(slot, receipt, settlement, pending.repeated, pipeline.add(call)))
         self.pending = postponed
         self.due = min((slot.shut_until for slot, _ in postponed), default=float("inf"))
         if sent_acks:
@@ -273,7 +273,7 @@ class AckQueue:
         return sent_acks, parts
 
     def lost(self, sent_acks: SentAcks) -> None:
-        """Queue sent_acks again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
+        """Queue acknowledgements again whose answer was lost. Redis changes nothing for an end that it has already recorded."""
         self._answered(sent_acks)
         self.due = 0.0
         for key, pending in sent_acks.items():
@@ -291,7 +291,7 @@ class AckQueue:
         self._answered(sent_acks)
         trouble: ServerTrouble | None = None
         for part in parts:
-            slot, receipt, ends, _, answer = part
+            slot, receipt, settlement, _, answer = part
             words = answer.result()
             pending = sent_acks[slot, receipt]
             messages = pending.messages
@@ -300,7 +300,7 @@ class AckQueue:
                 # mark. The next call names the members.
                 queued = self.pending[slot, receipt]
                 self.due = 0.0
-                queued.add(ends)
+                queued.add(settlement)
                 queued.messages |= messages
                 if isinstance(words, RmqError):
                     queued.repeated = True
@@ -308,8 +308,8 @@ class AckQueue:
                 continue
             if slot.shut_until:
                 self._slot_errors.clear(slot)
-            self.processed += len(ends.committed) + len(ends.failures)
-            self._notify_watcher(pending, ends, words)
+            self.processed += len(settlement.committed) + len(settlement.failures)
+            self._notify_watcher(pending, settlement, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
                 self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
@@ -318,7 +318,7 @@ class AckQueue:
     def _answered(self, sent_acks: SentAcks) -> None:
         self._under_way = [other for other in self._under_way if other is not sent_acks]
 
-    def _notify_watcher(self, pending: PendingAcks, ends: Ends, words: list[str]) -> None:
+    def _notify_watcher(self, pending: PendingAcks, settlement: Settlement, words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""
         messages, began_ns = pending.messages, pending.began_ns
         if self._watcher is None or not messages:
@@ -327,12 +327,12 @@ class AckQueue:
         # of one kind, so the words belong to one of these lists.
         committed = [
             messages[member]
-            for member, word in zip(ends.committed, words, strict=False)
+            for member, word in zip(settlement.committed, words, strict=False)
             if word != "stale" and member in messages
         ]
         failed = [
             (messages[failure.member], failure.answered(word))
-            for failure, word in zip(ends.failures, words, strict=False)
+            for failure, word in zip(settlement.failures, words, strict=False)
             if word != "stale" and failure.member in messages
         ]
         if committed or failed:
@@ -340,13 +340,13 @@ class AckQueue:
 
 
 def _log_stale(part: AckCall, stale: int) -> None:
-    ends = part.ends
+    settlement = part.settlement
     logger.log(
         # A repeated call is stale if Redis executed the first one and only its answer was lost.
         logging.INFO if part.repeated else logging.WARNING,
         "%d %s of topic %s slot %s came too late: the delivery had ended already",
         stale,
-        "commits" if ends.committed else "failures" if ends.failures else "releases",
+        "commits" if settlement.committed else "failures" if settlement.failures else "releases",
         part.slot.topic.name,
         part.slot.number,
         extra={"rmq_event": "stale", "rmq_topic": part.slot.topic.name, "rmq_slot": part.slot.number},

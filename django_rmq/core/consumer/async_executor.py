@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
+from django_rmq.core.consumer.crash_recovery import MARKS, ThreadNotes
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.invoke import (
     FLUSH_SECONDS,
@@ -31,10 +32,9 @@ from django_rmq.core.consumer.invoke import (
     await_one,
     report_failed_run,
 )
-from django_rmq.core.consumer.progress import MARKS, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import Hooks
-from django_rmq.core.consumer.thread_watch import stack_of_task, stack_of_thread
+from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.message import Message
 
@@ -176,7 +176,7 @@ class BatchCells:
 class ProgressCells:
     """The cells of one event loop. Without ``marks`` nothing is recorded."""
 
-    def __init__(self, marks: ThreadProgress | None) -> None:
+    def __init__(self, marks: ThreadNotes | None) -> None:
         self._marks = marks
         self.states = marks.states if marks is not None else memoryview(b"")
         # The one that was freed first is used first: it is the likeliest to be settled.
@@ -331,7 +331,7 @@ class AsyncExecutor(threading.Thread):
         index: int,
         mailbox: ReportQueue,
         hooks: Hooks,
-        marks: ThreadProgress | None,
+        marks: ThreadNotes | None,
         concurrency: Mapping[str, int],
     ) -> None:
         super().__init__(name="rmq-event-loop", daemon=True)

@@ -72,7 +72,7 @@ WORK_SECONDS = 0.05
 AHEAD_SECONDS = 0.05
 """Seconds of work that wait in the worker for its event loop, so that the loop need not wait for Redis."""
 
-FIRST_PACE = 0.05
+FIRST_SECONDS = 0.05
 """Seconds that a call is thought to take before one was measured."""
 
 MESSAGES = 16_000
@@ -109,13 +109,13 @@ class AsyncCapacity:
         flow = self.flows.get(topic)
         return self.concurrency[topic] if flow is None else flow.limit
 
-    def capacity(self, topic: str, pace: float) -> int:
-        """Return how many more batches of a topic may be taken. ``pace``: seconds per message."""
+    def capacity(self, topic: str, seconds_per_message: float) -> int:
+        """Return how many more batches of a topic may be taken."""
         most = self.most(topic)
         if topic not in self.flows:
             # A flow measures its calls by the batches in flight, so none may wait beside those that run.
             soon_ended = max(0, most - self.slow[topic])
-            most += int(soon_ended * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+            most += int(soon_ended * AHEAD_SECONDS / max(seconds_per_message, self.seconds(topic)))
         return most - self._held[topic]  # rule: takes_more_than_it_can_run
 
     def seconds(self, topic: str) -> float:
@@ -224,18 +224,18 @@ LEAST_EXPECTED = 16
 """How many messages a slot is expected to have after it had none."""
 
 
-class Throughput:
-    """The time that a topic's listener takes per message, smoothed; ``seconds`` is the first guess."""
+class CallTime:
+    """The time that calls of a topic's listener take per message, smoothed. It begins with a guess."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("seconds_per_message",)
 
-    def __init__(self, seconds: float = 0.002) -> None:
-        self.seconds = seconds
+    def __init__(self, guess: float = 0.002) -> None:
+        self.seconds_per_message = guess
 
     def note(self, seconds: float, messages: int) -> None:
         sample = seconds / messages
-        weight = 0.5 if sample > self.seconds else 0.2
-        self.seconds += (sample - self.seconds) * weight
+        weight = 0.5 if sample > self.seconds_per_message else 0.2
+        self.seconds_per_message += (sample - self.seconds_per_message) * weight
 
 
 class Capacity:
@@ -261,8 +261,8 @@ class Capacity:
             [topic for topic in topics if topic.name not in self.async_capacity], threads
         )
         self.limits = RateLimits(broker, owner, topics, self._capacity)
-        self.paces: defaultdict[str, Throughput] = defaultdict(Throughput)
-        self.paces.update((name, Throughput(FIRST_PACE)) for name in async_capacity.concurrency)
+        self.call_times: defaultdict[str, CallTime] = defaultdict(CallTime)
+        self.call_times.update((name, CallTime(FIRST_SECONDS)) for name in async_capacity.concurrency)
         self.table = table
         self._slow: set[ConsumedSlot] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
@@ -293,7 +293,7 @@ class Capacity:
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
         has_one = slot.topic.is_priority or slot.topic.flow or self.limits.has_permits(slot.topic.name)
-        return 1 if has_one and self.paces[slot.topic.name].seconds > QUICK_SECONDS else 2
+        return 1 if has_one and self.call_times[slot.topic.name].seconds_per_message > QUICK_SECONDS else 2
 
     def thread_for(self, slot: ConsumedSlot, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work of each thread."""
@@ -320,10 +320,10 @@ class Capacity:
         if overlaps and not topic.serial:
             return max(1, min(self.async_capacity.most(topic.name) * size, topic.prefetch, BATCH))
         seconds = self.async_capacity.seconds(topic.name) if overlaps else WORK_SECONDS
-        pace_limit = seconds / max(self.paces[topic.name].seconds, 1e-7)
+        in_time = seconds / max(self.call_times[topic.name].seconds_per_message, 1e-7)
         if overlaps:
-            pace_limit = min(pace_limit, self.async_capacity.share(topic.name))
-        limit = max(size, min(int(pace_limit), max(topic.prefetch, size)))
+            in_time = min(in_time, self.async_capacity.share(topic.name))
+        limit = max(size, min(int(in_time), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
     def batch_size(self, topic: Topic) -> int:
@@ -333,8 +333,10 @@ class Capacity:
     def of_lanes(self, topic: str) -> int:
         """Return how many batches of a topic its lanes can take."""
         if topic in self.async_capacity:
-            return self.async_capacity.capacity(topic, self.paces[topic].seconds)
-        return self.partitions.capacity(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
+            return self.async_capacity.capacity(topic, self.call_times[topic].seconds_per_message)
+        return self.partitions.capacity(
+            topic, 2 if self.call_times[topic].seconds_per_message <= QUICK_SECONDS else 1
+        )
 
     def slots(self, topic: str) -> int:
         """Return how many slots of a topic that wait for limits or lanes may be asked."""
@@ -377,7 +379,7 @@ class Capacity:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
         self.partitions.reported(topic, seconds, messages, now)
         self.async_capacity.reported(topic, seconds, messages)
-        self.paces[topic].note(seconds, messages)
+        self.call_times[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
         """Record a batch that is in flight from now on."""

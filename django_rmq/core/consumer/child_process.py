@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django_rmq.core.consumer.progress import (
+from django_rmq.core.consumer.crash_recovery import (
     DONE_FOR_GOOD,
     HARD_TIMEOUT_EXCEEDED,
     RECYCLE,
     SERVER,
-    SharedProgress,
+    SharedNotes,
 )
-from django_rmq.core.consumer.thread_watch import stack_of_thread
+from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
 
 logger = safe_logger("django_rmq.consumer")
@@ -69,7 +69,7 @@ DUMP_SECONDS = 0.5
 class ChildProcess:
     """A worker process and its successors, which share the same notes."""
 
-    notes: SharedProgress
+    notes: SharedNotes
     pid: int = 0
     started: float = 0.0
     beaten: int = 0
@@ -89,7 +89,7 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def fork(self, work: Callable[[SharedProgress], int], close: Callable[[], None]) -> None:
+    def fork(self, work: Callable[[SharedNotes], int], close: Callable[[], None]) -> None:
         """Start a process that calls ``close``, then ``work``, and exits with the code that it returns."""
         self.notes.clear()
         _flush()
@@ -105,7 +105,7 @@ class ChildProcess:
         self.started = time.monotonic()
         logger.info("Worker process %d started", pid, extra={"rmq_event": "process_started", "rmq_pid": pid})
 
-    def _be(self, work: Callable[[SharedProgress], int], close: Callable[[], None]) -> NoReturn:
+    def _be(self, work: Callable[[SharedNotes], int], close: Callable[[], None]) -> NoReturn:
         code = 1
         try:
             # The pipe for signals is the parent's: a signal of the child must not wake the parent.

@@ -22,6 +22,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
+from django_rmq.core.consumer.crash_recovery import SharedNotes
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch import (
     POLL_SECONDS,
@@ -44,7 +45,6 @@ from django_rmq.core.consumer.mailbox import (
     Stop,
     Wake,
 )
-from django_rmq.core.consumer.progress import SharedProgress
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slot_schedule import (
     ConsumedSlot,
@@ -54,7 +54,7 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotTable,
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
-from django_rmq.core.consumer.thread_watch import ThreadWatch
+from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read
 from django_rmq.core.model.replies import Delivery
@@ -281,7 +281,7 @@ class Dispatcher:
         options: WorkerOptions = PLAIN,
         *,
         hooks: Hooks = NO_HOOKS,
-        notes: SharedProgress | None = None,
+        notes: SharedNotes | None = None,
         ownership: AssignmentCallbacks = ALONE,
         callbacks: WorkerCallbacks = UNWATCHED,
     ) -> None:

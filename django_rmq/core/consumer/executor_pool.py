@@ -18,11 +18,11 @@ from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
+from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
-from django_rmq.core.consumer.progress import SPARE, SharedProgress, ThreadProgress
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
-from django_rmq.core.consumer.thread_watch import ThreadWatch
+from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
@@ -41,7 +41,7 @@ class ExecutorPool:
         count: int,
         mailbox: ReportQueue,
         hooks: Hooks,
-        notes: SharedProgress | None,
+        notes: SharedNotes | None,
         concurrency: Mapping[str, int] | None = None,
     ) -> None:
         self._count = count
@@ -52,11 +52,11 @@ class ExecutorPool:
         members = range(count + bool(concurrency))
         self.threads = [self._new(i, None if notes is None else notes.thread(i)) for i in members]
         self._unused = iter(range(len(members), count + SPARE))
-        self._free: list[ThreadProgress] = []
+        self._free: list[ThreadNotes] = []
         """The marks of threads that hung and have ended."""
         self._hanging: list[tuple[Member, list[Batch]]] = []
 
-    def _new(self, index: int, marks: ThreadProgress | None) -> Member:
+    def _new(self, index: int, marks: ThreadNotes | None) -> Member:
         if index < self._count:
             return ExecutorThread(index, self._mailbox, self._hooks, marks)
         return AsyncExecutor(index, self._mailbox, self._hooks, marks, self._concurrency)
@@ -112,7 +112,7 @@ class ExecutorPool:
         if lives:
             self._hanging.append((before, batches))
 
-    def _spare_marks(self) -> ThreadProgress | None:
+    def _spare_marks(self) -> ThreadNotes | None:
         if self._notes is None:
             return None
         if self._free:
@@ -344,7 +344,7 @@ class BatchRouter:
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name
         if topic not in self._capacity.async_capacity:
-            batch.cost = len(batch.messages) * self._capacity.paces[topic].seconds
+            batch.cost = len(batch.messages) * self._capacity.call_times[topic].seconds_per_message
             self._in_flight.load[thread] += batch.cost
             self._capacity.partitions.started(id(batch), topic, thread)
         self._pool.threads[thread].put(batch)

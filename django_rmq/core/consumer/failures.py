@@ -24,11 +24,11 @@ logger = safe_logger("django_rmq.consumer")
 _repeated = LogThrottle(logger)
 
 
-def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
+def log_failure(message: Message, failure: Failure, error: BaseException | None) -> None:
     """Log that a message failed, and the consequence. ``error``: what its listener raised; None if it returned False."""
     topic = message.topic
     if failure.kind == "cancelled":
-        _cancelled(message)
+        _log_cancelled(message)
         return
     is_dead = failure.kind == "rejected" or message.retries_left <= 0
     left_out = _repeated.admit((topic.name, failure.kind, is_dead, place_of(error)))
@@ -69,7 +69,7 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     )
 
 
-def _cancelled(message: Message) -> None:
+def _log_cancelled(message: Message) -> None:
     logger.info(
         "Message %s of topic %s%s was cancelled while it was in hand; it is not tried again",
         message.name,
@@ -119,7 +119,7 @@ def place_of(error: BaseException | None) -> object:
     return type(error), where
 
 
-def batch_failed(topic: Topic, messages: int, why: str) -> None:
+def log_batch_failure(topic: Topic, messages: int, why: str) -> None:
     """Log that a listener failed for a list of messages as a whole."""
     left_out = _repeated.admit((topic.name, "batch", why))
     if left_out is not None:
@@ -132,7 +132,7 @@ def batch_failed(topic: Topic, messages: int, why: str) -> None:
         )
 
 
-def unusable(topic: Topic, what: str, error: Exception) -> None:
+def log_unusable_delay(topic: Topic, what: str, error: Exception) -> None:
     """Log that a listener or a setting asked for something impossible, so that the default is used."""
     _repeated(
         (topic.name, what),
@@ -142,7 +142,7 @@ def unusable(topic: Topic, what: str, error: Exception) -> None:
     )
 
 
-def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
+def log_done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
     """Log each message whose listener has returned, if the level is enabled."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
@@ -224,23 +224,23 @@ def _understood(message: Message, error: BaseException) -> Failure:
             try:
                 failure = failure._replace(delay_ms=delay_ms(error.delay))
             except Exception as wrong:  # noqa: BLE001 - a subclass may have set any delay
-                unusable(message.topic, "Retry(delay=...)", wrong)
+                log_unusable_delay(message.topic, "Retry(delay=...)", wrong)
     else:
         kind = "undecodable" if isinstance(error, Undecodable) else "failed"
         failure = Failure(member, kind, None, describe(error))
-    return judged(message, failure, error)
+    return complete_failure(message, failure, error)
 
 
-def judged(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
+def complete_failure(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
     """Log a failure and set the delay that the topic's own back-off function chooses."""
     if message.cancelled:
         failure = failure._replace(kind="cancelled")
     elif failure.kind != "rejected":
         if failure.delay_ms is None:
-            failure = failure._replace(delay_ms=chosen_delay(message))
+            failure = failure._replace(delay_ms=own_backoff_ms(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
-    failed(message, failure, error)
+    log_failure(message, failure, error)
     return failure
 
 
@@ -249,7 +249,7 @@ def ran_too_long(topic: Topic) -> str:
     return f"HardTimeout: the listener ran longer than {topic.hard_timeout or 0:g} s"
 
 
-def chosen_delay(message: Message) -> int | None:
+def own_backoff_ms(message: Message) -> int | None:
     """Return the result of the topic's own back-off function in ms; None if the registered exponential back-off applies."""
     function = message.topic.backoff.function
     if function is None:
@@ -258,5 +258,5 @@ def chosen_delay(message: Message) -> int | None:
     try:
         return delay_ms(function(failures))
     except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises
-        unusable(message.topic, "BACKOFF", wrong)
+        log_unusable_delay(message.topic, "BACKOFF", wrong)
         return None

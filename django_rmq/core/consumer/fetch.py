@@ -302,7 +302,7 @@ class FetchPlanner:
             plan.slots_of_topic[topic.name] += bool(is_bounded)
             slot.cursor, slot.sole_receipt = None, 0
             if not overlaps:
-                plan.burden(thread, limit / 2 * capacity.paces[topic.name].seconds)
+                plan.burden(thread, limit / 2 * capacity.call_times[topic.name].seconds_per_message)
             if plan.is_enough:
                 break
         for slot in plan.slots:
@@ -365,7 +365,7 @@ class RoundTrip(NamedTuple):
 
     pipeline: BrokerPipeline
     sent_acks: SentAcks
-    """The sent_acks that it sends; they are sent again if its answer is lost."""
+    """The acknowledgements that it sends. They are sent again if its answer is lost."""
     parts: list[AckCall]
     """The calls that send them."""
     plan: FetchPlan

@@ -1,40 +1,32 @@
-"""The background threads of a worker: the heartbeat, which notices hung listeners in threads, and the subscriber to wake-ups.
+"""The heartbeat: extends deliveries in flight while their listeners run.
 
-The heartbeat extends deliveries in flight while their listeners run, and reports listeners that run too long. It runs in a
-separate thread, so that a listener that never returns cannot stop it. It measures the listener's time: after MAX_RUNTIME a
-batch is abandoned and left to its time-out, and after HARD_TIMEOUT its call is ended. In its answer
-to an extension, Redis reports which messages were cancelled meanwhile.
-
-Threads that have died are replaced (``thread_watch``). Only the parent's watchdog (``supervisor``) ends a process that hangs.
+It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
+that run too long, and their batches are not extended. In its answer to an extension, Redis reports which messages were cancelled
+meanwhile. Here is also who starts and ends this thread and the subscriber to wake-ups (``mailbox``).
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.commands import ack
-from django_rmq.core.commands.broker_interface import Broker, Subscription, run_all
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
 from django_rmq.core.consumer.mailbox import (
     HardTimeoutExceeded,
     Mailbox,
     MaxRuntimeExceeded,
-    Resubscribed,
     SubscriptionLost,
-    Wake,
+    WakeupSubscriber,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.consumer.thread_watch import ThreadWatch, Watched
+from django_rmq.core.consumer.watchdog import CallWatch, ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.consumer")
-
-GRACE_SECONDS = 5.0
-"""Seconds that an async listener has to end, once it was cancelled because of HARD_TIMEOUT."""
 
 NEWS_SECONDS = 60.0
 """Seconds for which a notice that something of a slot was cancelled is remembered. A batch that contains the message may be
@@ -44,8 +36,7 @@ registered only after the notice arrived."""
 class Heartbeat(threading.Thread):
     """Extends every batch in flight when a third of its time-out has passed.
 
-    ``batches`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
-    run longer than MAX_RUNTIME, ``unending`` for one that only the end of the process can end.
+    ``batches`` returns the batches of this process; ``call_watch`` looks at the call that each runs.
     """
 
     def __init__(
@@ -53,14 +44,12 @@ class Heartbeat(threading.Thread):
         broker: Broker,
         topics: Iterable[Topic],
         batches: Callable[[], Iterable[Batch]],
-        overrun: Callable[[Batch], None],
-        unending: Callable[[Batch], None] = lambda batch: None,
+        call_watch: CallWatch,
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
         self._batches = batches
-        self._overrun = overrun
-        self._unending = unending
+        self._call_watch = call_watch
         # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out; later on,
         # also those of single messages.
         ends = (min(topic.timeout, topic.hard_timeout or topic.timeout) for topic in topics)
@@ -108,19 +97,13 @@ class Heartbeat(threading.Thread):
                 del self._news[news]
         due: list[Batch] = []
         for batch in self._batches():
-            thread, topic = batch.thread, batch.topic
+            thread = batch.thread
             # The batch of a dead thread makes no progress. Its begun messages time out, and the dispatcher gives back the others.
             if thread is not None and not thread.is_alive():  # rule: extends_for_dead_threads
                 continue
             # A message may have a shorter time-out than its topic.
             self._pause = min(self._pause, batch.timeout / 12)
-            since = batch.call_began_at
-            if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
-                self._end(batch, seconds)
-            # A listener that never returns would keep its message in flight without end.
-            # rule: never_gives_up
-            if since is not None and now - since > topic.max_runtime and not batch.abandoned:
-                self._abandon(batch, now - since)
+            self._call_watch.look(batch, now)
             # rule: extends_what_is_abandoned
             if not batch.abandoned and (self._is_asked(batch) or now - batch.confirmed >= batch.timeout / 3):
                 due.append(batch)
@@ -162,141 +145,9 @@ class Heartbeat(threading.Thread):
                 )
             batch.confirmed = at
 
-    def _end(self, batch: Batch, seconds: float) -> None:
-        """End a call that has exceeded HARD_TIMEOUT: a coroutine by cancelling it, another one with its process."""
-        if batch.overran_at is None:
-            batch.overran_at = uptime()
-            stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
-            # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
-            if batch.async_run is None:
-                self._unending(batch)  # rule: logs_before_it_ends_a_call
-            else:
-                for message in batch.messages_of_call():
-                    message.stopped = message.stopped or "overran"
-                batch.async_run.stop("overran")
-            logger.error(
-                "A listener of topic %s has run for %.0f s, longer than HARD_TIMEOUT; %s. Its stack:\n%s",
-                batch.topic.name,
-                seconds,
-                "its process is replaced" if batch.async_run is None else "it is cancelled",
-                stack,
-                extra={
-                    "rmq_event": "hard_timeout",
-                    "rmq_topic": batch.topic.name,
-                    "rmq_slot": batch.slot.number,
-                },
-            )
-        # A coroutine may suppress its cancellation. Like a thread, it then ends only with the process.
-        # rule: waits_for_coroutines_that_do_not_end
-        elif batch.async_run is not None and uptime() - batch.overran_at > GRACE_SECONDS:
-            batch.overran_at = float("inf")
-            self._unending(batch)
-            logger.error(
-                "A listener of topic %s does not end though it was cancelled; its process is replaced",
-                batch.topic.name,
-                extra={"rmq_event": "hard_timeout", "rmq_topic": batch.topic.name},
-            )
-
-    def _abandon(self, batch: Batch, seconds: float) -> None:
-        batch.abandoned = batch.halted = True
-        thread = batch.thread
-        # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
-        self._overrun(batch)
-        stack = thread.stack_of(batch) if thread else "(its thread was replaced)"
-        logger.error(
-            "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; its message will time "
-            "out. Its stack:\n%s",
-            batch.topic.name,
-            seconds,
-            stack,
-            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.slot.number},
-        )
-
-
-PAUSE_SECONDS = 0.2
-"""Seconds between the end of a subscription and the next one."""
-
-
-class WakeupSubscriber(threading.Thread):
-    """Subscribes to wake-ups, because that may take long, and puts each new subscription into ``mailbox``.
-
-    It reads only a subscription without a socket by itself: that of a broker in memory. ``subscribed`` is called after each
-    new subscription.
-    """
-
-    def __init__(
-        self, broker: Broker, topics: list[Topic], mailbox: Mailbox, subscribed: Callable[[], None]
-    ) -> None:
-        super().__init__(name="rmq-wakeups", daemon=True)
-        self.subscribed = threading.Event()
-        self._broker = broker
-        self._topics = topics
-        self._mailbox = mailbox
-        self._on_subscribed = subscribed
-        self._is_stopped = False
-        self._renewed = threading.Event()
-        self._complain = LogThrottle(logger)
-
-    def stop(self) -> None:
-        """End soon. The dispatcher reads wake-ups no more."""
-        self._is_stopped = True
-        self._renewed.set()
-
-    def renew(self) -> None:
-        """Subscribe again, because the connection may be dead without an error."""
-        self._renewed.set()
-
-    def run(self) -> None:
-        wakeups = None
-        while True:
-            # The flag is cleared before anything is done, so that what is requested meanwhile is not overlooked.
-            self._renewed.clear()
-            if self._is_stopped:
-                break
-            try:
-                wakeups = self._broker.wakeups(self._topics)
-                self.subscribed.set()
-                self._on_subscribed()
-                self._attend(wakeups)
-            except RmqError:
-                # Redis is unavailable, and it is tried again.
-                pass
-            except Exception as error:  # noqa: BLE001 - logged, not raised
-                self._complain(
-                    "wake-ups",
-                    "The wake-up subscription failed; polling continues: %s",
-                    error,
-                    exc_info=True,
-                )
-            if not self._is_stopped:
-                time.sleep(PAUSE_SECONDS)
-        if wakeups is not None:
-            # The dispatcher has ended, and perhaps did not see this one.
-            wakeups.close()
-
-    def _attend(self, wakeups: Subscription[tuple[str, int]]) -> None:
-        """Give a subscription to the dispatcher, and wait until there has to be another one."""
-        try:
-            wakeups.fileno()
-        except OSError:
-            self._read(wakeups)
-            return
-        # The dispatcher closes it, because it may read it at any time.
-        self._mailbox.put(Resubscribed(wakeups))
-        self._renewed.wait()
-
-    def _read(self, wakeups: Subscription[tuple[str, int]]) -> None:
-        self._mailbox.put(Resubscribed(None))
-        try:
-            while not self._renewed.is_set():
-                for wakeup in wakeups.get(timeout=0.1):
-                    self._mailbox.put(Wake(*wakeup))
-        finally:
-            wakeups.close()
-
 
 class BackgroundThreads:
-    """The heartbeat and the subscriber of one worker, which report to ``mailbox``. ``thread_watch`` replaces them if they die."""
+    """The heartbeat and the subscriber of one worker, which report to ``mailbox``. ``watchdog`` replaces them if they die."""
 
     def __init__(
         self,
@@ -351,7 +202,8 @@ class BackgroundThreads:
 
         # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
         batches = self._in_flight.batches
-        return Heartbeat(self._broker, self._topics, lambda: batches.copy().values(), overrun, unending)
+        call_watch = CallWatch(overrun, unending)
+        return Heartbeat(self._broker, self._topics, lambda: batches.copy().values(), call_watch)
 
     def _new_listening(self) -> WakeupSubscriber:
         def subscribed() -> None:

@@ -26,8 +26,15 @@ from django_rmq.core.consumer.batch import (
     Outcome,
     ReportQueue,
 )
-from django_rmq.core.consumer.failures import Undecodable, Unfit, failure_of, judged, name_of, text_of
-from django_rmq.core.consumer.progress import BEGUN, DONE
+from django_rmq.core.consumer.crash_recovery import BEGUN, DONE
+from django_rmq.core.consumer.failures import (
+    Undecodable,
+    Unfit,
+    complete_failure,
+    failure_of,
+    name_of,
+    text_of,
+)
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
@@ -140,7 +147,7 @@ def undecodable(message: Message, error: BaseException) -> Undecodable:
 def returned_from_one(message: Message, returned: object) -> Failure | None:
     """Return the outcome of a message whose listener returned something other than None. May raise ``TypeError``."""
     if returned is False:
-        return judged(
+        return complete_failure(
             message, Failure(message.delivery.member, "failed", None, "the listener returned False")
         )
     check_returned(returned)
@@ -149,7 +156,7 @@ def returned_from_one(message: Message, returned: object) -> Failure | None:
 
 def decided(message: Message) -> Failure | None:
     """Return the failure that ``retry`` or ``reject`` has decided, or None."""
-    return None if message.outcome is None else judged(message, message.outcome)
+    return None if message.outcome is None else complete_failure(message, message.outcome)
 
 
 def call_one(function: Callable[[Any], object], message: Message, argument: object) -> Failure | None:
@@ -175,7 +182,7 @@ def call_one(function: Callable[[Any], object], message: Message, argument: obje
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
         return failure_of(message, error)
-    return None if message.outcome is None else judged(message, message.outcome)
+    return None if message.outcome is None else complete_failure(message, message.outcome)
 
 
 class CallGroup:
@@ -219,7 +226,7 @@ class CallGroup:
         self._failed(name_of(error))
 
     def _failed(self, why: str) -> None:
-        failures.batch_failed(self.readable[0].topic, len(self.readable), why)
+        failures.log_batch_failure(self.readable[0].topic, len(self.readable), why)
         for message in self.readable:
             # The listener may have called ``retry`` or ``reject`` before it failed. Each message gets its outcome in a call of
             # its own.
@@ -500,7 +507,7 @@ class BatchRun:
         batch, committed = self._batch, self._results.committed
         self._mailbox.put(self._results.slice(rest))
         self._results.clear()
-        failures.done(batch.topic, batch.slot.number, committed)
+        failures.log_done(batch.topic, batch.slot.number, committed)
 
 
 def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
@@ -536,7 +543,7 @@ async def await_one(function: Coroutine, message: Message, argument: object) -> 
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
         return failure_of(message, error)
-    return None if message.outcome is None else judged(message, message.outcome)
+    return None if message.outcome is None else complete_failure(message, message.outcome)
 
 
 async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.consumer.child_process import CLEAN, FINISH_SECONDS, ChildProcess, Orphans, log_end
+from django_rmq.core.consumer.crash_recovery import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG, SharedNotes
 from django_rmq.core.consumer.invoke import SignalHandler
-from django_rmq.core.consumer.progress import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG, SharedProgress
 from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, RmqError
 
@@ -79,10 +79,10 @@ class Supervisor:
     connections that a child must not inherit.
     """
 
-    child: Callable[[SharedProgress], int]
+    child: Callable[[SharedNotes], int]
     processes: int
-    make_notes: Callable[[], SharedProgress]
-    died: Callable[[SharedProgress], int] = lambda notes: 0
+    make_notes: Callable[[], SharedNotes]
+    died: Callable[[SharedNotes], int] = lambda notes: 0
     before_fork: Callable[[], None] = lambda: None
     prepare: Callable[[], bool] = lambda: True
     """Called about once a second until it returns True; no child starts before. Signals and health checks are answered

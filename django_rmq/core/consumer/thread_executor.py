@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, ReportQueue
+from django_rmq.core.consumer.crash_recovery import ThreadNotes
 from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
-from django_rmq.core.consumer.progress import ThreadProgress
-from django_rmq.core.consumer.thread_watch import stack_of_thread
+from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic
 
@@ -52,7 +52,7 @@ class ExecutorThread(threading.Thread):
     """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
     def __init__(
-        self, index: int, mailbox: ReportQueue, hooks: Hooks, marks: ThreadProgress | None = None
+        self, index: int, mailbox: ReportQueue, hooks: Hooks, marks: ThreadNotes | None = None
     ) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
         self.index = index

@@ -26,7 +26,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
 from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.consumer import invoke
-from django_rmq.core.consumer.progress import RECYCLE
+from django_rmq.core.consumer.crash_recovery import RECYCLE
 from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
@@ -208,7 +208,7 @@ class Command(RmqCommand):
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
             # A burst is often started by a timer, and the next one would wait beside it.
-            prepare=startup.Preparation(topics, waits=not how.burst),
+            prepare=startup.StartCheck(topics, waits=not how.burst),
             ready=lambda: self._print(
                 options["verbosity"], startup.ready_line(topics, how.threads or 1, processes)
             ),

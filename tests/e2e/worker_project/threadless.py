@@ -6,12 +6,12 @@ import os
 import threading
 
 from django_rmq import Message, listener
-from django_rmq.core.consumer import thread_watch
+from django_rmq.core.consumer import watchdog
 from django_rmq.core.consumer.thread_executor import ExecutorThread
 from tests.e2e.worker_project.happened import write_down
 from tests.e2e.worker_project.settings import WORKER_DATA
 
-thread_watch.GIVE_UP_SECONDS = float(os.environ.get("WORKER_GIVE_UP", "10"))
+watchdog.GIVE_UP_SECONDS = float(os.environ.get("WORKER_GIVE_UP", "10"))
 _start = ExecutorThread.start
 
 

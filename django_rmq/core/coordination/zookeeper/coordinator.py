@@ -344,7 +344,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         worker = self._announced
         try:
             session.open()
-            node_tree.prepare(session)
+            node_tree.create_nodes(session)
             create(session, worker, self._token)
         except BaseException:
             session.close(0.0)

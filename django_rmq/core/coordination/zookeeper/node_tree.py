@@ -54,7 +54,7 @@ def check(session: ZooKeeperSession) -> bool:
     return True
 
 
-def prepare(session: ZooKeeperSession) -> None:
+def create_nodes(session: ZooKeeperSession) -> None:
     """Create the path if it does not exist. Raises ``ConfigurationError`` if it belongs to another application."""
     ensemble, client = session.ensemble, session.client
     if not check(session):

@@ -1,7 +1,8 @@
-"""Progress: the notes of a worker process in shared memory, which outlives it: its id, its beats, and which messages run.
+"""Recovery after a crash: the notes of a worker process in shared memory, which outlives it, and what its parent makes of them.
 
-After a sudden death its parent reads the notes. It commits the messages that were done, ends those that were running as
-timed out, and gives back those that had not begun (``settle``). Without the notes all of them would wait for their time-out.
+The notes have the process's id, its beats, and which messages run. After a sudden death the parent reads them. It commits the
+messages that were done, ends those that were running as timed out, and gives back those that had not begun (``settle``).
+Without the notes all of them would wait for their time-out.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ BEGUN, DONE = 1, 2
 and it is to be committed."""
 
 
-class ThreadProgress:
+class ThreadNotes:
     """The memory in which one thread records messages as begun and done; the oldest entry is overwritten."""
 
     __slots__ = ("_at", "_marks", "states")
@@ -98,7 +99,7 @@ class ThreadProgress:
         return states
 
 
-class SharedProgress:
+class SharedNotes:
     """Shared memory that a child writes and its parent reads. Create it before the fork."""
 
     def __init__(self, threads: int) -> None:
@@ -114,7 +115,7 @@ class SharedProgress:
         self._marks = whole[head : head + 8 * marks].cast("q")
         self._states = whole[head + 8 * marks :]
         parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
-        self._threads = [ThreadProgress(self._marks[part], self._states[part]) for part in parts]
+        self._threads = [ThreadNotes(self._marks[part], self._states[part]) for part in parts]
 
     # --- the process
 
@@ -154,7 +155,7 @@ class SharedProgress:
 
     # --- its threads
 
-    def thread(self, index: int) -> ThreadProgress:
+    def thread(self, index: int) -> ThreadNotes:
         """Return the marks of a thread. No two threads that may still write share one."""
         self._words[_USED] = max(self._words[_USED], index + 1)
         return self._threads[index]
@@ -243,7 +244,7 @@ class RecoveryResult:
         return self._named[ending, topic]
 
 
-def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> RecoveryResult:
+def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> RecoveryResult:
     """Commit the messages that a dead worker had done, end those it was running as timed out, and release the others.
 
     If the worker has ended itself because of HARD_TIMEOUT, only the messages that exceeded it are charged, and the
@@ -251,7 +252,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> Re
     It ends as timed out at once, because it no longer runs. Redis does not record who holds a message of a topic without
     a gate, so these messages are left to the time-out. Raises ``ServerTrouble``.
     """
-    owner, ends = notes.owner, _Ends(notes)
+    owner, verdict = notes.owner, _CrashVerdict(notes)
     settled = RecoveryResult()
     end = time.monotonic() + SETTLE_SECONDS
     # A process that died before it had an owner id has taken no messages.
@@ -259,7 +260,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedProgress) -> Re
         if not topic.serial:
             continue
         for slots in _in_flight(broker, topic, end):
-            _settle_some(broker, topic, slots, owner, ends, settled)
+            _settle_some(broker, topic, slots, owner, verdict, settled)
     return settled
 
 
@@ -281,10 +282,10 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
         yield occupied
 
 
-class _Ends:
+class _CrashVerdict:
     """Decides how the messages of a dead worker end, by the progress that it has recorded."""
 
-    def __init__(self, notes: SharedProgress) -> None:
+    def __init__(self, notes: SharedNotes) -> None:
         self._begun = notes.begun()
         self._overran = notes.charged
         self._is_replaced = notes.end == HARD_TIMEOUT_EXCEEDED
@@ -302,7 +303,12 @@ class _Ends:
 
 
 def _settle_some(
-    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, ends: _Ends, settled: RecoveryResult
+    broker: Broker,
+    topic: Topic,
+    slots: Sequence[int],
+    owner: str,
+    verdict: _CrashVerdict,
+    settled: RecoveryResult,
 ) -> None:
     """Settle the messages that a dead worker has in flight in some slots, and record them in ``settled``."""
     telling = broker.pipeline()
@@ -315,7 +321,7 @@ def _settle_some(
         to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
         for thing in all_held(broker, topic, slot, owner, first):
             member = thing.delivery.member
-            end = ends.of(mark_of(topic.name, slot, thing.receipt, member))
+            end = verdict.of(mark_of(topic.name, slot, thing.receipt, member))
             to_tell[thing.receipt, end].append(member)
         for (receipt, end), members in to_tell.items():
             for start in range(0, len(members), BATCH):

@@ -47,7 +47,7 @@ class DatabaseTrouble(ServerTrouble):
     """A duty has lost its connection to a database, or cannot get one."""
 
 
-class Maintenance(threading.Thread):
+class DutyThread(threading.Thread):
     """Runs duties until stopped. Each is then closed, so that it can release its resources.
 
     ``server``: the server for which these duties wait, as it is called in the name of the thread.
@@ -174,4 +174,4 @@ def _parts(slots: Sequence[range]) -> Iterator[list[int]]:
         yield part
 
 
-__all__ = ["DatabaseTrouble", "Duty", "Maintenance", "SlotsOf", "trim_dead"]
+__all__ = ["DatabaseTrouble", "Duty", "DutyThread", "SlotsOf", "trim_dead"]

@@ -56,7 +56,7 @@ Fields = dict[str, Any]
 """The validated values of a request."""
 
 
-class Strict(serializers.Serializer[object]):
+class RequestSerializer(serializers.Serializer[object]):
     """Refuses unknown keys."""
 
     def to_internal_value(self, data: object) -> object:
@@ -205,7 +205,7 @@ def body_for(topic: Topic, body: Any) -> object:
         raise InvalidMessage(f"topic {topic.name} has BODY 'bytes': body must be base64") from None
 
 
-def some(kind: type[Strict]) -> object:
+def some(kind: type[RequestSerializer]) -> object:
     """Return a field for a list of 1 to 1,000 items."""
     several: Any = kind
     return several(many=True, min_length=1, max_length=BATCH)
@@ -222,7 +222,7 @@ MOST_ONCE = 100
 """Maximum number of messages of a send with an Idempotency-Key; its answer is kept in Redis."""
 
 
-class SlotsQuery(Strict):
+class SlotsQuery(RequestSerializer):
     """The range of slots."""
 
     topic = Text(max_length=100)
@@ -230,7 +230,7 @@ class SlotsQuery(Strict):
     limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
 
 
-class CausesQuery(Strict):
+class CausesQuery(RequestSerializer):
     """The topic whose dead messages are grouped, and how many are looked at."""
 
     topic = Text(required=False, max_length=100, help_text="One topic; without it, all topics")
@@ -242,7 +242,7 @@ class CausesQuery(Strict):
     )
 
 
-class FilterFields(Strict):
+class FilterFields(RequestSerializer):
     """The selection of messages; all conditions must hold."""
 
     text = Text(
@@ -266,7 +266,7 @@ def wanted(values: Fields) -> Filter:
     return Filter(**{name: values[name] for name in names if name in values})
 
 
-class LimitsFields(Strict):
+class LimitsFields(RequestSerializer):
     """Limits of a topic at run time. One that is left out is that of the settings; null: there is none."""
 
     max_rate = Number(
@@ -294,7 +294,7 @@ class MessagesQuery(FilterFields):
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="Order by score")
 
 
-class NameQuery(Strict):
+class NameQuery(RequestSerializer):
     """How a message is named if the address has `-` in place of its id: by its `key`, or by its `body`."""
 
     key = Text(required=False, max_length=512, help_text="With `-` as the id: the key of the message")
@@ -322,7 +322,7 @@ class DeleteQuery(NameQuery):
     keep = serializers.BooleanField(default=True, help_text=KEEP_HELP)
 
 
-class HealthQuery(Strict):
+class HealthQuery(RequestSerializer):
     """The limits of good health; only for users who may see topics. Without one, what is unusual is a note."""
 
     max_age = Seconds(
@@ -352,7 +352,7 @@ class HealthQuery(Strict):
     )
 
 
-class MessageFields(Strict):
+class MessageFields(RequestSerializer):
     """One message of many. `body` is any JSON, a text, or base64, as the topic's BODY says."""
 
     body = Anything(allow_null=True)
@@ -386,32 +386,32 @@ class SendFields(MessageFields):
     )
 
 
-class SendsFields(Strict):
+class SendsFields(RequestSerializer):
     """Many messages."""
 
     messages = some(MessageFields)
 
 
-class EditFields(Strict):
+class EditFields(RequestSerializer):
     """An edited body, if any."""
 
     body = Anything(allow_null=True, required=False)
 
 
-class BuryFields(Strict):
+class BuryFields(RequestSerializer):
     """The reason."""
 
     why = Text(required=False, max_length=LONGEST_TEXT)
 
 
-class RescheduleFields(Strict):
+class RescheduleFields(RequestSerializer):
     """Another due time, or another priority."""
 
     due = Instant(required=False)
     priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
 
 
-class StrictFilter(Strict):
+class StrictFilter(RequestSerializer):
     """The selection of messages; all conditions must hold. Ages in seconds."""
 
     text = Text(required=False, max_length=LONGEST_TEXT)
@@ -437,13 +437,13 @@ class RescheduleAllFields(RescheduleFields):
     dry_run = Flag(default=False)
 
 
-class ReplayNamedFields(Strict):
+class ReplayNamedFields(RequestSerializer):
     """Dead messages by their ids."""
 
     ids = serializers.ListField(child=Text(max_length=LONGEST_ID), min_length=1, max_length=MAX_IDS)
 
 
-class ReplayFilterFields(Strict):
+class ReplayFilterFields(RequestSerializer):
     """All dead messages that a filter selects. An empty filter selects all."""
 
     filter = StrictFilter()
@@ -451,7 +451,7 @@ class ReplayFilterFields(Strict):
     dry_run = Flag(default=False)
 
 
-class BackgroundFields(Strict):
+class BackgroundFields(RequestSerializer):
     """What workers do in the background. A purge selects by age and slot only."""
 
     action = serializers.ChoiceField(["replay", "delete", "purge"])
@@ -461,7 +461,7 @@ class BackgroundFields(Strict):
     keep = Flag(default=True, help_text=KEEP_HELP)
 
 
-class PurgeFields(Strict):
+class PurgeFields(RequestSerializer):
     """The messages to delete without examining them."""
 
     state = State(["waiting", "resting", "dead"])
@@ -472,7 +472,7 @@ class PurgeFields(Strict):
     keep = Flag(default=True, help_text=KEEP_HELP)
 
 
-class PrepareFields(Strict):
+class PrepareFields(RequestSerializer):
     """A request for up to `max` messages. If there is none, the answer waits up to `wait` seconds for the first."""
 
     consumer = Uuid(
@@ -486,7 +486,7 @@ class PrepareFields(Strict):
     )
 
 
-class DeliveryFields(Strict):
+class DeliveryFields(RequestSerializer):
     """One delivery, as named by `prepare`."""
 
     id = Text(max_length=LONGEST_ID)
@@ -506,13 +506,13 @@ class FailedFields(DeliveryFields):
     reject = Flag(default=False, help_text="True: move the message to Dead without another retry")
 
 
-class SettleFields(Strict):
+class SettleFields(RequestSerializer):
     """Deliveries."""
 
     deliveries = some(DeliveryFields)
 
 
-class RollbackFields(Strict):
+class RollbackFields(RequestSerializer):
     """Deliveries that failed."""
 
     deliveries = some(FailedFields)

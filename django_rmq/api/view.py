@@ -27,9 +27,9 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import errors, requests
-from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.permissions import TopicPermission
-from django_rmq.api.requests import Fields, Strict, body_for
+from django_rmq.api.renderers import Parser, Renderer, check_size, renderers
+from django_rmq.api.requests import Fields, RequestSerializer, body_for
 from django_rmq.api.schema import view_schema
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.topic import Topic
@@ -176,7 +176,9 @@ MESSAGE_ID = {"id": {"type": "string", "pattern": "^([0-9]{1,7}[.~].+|-)$"}}
 class MessageRoute(RmqView):
     """A route of one message. The address has its id, or ``-`` if the query names it by its key or body."""
 
-    def named(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> Fields:
+    def named(
+        self, topic: Topic, message_id: str, query: type[RequestSerializer] = requests.NameQuery
+    ) -> Fields:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
         params = self.read(query, self.request.query_params)
         arguments: Fields = {name: params[name] for name in ("key", "body", "slot_basis") if name in params}
@@ -195,7 +197,9 @@ class MessageRoute(RmqView):
             arguments["body"] = body_for(topic, arguments["body"])
         return arguments
 
-    def id_of(self, topic: Topic, message_id: str, query: type[Strict] = requests.NameQuery) -> str:
+    def id_of(
+        self, topic: Topic, message_id: str, query: type[RequestSerializer] = requests.NameQuery
+    ) -> str:
         """Return the id of the message, which may not exist."""
         arguments = self.named(topic, message_id, query)
         return str(arguments["id"]) if "id" in arguments else self.operations.id_of(topic.name, **arguments)

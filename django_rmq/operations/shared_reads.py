@@ -118,7 +118,7 @@ def shared_survey_of(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """
     if connections.in_memory():
         return topic_survey.survey_topics(broker, topics)
-    return share_answer((broker, *topics), partial(_made_once, broker, topics), KEPT_SECONDS)
+    return share_answer((broker, *topics), partial(_survey_kept_in_redis, broker, topics), KEPT_SECONDS)
 
 
 def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -> TopicCounters:
@@ -311,8 +311,12 @@ def _of(question: tuple[object, ...]) -> _Kept:
         return shared
 
 
-def _made_once(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the survey that Redis keeps, or make one and let Redis keep it."""
+def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the survey that Redis keeps, or make one and let Redis keep it.
+
+    The store of the answers to REST's requests that run only once serves as the cache: ``begin_answer`` gives one process the
+    lease to make the survey, and the others its answer.
+    """
     name, token, began = _name(topics), uuid4().hex, time.monotonic()
     word = "running"
     while word == "running" and time.monotonic() - began < WAIT_SECONDS:

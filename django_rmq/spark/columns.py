@@ -21,7 +21,7 @@ from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.validation import check_stored_basis
 from django_rmq.durations import AMBIGUOUS, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.arrow_rows import ArrowRows
+from django_rmq.spark.bulk_write import ArrowRows
 from django_rmq.spark.reader import COLUMNS, METADATA
 
 MARGIN_MS = 1_000

@@ -38,8 +38,8 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.core.producer.validation import check_priority
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
-from django_rmq.spark.arrow_rows import ArrowBulk, ArrowRows, canonical_rows, canonical_texts
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
+from django_rmq.spark.bulk_write import ArrowBulk, ArrowRows, canonical_rows, canonical_texts
 from django_rmq.spark.columns import (
     WriteColumns,
     check_taken,

@@ -1,4 +1,4 @@
-"""Times, numbers and small lines in the form of the admin's pages."""
+"""Times, numbers, query strings and small lines in the form of the admin's pages."""
 
 from __future__ import annotations
 

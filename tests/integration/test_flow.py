@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.capacity import ThreadPartitions
+from django_rmq.core.consumer.capacity import FlowThreads
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Heard, Worker, eventually, live, send, total
@@ -53,7 +53,7 @@ def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
     send(broker, SLOW, range(10_000))
     with Worker(broker, SLOW, bottleneck, threads=12) as worker:
-        flow = worker.dispatcher._capacity.partitions.flows["slow"]
+        flow = worker.dispatcher._capacity.flow_threads.flows["slow"]
         seen: deque[int] = deque(maxlen=500)
         done = 0
 
@@ -73,9 +73,9 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     bottleneck, heard = Bottleneck(100, LONG), Heard()
     send(broker, SLOW, range(300))
     with Worker(broker, [SLOW, FREE], {"slow": bottleneck, "free": heard}, threads=4) as worker:
-        flow = worker.dispatcher._capacity.partitions.flows["slow"]
+        flow = worker.dispatcher._capacity.flow_threads.flows["slow"]
         flow.limit = flow.most
-        eventually(lambda: bottleneck.running == 3, "a listener in each lane")
+        eventually(lambda: bottleneck.running == 3, "a listener in each thread of its flow")
         for part in range(5):
             send(broker, FREE, range(part * 200, part * 200 + 200))
             heard.wait(part * 200 + 200, 20)
@@ -142,37 +142,37 @@ def test_a_flow_and_a_limit_hold_together(broker: Any) -> None:
     assert bottleneck.most == 2
 
 
-# --- lanes
+# --- threads
 
 
 def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
-    lanes, load = ThreadPartitions([SLOW, FREE], 4), [0.0] * 4
-    lanes.flows["slow"].limit = 2
-    assert lanes.choose("slow", 0, load, 0.0) == 3
-    lanes.started(1, "slow", 3)
-    assert lanes.choose("slow", 0, load, 0.0) == 2
-    lanes.started(2, "slow", 2)
-    assert lanes.capacity("slow", 1) == 0
-    assert lanes.capacity("slow", 2) == 2
-    assert lanes.choose("slow", 0, load, 0.0) in (2, 3), "behind one that runs, not beside"
-    assert lanes.choose("free", 3, load, 0.0) == 0
-    assert lanes.choose("free", 1, load, 0.0) == 1, "no reason to move"
-    assert lanes.choose("free", 1, [0.0, 0.5, 0, 0], 0.0) == 0
-    lanes.ended(1, 5.0)
-    assert lanes.choose("free", 3, load, 5.5) == 0, "its next message comes"
-    assert lanes.choose("free", 3, load, 7.0) == 3
-    assert lanes.capacity("free", 1) > 1000
+    flow_threads, load = FlowThreads([SLOW, FREE], 4), [0.0] * 4
+    flow_threads.flows["slow"].limit = 2
+    assert flow_threads.choose("slow", 0, load, 0.0) == 3
+    flow_threads.started(1, "slow", 3)
+    assert flow_threads.choose("slow", 0, load, 0.0) == 2
+    flow_threads.started(2, "slow", 2)
+    assert flow_threads.capacity("slow", 1) == 0
+    assert flow_threads.capacity("slow", 2) == 2
+    assert flow_threads.choose("slow", 0, load, 0.0) in (2, 3), "behind one that runs, not beside"
+    assert flow_threads.choose("free", 3, load, 0.0) == 0
+    assert flow_threads.choose("free", 1, load, 0.0) == 1, "no reason to move"
+    assert flow_threads.choose("free", 1, [0.0, 0.5, 0, 0], 0.0) == 0
+    flow_threads.ended(1, 5.0)
+    assert flow_threads.choose("free", 3, load, 5.5) == 0, "its next message comes"
+    assert flow_threads.choose("free", 3, load, 7.0) == 3
+    assert flow_threads.capacity("free", 1) > 1000
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_one_thread_is_never_a_lane_where_others_need_one(threads: int) -> None:
-    lanes = ThreadPartitions([SLOW, FREE], threads)
-    flow = lanes.flows["slow"]
+    flow_threads = FlowThreads([SLOW, FREE], threads)
+    flow = flow_threads.flows["slow"]
     assert flow.most == max(1, threads - 1)
     flow.limit = flow.most
     for number in range(flow.limit):
-        lanes.started(number, "slow", lanes.choose("slow", 0, [0.0] * threads, 0.0))
-    assert lanes.choose("free", threads - 1, [0.0] * threads, 0.0) == 0
-    assert lanes.is_lane(0, 0.0) == (threads == 1)
-    assert ThreadPartitions([SLOW], threads).flows["slow"].most == threads
-    assert not ThreadPartitions([FREE], threads)
+        flow_threads.started(number, "slow", flow_threads.choose("slow", 0, [0.0] * threads, 0.0))
+    assert flow_threads.choose("free", threads - 1, [0.0] * threads, 0.0) == 0
+    assert flow_threads.has_flow(0, 0.0) == (threads == 1)
+    assert FlowThreads([SLOW], threads).flows["slow"].most == threads
+    assert not FlowThreads([FREE], threads)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django_rmq.core.commands.insert import RECEIPT
+from django_rmq.core.commands.insert import SENTINEL
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import WrongType
@@ -22,7 +22,7 @@ LATE_MS = 1_000
 
 def insert(memory: Memory, topic: Topic, slot: int, *rest: Any) -> Counter[str] | None:
     """Insert the messages of a ZADD; None: they have to be looked at one by one, and nothing was sent."""
-    pairs = rest[len(RECEIPT) + (rest[0] == "NX") :]
+    pairs = rest[len(SENTINEL) + (rest[0] == "NX") :]
     try:
         return _insert(memory, topic, slot, pairs[::2], pairs[1::2])
     except WrongType:

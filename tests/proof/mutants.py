@@ -231,7 +231,7 @@ MUTANTS: dict[str, Mutant] = {
         "Nothing is inserted that would not all fit.",
         "tests/contract/test_inserting.py::test_what_would_not_all_fit_is_looked_at",
     ),
-    "takes_an_empty_message_for_the_receipt": Mutant(
+    "takes_an_empty_message_for_the_sentinel": Mutant(
         As("return true"),
         "An empty message of another program is no receipt.",
         "tests/contract/test_inserting.py::test_an_empty_message_of_somebody_else_is_no_receipt",

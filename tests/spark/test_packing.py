@@ -19,8 +19,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.spark.arrow_rows import CALL_BYTES, PAUSE, ArrowBulk, ArrowRows, Inserting, groups
 from django_rmq.spark.broker_connection import RetryPolicy
+from django_rmq.spark.bulk_write import CALL_BYTES, PAUSE, ArrowBulk, ArrowRows, Inserting, groups
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import CHUNK_BYTES, Writer, gathered
 from tests.spark.conftest import Queue

@@ -19,8 +19,8 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import broker_connection
-from django_rmq.spark.arrow_rows import ArrowBulk, ArrowRows
 from django_rmq.spark.broker_connection import RetryPolicy
+from django_rmq.spark.bulk_write import ArrowBulk, ArrowRows
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, plan, reader, rows
 from tests.support.brokers import Broker

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core.model.keys import schedules_key
-from django_rmq.core.model.schedule import Schedule, ScheduleRecord, Wall, walls_text
+from django_rmq.core.model.schedule import LocalTime, Schedule, ScheduleRecord, local_times_text
 from django_rmq.exceptions import ServerRefused, Unreadable
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker
@@ -270,11 +270,11 @@ def test_what_a_worker_has_declared_meanwhile_is_not_changed(broker: Any) -> Non
 
 def test_what_the_clock_on_the_wall_showed_belongs_to_the_tick_that_was_planned(broker: Any) -> None:
     first = declared(broker)
-    walls = (Wall(first.at + 5_000, 7_200, "Europe/Berlin"),)
-    broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7, walls_text(walls))
-    assert (record(broker).walls, walls[0].local_ms) == (walls, first.at + 5_000 + 7_200_000)
+    walls = (LocalTime(first.at + 5_000, 7_200, "Europe/Berlin"),)
+    broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7, local_times_text(walls))
+    assert (record(broker).local_times, walls[0].local_ms) == (walls, first.at + 5_000 + 7_200_000)
     broker.change_schedule("s", "walls", "")
-    assert (record(broker).walls, record(broker).state) == ((), "retracting")
+    assert (record(broker).local_times, record(broker).state) == ((), "retracting")
 
 
 def test_what_an_older_version_leaves_of_a_schedule_is_no_schedule(redis_client: redis.Redis) -> None:

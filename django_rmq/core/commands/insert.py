@@ -1,5 +1,7 @@
 """Calls that insert many messages of a slot in one transaction, in which Lua looks at none of them: the fast way of Spark.
 
+``send`` has the calls in which a script looks at each message; ``spark.bulk_write`` falls back on them.
+
 The invariant: an insertion does what a send of the same messages does, or it changes nothing, and outside its transaction
 Store has its name. If the last step could not run, the next script on the slot restores Store.
 """
@@ -13,7 +15,7 @@ from typing import NamedTuple
 from django_rmq.core.commands.script_call import AtSlot, Call, KeyPlace, Packed, RedisCommand, Reply
 from django_rmq.core.model.topic import Topic, TopicType
 
-RECEIPT = (0, b"")
+SENTINEL = (0, b"")
 """Score and member of the empty message at the end of a ZADD: it shows that the ZADD has not failed."""
 
 
@@ -58,7 +60,7 @@ def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[object]]:
     return [
         _part("MULTI"),
         _step(b"begin", topic, slot, rows),
-        _part("ZADD", place, (*keeps, *RECEIPT, *_last(rows.pairs))),
+        _part("ZADD", place, (*keeps, *SENTINEL, *_last(rows.pairs))),
         _step(b"end", topic, slot, rows),
         RedisCommand("EXEC", _NOWHERE, (), parse),
     ]

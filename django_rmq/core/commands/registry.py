@@ -449,7 +449,7 @@ def plan_tick(
 ) -> Call[str]:
     """Make ``instant`` the next tick of a schedule, if ``before`` is still the latest one.
 
-    ``walls``: what ``walls_text`` returns. Answers planned, early or lost.
+    ``walls``: what ``local_times_text`` returns. Answers planned, early or lost.
     """
     own = (name, generation, before, instant, topic, crc, walls)
     return Call("schedules/plan", Named(_schedule_key, name), own, word)

@@ -1,7 +1,7 @@
-"""Capacity: how many more messages a worker can take now, given its threads, its event loop, its lanes and its memory.
+"""Capacity: how many more messages a worker can take now, given its threads, its event loop, its flows and its memory.
 
-A topic with FLOW has as many lanes as its flow allows, but never all threads if there are other topics. Topics without a
-flow use the other threads. So a listener that becomes slow delays only its own topic. Limits over all workers
+A topic with FLOW uses as many threads as its flow allows, but never all of them if there are other topics. Topics without a
+flow use the others. So a listener that becomes slow delays only its own topic. Limits over all workers
 are in ``rate_limits``.
 """
 
@@ -147,12 +147,12 @@ class AsyncCapacity:
             flow.note(seconds, messages, self._held[topic], time.monotonic())
 
 
-LANE_SECONDS = 1.0
-"""Seconds for which a thread remains a lane after its last batch."""
+FLOW_SECONDS = 1.0
+"""Seconds for which a thread remains in use by a flow after its last batch."""
 
 
-class ThreadPartitions:
-    """The flows of one worker's topics, and the threads of their batches."""
+class FlowThreads:
+    """The flows of one worker's topics, and the threads that run their batches."""
 
     def __init__(self, topics: Iterable[Topic], threads: int) -> None:
         names = [topic.name for topic in topics]
@@ -163,7 +163,7 @@ class ThreadPartitions:
         first = 1 if len(flowing) < len(names) and threads > 1 else 0
         self._threads = range(threads)
         self._open = range(first, threads)
-        """Threads that may be lanes."""
+        """Threads that flows may use."""
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Topic -> thread -> number of batches in flight."""
         self._batches: dict[int, tuple[str, int]] = {}
@@ -173,13 +173,13 @@ class ThreadPartitions:
         return bool(self.flows)
 
     def capacity(self, topic: str, depth: int) -> int:
-        """Return how many batches of ``topic`` may be taken now, with ``depth`` per lane."""
+        """Return how many batches of ``topic`` may be taken now, with ``depth`` per thread."""
         flow = self.flows.get(topic)
         return 1 << 30 if flow is None else flow.limit * depth - self._held[topic].total()
 
-    def is_lane(self, thread: int, now: float) -> bool:
+    def has_flow(self, thread: int, now: float) -> bool:
         """Return whether a thread runs batches of a topic with a flow."""
-        return now - self._left_at[thread] < LANE_SECONDS or any(held[thread] for held in self._held.values())
+        return now - self._left_at[thread] < FLOW_SECONDS or any(held[thread] for held in self._held.values())
 
     def choose(self, topic: str, present: int, load: Sequence[float], now: float) -> int:
         """Return the thread for the next batch of ``topic``.
@@ -193,7 +193,7 @@ class ThreadPartitions:
                 return min(held, key=held.__getitem__)
             # From the highest index down, because topics without a flow fill the threads from the lowest.
             return min((t for t in self._open if t not in held), key=lambda t: (load[t], -t), default=present)
-        free = [t for t in self._threads if not self.is_lane(t, now)] or [0]
+        free = [t for t in self._threads if not self.has_flow(t, now)] or [0]
         least = min(free, key=load.__getitem__)
         return present if present in free and load[present] <= load[least] + 0.05 else least
 
@@ -257,7 +257,7 @@ class Capacity:
         self.bytes = MemoryBudget(topics)
         self.async_capacity = async_capacity
         self._in_flight = in_flight
-        self.partitions = ThreadPartitions(
+        self.flow_threads = FlowThreads(
             [topic for topic in topics if topic.name not in self.async_capacity], threads
         )
         self.limits = RateLimits(broker, owner, topics, self._capacity)
@@ -271,15 +271,18 @@ class Capacity:
 
     @property
     def is_limited(self) -> bool:
-        """Whether due slots may have to wait for limits or lanes."""
-        return bool(self.limits or self.partitions or self.async_capacity)
+        """Whether due slots may have to wait for limits or flows."""
+        return bool(self.limits or self.flow_threads or self.async_capacity)
 
     def runners(self, topic: Topic) -> int:
         """Return how many batches of a topic may run at the same time."""
         return self.async_capacity.most(topic.name) if topic.name in self.async_capacity else self.threads
 
     def depth(self, slot: ConsumedSlot) -> int:
-        """Return how many batches of a slot may be in flight: one runs, the next is ready."""
+        """Return how many batches of a slot may be in flight. Usually 2: one runs, and the next one is ready behind it.
+
+        1 where nothing should wait behind a call: it would break the order, take long, or could run elsewhere.
+        """
         if slot.topic.is_strict or (slot.topic.serial and slot in self._slow):
             return 1
         if not slot.topic.serial:
@@ -287,9 +290,9 @@ class Capacity:
         if slot.topic.name in self.async_capacity and len(self.table) > self.async_capacity.most(
             slot.topic.name
         ):
-            return 1  # there are other slots
-        can_move = self.partitions and not slot.topic.flow and slot.topic.name not in self.async_capacity
-        if can_move and self.partitions.is_lane(slot.thread, time.monotonic()):
+            return 1  # other slots have messages for these calls
+        can_move = self.flow_threads and not slot.topic.flow and slot.topic.name not in self.async_capacity
+        if can_move and self.flow_threads.has_flow(slot.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
         has_one = slot.topic.is_priority or slot.topic.flow or self.limits.has_permits(slot.topic.name)
@@ -300,8 +303,8 @@ class Capacity:
         topic = slot.topic
         if topic.name in self.async_capacity:
             return self.threads  # behind the executor threads
-        if self.partitions and not (topic.serial and slot.batches):
-            thread = self.partitions.choose(topic.name, slot.thread, load, time.monotonic())
+        if self.flow_threads and not (topic.serial and slot.batches):
+            thread = self.flow_threads.choose(topic.name, slot.thread, load, time.monotonic())
             if topic.serial and thread != slot.thread:
                 self.table.move(slot, thread)
             return thread
@@ -330,21 +333,21 @@ class Capacity:
         """Return how many messages a topic's listener takes per call."""
         return self.listeners[topic.name].batch_size or 1
 
-    def of_lanes(self, topic: str) -> int:
-        """Return how many batches of a topic its lanes can take."""
+    def batches_left(self, topic: str) -> int:
+        """Return how many more batches of a topic its flow, or the event loop, can take."""
         if topic in self.async_capacity:
             return self.async_capacity.capacity(topic, self.call_times[topic].seconds_per_message)
-        return self.partitions.capacity(
+        return self.flow_threads.capacity(
             topic, 2 if self.call_times[topic].seconds_per_message <= QUICK_SECONDS else 1
         )
 
     def slots(self, topic: str) -> int:
-        """Return how many slots of a topic that wait for limits or lanes may be asked."""
-        return max(0, min(self.limits.room(topic), self.of_lanes(topic)))
+        """Return how many slots of a topic that wait for limits or flows may be asked."""
+        return max(0, min(self.limits.room(topic), self.batches_left(topic)))
 
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all executors together can have in flight."""
-        flow = self.partitions.flows.get(topic.name)
+        flow = self.flow_threads.flows.get(topic.name)
         return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
     # --- what prepares return
@@ -377,7 +380,7 @@ class Capacity:
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
-        self.partitions.reported(topic, seconds, messages, now)
+        self.flow_threads.reported(topic, seconds, messages, now)
         self.async_capacity.reported(topic, seconds, messages)
         self.call_times[topic].note(seconds, messages)
 
@@ -393,4 +396,4 @@ class Capacity:
         self.bytes.held -= batch.size
         self.async_capacity.ended(batch.slot)
         self.limits.ended(batch.slot.topic.name, len(batch.messages), now)
-        self.partitions.ended(id(batch), now)
+        self.flow_threads.ended(id(batch), now)

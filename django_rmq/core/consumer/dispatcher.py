@@ -299,7 +299,13 @@ class Dispatcher:
         )
         self._pool = pool = ExecutorPool(count, mailbox, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
-            broker, owner, table, listeners, count, async_capacity, in_flight
+            broker,
+            owner,
+            table=table,
+            listeners=listeners,
+            threads=count,
+            async_capacity=async_capacity,
+            in_flight=in_flight,
         )
         mailbox.on(LimitsChange, capacity.change_limits)
         self._schedule = schedule = SlotSchedule(
@@ -308,35 +314,91 @@ class Dispatcher:
         slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
         self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher)
         self._router = router = BatchRouter(
-            broker, pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
+            broker,
+            pool=pool,
+            in_flight=in_flight,
+            capacity=capacity,
+            schedule=schedule,
+            acks=acks,
+            shutdown=shutdown,
+            took=callbacks.took,
         )
-        self._replacer = ThreadReplacer(pool, in_flight, router, table, schedule, self.thread_watch, mailbox)
-        recovery = LostReplyRecovery(broker, owner, in_flight, capacity, acks, router, slot_errors)
+        self._replacer = ThreadReplacer(
+            pool,
+            in_flight=in_flight,
+            router=router,
+            table=table,
+            schedule=schedule,
+            thread_watch=self.thread_watch,
+            mailbox=mailbox,
+        )
+        recovery = LostReplyRecovery(
+            broker,
+            owner,
+            in_flight=in_flight,
+            capacity=capacity,
+            acks=acks,
+            router=router,
+            slot_errors=slot_errors,
+        )
         fenced_slots = FencedSlots(broker, owner, ownership.confirmed)
         self._acquirer = acquirer = SlotAcquirer(
-            broker, owner, table, schedule, slot_errors, recovery, fenced_slots
+            broker,
+            owner,
+            table=table,
+            schedule=schedule,
+            slot_errors=slot_errors,
+            recovery=recovery,
+            fenced_slots=fenced_slots,
         )
         self._due_poll = due_poll = DuePoll(
-            broker, table, schedule, slot_errors, acquirer, options.poll_seconds
+            broker,
+            table=table,
+            schedule=schedule,
+            slot_errors=slot_errors,
+            acquirer=acquirer,
+            poll_seconds=options.poll_seconds,
         )
         self._reaper = TimeoutReaper(broker, options.swept, self._complain)
         self._planner = planner = FetchPlanner(
-            owner, pool, in_flight, capacity, schedule, acks, self._complain
+            owner,
+            pool=pool,
+            in_flight=in_flight,
+            capacity=capacity,
+            schedule=schedule,
+            acks=acks,
+            complain=self._complain,
         )
-        handed_out, moved = callbacks.handed_out, ownership.on_moved
-        replies = FetchReplies(capacity, schedule, acks, router, acquirer, shutdown, handed_out, moved)
+        replies = FetchReplies(
+            capacity,
+            schedule,
+            acks=acks,
+            router=router,
+            acquirer=acquirer,
+            shutdown=shutdown,
+            handed_out=callbacks.handed_out,
+            on_moved=ownership.on_moved,
+        )
         self._round_trips = RoundTrips(broker, acks, planner, replies, capacity.bytes)
-        self._rest = IdleCheck(options, in_flight, acks, table, schedule, ownership.settled, mailbox)
+        self._idle_check = IdleCheck(
+            options,
+            in_flight=in_flight,
+            acks=acks,
+            table=table,
+            schedule=schedule,
+            owns_all=ownership.settled,
+            mailbox=mailbox,
+        )
         self._handlers = MailboxHandlers(
             mailbox,
-            table,
-            schedule,
-            router,
-            acquirer,
-            due_poll,
-            shutdown,
-            self._background.look_again,
-            moved,
+            table=table,
+            schedule=schedule,
+            router=router,
+            acquirer=acquirer,
+            due_poll=due_poll,
+            shutdown=shutdown,
+            look_again=self._background.look_again,
+            on_moved=ownership.on_moved,
         )
 
     @property
@@ -426,7 +488,7 @@ class Dispatcher:
                 self._mailbox.process_items()
                 if self._has_more():
                     continue
-            if self._rest.is_over():
+            if self._idle_check.is_over():
                 return
             self._sleep()
 
@@ -484,7 +546,7 @@ class Dispatcher:
             self._capacity.limits.due(),
             self._router.due,
             self._acquirer.due(now),
-            self._rest.due(now),
+            self._idle_check.due(now),
         )
         return max(0.0, wake - now)
 

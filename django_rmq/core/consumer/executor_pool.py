@@ -346,7 +346,7 @@ class BatchRouter:
         if topic not in self._capacity.async_capacity:
             batch.cost = len(batch.messages) * self._capacity.call_times[topic].seconds_per_message
             self._in_flight.load[thread] += batch.cost
-            self._capacity.partitions.started(id(batch), topic, thread)
+            self._capacity.flow_threads.started(id(batch), topic, thread)
         self._pool.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:

@@ -204,7 +204,7 @@ class FetchPlan:
         self.of_topic: defaultdict[str, int] = defaultdict(int)
         """Topic -> number of messages."""
         self.slots_of_topic: defaultdict[str, int] = defaultdict(int)
-        """Topic -> number of slots that lanes or the event loop need room for."""
+        """Topic -> number of slots that flows or the event loop need room for."""
 
     def add(self, slot: ConsumedSlot, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, of which about ``expected`` may come."""
@@ -264,7 +264,11 @@ class FetchPlanner:
     def queue(
         self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
-        """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
+        """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return.
+
+        A slot is parked if the limits or the flow of its topic leave no room: it waits for them. It is passed over, and stays
+        in ``waiting``, if its thread has enough to do. The loop ends if the worker, or its memory, has no room for any slot.
+        """
         if self._schedule.waiting:
             self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
         plan, capacity = self.nothing(under_way), self._capacity
@@ -274,9 +278,10 @@ class FetchPlanner:
             topic = slot.topic
             overlaps = topic.name in capacity.async_capacity
             is_bounded = capacity.async_capacity.needs_room(slot) if overlaps else topic.flow
-            if is_bounded and capacity.of_lanes(topic.name) <= plan.slots_of(topic.name, under_way):
+            if is_bounded and capacity.batches_left(topic.name) <= plan.slots_of(topic.name, under_way):
                 parked.append(slot)
                 continue
+            # From here on a slot that is left out stays in ``waiting``, because its thread may have room in the next turn.
             thread = capacity.thread_for(slot, plan.load)
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
@@ -321,7 +326,9 @@ class FetchPlanner:
         limit = min(capacity.limit(topic), left - plan.messages)
         if topic.name in capacity.async_capacity and not topic.serial:
             expected = 0 if under_way is None else under_way.of_topic[topic.name]
-            limit = min(limit, capacity.of_lanes(topic.name) * capacity.batch_size(topic) - taken - expected)
+            limit = min(
+                limit, capacity.batches_left(topic.name) * capacity.batch_size(topic) - taken - expected
+            )
         if capacity.limits:
             free = capacity.limits.room(topic.name) - taken
             share = -(-free // capacity.runners(topic))
@@ -335,8 +342,8 @@ class FetchPlanner:
 
     @property
     def has_more(self) -> bool:
-        """Whether slots are waiting to which no limits or lanes apply."""
-        return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.partitions)
+        """Whether slots are waiting to which no limits or flows apply."""
+        return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.flow_threads)
 
     def ask_limits(self) -> bool:
         """Request permits and deliveries for slots that wait for them; return whether any of them got some."""

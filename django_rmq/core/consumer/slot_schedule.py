@@ -90,9 +90,11 @@ FETCH_TRANSITIONS = {
 class ConsumedSlot:
     """The record of one slot: assigned to this worker, or disowned while something of it is still in flight.
 
-    ``SlotTable`` makes and drops records. Each group of values has one owner, and the other parts ask it: the state
-    ``SlotAcquirer``, the times and ``again`` ``SlotSchedule``, ``batches`` ``InFlight``, ``blocked_by`` and ``home``
-    ``SlotTable``.
+    ``SlotTable`` makes and drops records, and sets ``blocked_by`` and ``home``. ``SlotAcquirer`` and ``FencedSlots`` set the
+    state, ``InFlight`` ``batches``, and ``Capacity`` ``thread`` and ``expected``. ``SlotSchedule`` sets the times. The fetch sets
+    ``cursor`` and ``sole_receipt``. Two values have several writers. ``SlotSchedule`` sets ``again``, and the answer that it
+    waits for clears it. An answer sets ``sleeping_until``, and whoever makes something available clears it: ``SlotSchedule``
+    and ``AckQueue``.
     """
 
     __slots__ = (

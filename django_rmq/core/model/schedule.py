@@ -76,7 +76,7 @@ class Schedule:
         return replace(self, **changes)
 
 
-class Wall(NamedTuple):
+class LocalTime(NamedTuple):
     """The local time at a tick, by the rules that its time zone had when the tick was planned."""
 
     instant: int
@@ -122,18 +122,20 @@ class ScheduleRecord:
     """When a worker last renewed its declaration of the schedule; 0 if the last worker that did so has ended."""
     former: str = ""
     """The digest of the declaration before the present one; empty if there was none."""
-    walls: tuple[Wall, ...] = ()
-    """The walls of the tick ``at`` and of the ticks before it."""
+    local_times: tuple[LocalTime, ...] = ()
+    """The local times of the tick ``at`` and of the ticks before it."""
 
     @property
     def schedule(self) -> Schedule:
         """The schedule with the changes of people."""
         return self.declared.changed(self.override)
 
-    def ran(self, now_ms: int) -> list[Wall]:
-        """Return the walls of the latest ticks that were due."""
+    def ran(self, now_ms: int) -> list[LocalTime]:
+        """Return the local times of the latest ticks that were due."""
         return [
-            each for each in self.walls if each.instant in (self.at, self.last) and each.instant <= now_ms
+            each
+            for each in self.local_times
+            if each.instant in (self.at, self.last) and each.instant <= now_ms
         ]
 
     def last_run(self, now_ms: int) -> int | None:
@@ -173,15 +175,15 @@ def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
         int(parts.get("renewed", 0)),
         parts.get("former", ""),
         tuple(
-            Wall(int(instant), int(offset), str(zone))
+            LocalTime(int(instant), int(offset), str(zone))
             for instant, offset, zone in json.loads(parts.get("walls", "[]"))
         ),
     )
 
 
-def walls_text(walls: Iterable[Wall]) -> str:
-    """Return the text of walls that is stored in Redis; empty if there are none."""
-    times = [list(wall) for wall in walls]
+def local_times_text(local_times: Iterable[LocalTime]) -> str:
+    """Return the text of local times that is stored in Redis; empty if there are none."""
+    times = [list(each) for each in local_times]
     return json.dumps(times, separators=(",", ":")) if times else ""
 
 

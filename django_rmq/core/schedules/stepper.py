@@ -17,12 +17,12 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
-from django_rmq.core.model.schedule import ScheduleRecord, instant_text, tick_member, walls_text
+from django_rmq.core.model.schedule import ScheduleRecord, instant_text, local_times_text, tick_member
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, basis_of
 from django_rmq.core.producer.validation import check_stored_basis
-from django_rmq.core.schedules.tick_times import next_instant, next_tick, wall
+from django_rmq.core.schedules.tick_times import local_time, next_instant, next_tick
 from django_rmq.exceptions import (
     CallerError,
     ConfigurationError,
@@ -101,9 +101,14 @@ class Stepper:
         instant = next_instant(record.schedule, record.at, now_ms, ran)
         if instant is None:
             return LONGEST_PAUSE
-        out, walls = self.message(record, instant), (wall(record.schedule, instant), *ran)
+        out, local_times = self.message(record, instant), (local_time(record.schedule, instant), *ran)
         planned = replace(
-            record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0, walls=walls
+            record,
+            state="writing",
+            at=instant,
+            topic=out.topic.name,
+            crc=out.crc or 0,
+            local_times=local_times,
         )
         answer = self._broker.run(
             registry.plan_tick(
@@ -113,7 +118,7 @@ class Stepper:
                 instant,
                 planned.topic,
                 planned.crc,
-                walls_text(walls),
+                local_times_text(local_times),
             )
         )
         # If another process was faster, its record is read in the next step.
@@ -211,7 +216,7 @@ class Stepper:
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
     """Take back the latest tick of a schedule and plan it again; return whether this process was the first to do so."""
-    before = walls_text(each for each in record.walls if each.instant == record.last)
+    before = local_times_text(each for each in record.local_times if each.instant == record.last)
     return broker.run(registry.change_schedule(record.name, "walls", before)) == "changed"
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import takewhile
 from zoneinfo import ZoneInfo, available_timezones
 
-from django_rmq.core.model.schedule import Schedule, ScheduleRecord, Wall
+from django_rmq.core.model.schedule import LocalTime, Schedule, ScheduleRecord
 from django_rmq.exceptions import ConfigurationError
 
 MISSED_MS = 60_000
@@ -38,7 +38,7 @@ def last_tick(schedule: Schedule, after_ms: int, up_to_ms: int) -> int | None:
     return None
 
 
-def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[Wall] = ()) -> int | None:
+def next_instant(schedule: Schedule, after_ms: int, now_ms: int, ran: Iterable[LocalTime] = ()) -> int | None:
     """Return the tick to send after the one at ``after_ms``, or None if there is none.
 
     It is the next tick, unless that was missed: then ``catch_up`` applies. ``ran`` has the latest ticks that ran; none of them
@@ -59,12 +59,12 @@ def _next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
     return last_tick(schedule, after_ms, now_ms)
 
 
-def wall(schedule: Schedule, instant: int) -> Wall:
+def local_time(schedule: Schedule, instant: int) -> LocalTime:
     """Return the local time at an instant (ms), by the present rules of the schedule's time zone."""
     if schedule.every is not None:
-        return Wall(instant, 0, "")
+        return LocalTime(instant, 0, "")
     offset = datetime.fromtimestamp(instant // 1000, zone(schedule.timezone)).utcoffset() or timedelta()
-    return Wall(instant, round(offset.total_seconds()), schedule.timezone)
+    return LocalTime(instant, round(offset.total_seconds()), schedule.timezone)
 
 
 def has_moved(record: ScheduleRecord, now_ms: int) -> bool:
@@ -72,30 +72,30 @@ def has_moved(record: ScheduleRecord, now_ms: int) -> bool:
 
     A tick that would be due already by the new rules stays as it is: it runs on its day, and not again.
     """
-    planned = next((each for each in record.walls if each.instant == record.at), None)
+    planned = next((each for each in record.local_times if each.instant == record.at), None)
     if planned is None or record.state != "written" or record.at <= now_ms:
         return False
-    present = wall(record.schedule, record.at)
+    present = local_time(record.schedule, record.at)
     # rule: a_tick_stays_where_old_rules_put_it
     return (
         present.timezone == planned.timezone
         and present.offset != planned.offset
-        and wall(record.schedule, now_ms).local_ms < planned.local_ms
+        and local_time(record.schedule, now_ms).local_ms < planned.local_ms
     )
 
 
-def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[Wall]) -> bool:
+def _is_repeated(schedule: Schedule, instant: int, ran: Iterable[LocalTime]) -> bool:
     """Return whether a tick of a fixed time of day ran before the rules of its time zone changed.
 
     Where the minute or the hour begins with a star, every hour that passes counts, as for daylight saving.
     """
     if schedule.cron is None or any(field.startswith("*") for field in schedule.cron.split()[:2]):
         return False
-    local_ms = wall(schedule, instant).local_ms
+    local_ms = local_time(schedule, instant).local_ms
     # rule: new_rules_repeat_a_run
     return any(
         each.timezone == schedule.timezone
-        and wall(schedule, each.instant).offset != each.offset
+        and local_time(schedule, each.instant).offset != each.offset
         and local_ms <= each.local_ms
         for each in ran
     )

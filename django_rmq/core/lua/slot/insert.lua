@@ -3,7 +3,7 @@
 -- The transaction has three commands: this script with the step `begin`, a ZADD of all messages and of an empty member to
 -- `inserting`, and this script with the step `end`. In between Store has the name `inserting`. Where each message has to be
 -- looked at, `begin` declines: a hash in `inserting` refuses the ZADD. A ZADD without `begin` fills an `inserting` of its own,
--- which `end` deletes. The empty member is the receipt: without it the ZADD has failed.
+-- which `end` deletes. The empty member is the sentinel: without it the ZADD has failed.
 -- Both steps are one script with the same keys, so that a server lacks or denies both of them or none.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
@@ -86,7 +86,7 @@ local function is_plain()
   if redis.call('ZCOUNT', store, '-inf', floor) > 0 then return false end -- rule: insert_ignores_retries_that_wait
   if redis.call('EXISTS', retry) == 1 then return false end -- rule: insert_ignores_what_rests
   if backlog > 0 and redis.call('ZCARD', store) + n > backlog then return false end -- rule: inserts_beyond_the_backlog
-  return not redis.call('ZSCORE', store, '') -- rule: takes_an_empty_message_for_the_receipt
+  return not redis.call('ZSCORE', store, '') -- rule: takes_an_empty_message_for_the_sentinel
 end
 local plain = is_plain()
 if plain then

@@ -234,7 +234,11 @@ class FetchPlan:
 
 
 class FetchPlanner:
-    """Asks Redis for as many messages as the worker ``owner`` has capacity for."""
+    """Asks Redis for as many messages as the worker ``owner`` has capacity for.
+
+    ``queue`` decides what a worker fetches next. It parks a slot if the limits or the flow of its topic leave no room. It passes
+    a slot over, which stays in ``waiting``, if its thread has enough to do. It ends if the worker or its memory has no room.
+    """
 
     def __init__(
         self,
@@ -264,11 +268,7 @@ class FetchPlanner:
     def queue(
         self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
-        """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return.
-
-        A slot is parked if the limits or the flow of its topic leave no room: it waits for them. It is passed over, and stays
-        in ``waiting``, if its thread has enough to do. The loop ends if the worker, or its memory, has no room for any slot.
-        """
+        """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         if self._schedule.waiting:
             self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
         plan, capacity = self.nothing(under_way), self._capacity
@@ -281,7 +281,6 @@ class FetchPlanner:
             if is_bounded and capacity.batches_left(topic.name) <= plan.slots_of(topic.name, under_way):
                 parked.append(slot)
                 continue
-            # From here on a slot that is left out stays in ``waiting``, because its thread may have room in the next turn.
             thread = capacity.thread_for(slot, plan.load)
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken

@@ -1,17 +1,122 @@
-"""Serializers of answers: each makes an object of JSON of the attributes of what is shown. Times are ms since the epoch.
+"""JSON: serializers of answers; and how requests are parsed, limited in size before, and how answers are rendered.
 
-The serializers of requests are in ``requests``.
+Times are milliseconds since the epoch, bodies have the form of their topic. The serializers of requests are in ``requests``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import IO, Any, cast
 
+from django.apps import apps
 from rest_framework import serializers
+from rest_framework.exceptions import ParseError, UnsupportedMediaType
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import AdminRenderer, BaseRenderer, BrowsableAPIRenderer
+from rest_framework.settings import api_settings
+
+from django_rmq.api.errors import BodyTooLarge
+from django_rmq.conf import get_config
+from django_rmq.core.model import body_codec
+
+DEEPEST = body_codec.DEEPEST + 4
+"""How many lists and objects of a request may stand within one another: those of a body, and what stands around it."""
+
+
+def check_size(length: object, encoding: str = "") -> None:
+    """Raise ``BodyTooLarge`` for a request whose declared size exceeds MAX_BYTES, before any of it is read.
+
+    Raises ``UnsupportedMediaType`` for a compressed body, because its size is known only after unpacking it.
+    """
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(encoding, f"Content-Encoding {encoding[:40]!r} is not supported.")
+    most = get_config().api.max_bytes
+    try:
+        stated = int(str(length or 0))
+    except ValueError:
+        raise ParseError("Content-Length is not a number.", "invalid_request") from None
+    if stated > most:
+        raise BodyTooLarge(f"The body has {stated} bytes; {most} are allowed.")
+
+
+class Parser(BaseParser):
+    """JSON in UTF-8: no NaN, no lone surrogates, no duplicate keys, at most MAX_BYTES."""
+
+    media_type = "application/json"
+
+    def parse(self, stream: IO[bytes], media_type: str | None = None, parser_context: object = None) -> Any:
+        """Return the value of the body."""
+        most = get_config().api.max_bytes
+        raw = stream.read(most + 1)
+        if len(raw) > most:
+            raise BodyTooLarge(f"The body has more than {most} bytes.")
+        try:
+            text = raw.decode()
+            value = json.loads(
+                text,
+                parse_constant=_refuse,
+                object_pairs_hook=body_codec.unique_keys,
+                parse_float=body_codec.exact_number,
+            )
+            if "\\ud" in text or "\\uD" in text:
+                body_codec.dumps(value, ensure_ascii=False).encode()
+            if body_codec.is_deeper(value, DEEPEST):
+                raise RecursionError
+            value = body_codec.floats_beside_bodies(value)
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ParseError(f"The body is not JSON: {reason[:200]}.", "invalid_json") from None
+        return value
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+class Renderer(BaseRenderer):
+    """JSON in UTF-8, whatever the project's settings for JSON."""
+
+    media_type = "application/json"
+    format = "json"
+    charset = None
+
+    def render(
+        self,
+        data: object,
+        accepted_media_type: str | None = None,
+        renderer_context: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """Return ``data`` as JSON."""
+        if data is None:
+            return b""
+        # The browsable API asks for an indentation.
+        indent = (renderer_context or {}).get("indent")
+        form: dict[str, object] = {"indent": indent} if indent else {"separators": (",", ":")}
+        try:
+            return body_codec.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
+        except UnicodeEncodeError:
+            # Foreign programs may have put lone surrogates into headers.
+            return body_codec.dumps(data, allow_nan=False, **form).encode()
+
+
+def renderers() -> list[BaseRenderer]:
+    """Return the renderer of JSON, and the project's browsable ones (DEFAULT_RENDERER_CLASSES) for browsers."""
+    # They are already imported, whatever the type of the setting says.
+    classes = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
+    # Their templates are those of the app.
+    browsable = [
+        kind
+        for kind in classes
+        if issubclass(kind, BrowsableAPIRenderer) and not issubclass(kind, AdminRenderer)
+    ]
+    return [Renderer(), *(kind() for kind in browsable if apps.is_installed("rest_framework"))]
+
+
+# --- answers
 
 AnyField = serializers.Field[Any, Any, Any, Any]
 

@@ -1,7 +1,8 @@
 """Coroutine functions made of the public functions: the same calls, in the thread that has the database connections.
 
 A transaction belongs to a thread, so a send from a coroutine has to run in the thread of Django's ORM. A send that neither a
-transaction nor a receiver of signals concerns needs no thread: it may go over the connection that its event loop shares.
+transaction nor a receiver of signals concerns needs no thread: it may go over the connection that its event loop shares
+(``api``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends and removals that wait for the commit of a database: those of a transaction run in one pipeline, in order.
 
-Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages. Django
-drops the callbacks of a transaction or savepoint that is rolled back, and with them the messages: no body stays in
-memory.
+``api.commit_to_wait_for`` decides whether a call waits. Each call that does registers one ``transaction.on_commit``
+callback, and only that callback holds the call's messages. Django drops the callbacks of a transaction or savepoint that is
+rolled back, and with them the messages: no body stays in memory.
 
 The results that the callers have detect a rollback by a weak reference to their call. The reference is dead as soon
 as Django has dropped the callback, and the status is then ``discarded``. A connection has no public attribute for
@@ -95,7 +95,7 @@ class RemoveResult(str):
     ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
     for ``cancel_message`` also ``claimed``. In a transaction the word is ``pending``, and so is ``status`` until the
     commit; after it one of the above, ``failed``, ``in_outbox`` or ``outdated`` (as of ``SendResult``), or
-    ``discarded`` after a rollback.
+    ``discarded`` after a rollback. Its text stays ``pending``, so compare ``status`` in a transaction.
     """
 
     __slots__ = ("_call", "member", "status", "topic")

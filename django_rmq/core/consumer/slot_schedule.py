@@ -93,7 +93,7 @@ class ConsumedSlot:
     ``SlotTable`` makes and drops records, and sets ``blocked_by`` and ``home``. ``SlotAcquirer`` and ``FencedSlots`` set the
     state, ``InFlight`` ``batches``, and ``Capacity`` ``thread`` and ``expected``. ``SlotSchedule`` sets the times. The fetch sets
     ``cursor`` and ``sole_receipt``. Two values have several writers. ``SlotSchedule`` sets ``again``, and the answer that it
-    waits for clears it. An answer sets ``sleeping_until``, and whoever makes something available clears it: ``SlotSchedule``
+    waits for clears it. An answer sets ``sleeping_until``; what makes something available clears it: ``SlotSchedule``
     and ``AckQueue``.
     """
 

@@ -204,13 +204,21 @@ class DashboardTotals:
     failed: float | None = None
     workers: int | None = 0
     """None: unknown."""
+    topics: int = 0
+    measured: int = 0
+    """The number of topics whose rates are known: workers have sampled them twice in the last minutes."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the rates of some topics are unknown, so that the sums leave them out."""
+        return 0 < self.measured < self.topics
 
     @classmethod
     def of(
         cls, figures: Sequence[TopicStats], recent: Mapping[str, Recent], workers: int | None
     ) -> DashboardTotals:
         """Add up topics; a rate that no topic has stays unknown. ``recent``: by the names of topics."""
-        totals = cls(workers=workers)
+        totals = cls(workers=workers, topics=len(figures))
         for one in figures:
             of_last_hour = recent[one.topic.name]
             depth = _depth_of(one, of_last_hour)
@@ -222,6 +230,7 @@ class DashboardTotals:
             totals.claims += depth.claimed
             if of_last_hour.done is not None:
                 totals.done = (totals.done or 0.0) + of_last_hour.done
+                totals.measured += 1
             if of_last_hour.failed is not None:
                 totals.failed = (totals.failed or 0.0) + of_last_hour.failed
         return totals

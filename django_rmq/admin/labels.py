@@ -157,14 +157,20 @@ AUDITED: Mapping[str, Text] = {
     "Change limits": gettext_lazy("Change limits"),
     "Reset limits": gettext_lazy("Reset limits"),
     "Export": gettext_lazy("Export"),
+    "Show stack": gettext_lazy("Show stack"),
 }
 """The actions as they are recorded."""
-_AUDITED_OUTCOMES = {**OUTCOMES, "not_found": gettext_lazy("not found")}
+_AUDITED_OUTCOMES = {
+    **OUTCOMES,
+    "not_found": gettext_lazy("not found"),
+    "asked": gettext_lazy("asked for"),
+    "exported": gettext_lazy("exported"),
+}
 """The outcomes, without advice for a person who has just pressed a button."""
 
 _RECORD = re.compile(
     r"(?P<act>[A-Z][a-z ]+?)(?P<background> in the background)?(?P<note> \(.*\))?: "
-    r"(?P<counts>\d+ [a-z ]+(?:, \d+ [a-z ]+)*)(?P<via> \(\w+\))",
+    r"(?P<counts>nothing|\d+ [a-z ]+(?:, \d+ [a-z ]+)*)(?P<via> \(\w+\))",
     re.DOTALL,
 )
 
@@ -177,7 +183,7 @@ def audited(record: str) -> str:
     match = _RECORD.fullmatch(record)
     if match is None or match["act"] not in AUDITED:
         return record
-    counts = [each.split(" ", 1) for each in match["counts"].split(", ")]
+    counts = [each.split(" ", 1) for each in match["counts"].split(", ") if each != "nothing"]
     outcomes = _(", ").join(
         _("%(count)s %(outcome)s")
         % {"count": count, "outcome": _AUDITED_OUTCOMES.get(word.replace(" ", "_"), word)}
@@ -186,4 +192,4 @@ def audited(record: str) -> str:
     act = str(AUDITED[match["act"]])
     if match["background"]:
         act = _("%(act)s in the background") % {"act": act}
-    return f"{act}{match['note'] or ''}: {outcomes}{match['via']}"
+    return f"{act}{match['note'] or ''}: {outcomes or _('nothing')}{match['via']}"

@@ -11,8 +11,10 @@ from typing import Any
 from django.contrib.admin.utils import quote
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
+from django_rmq.admin.labels import audited
 from django_rmq.admin.views import (
     action_views,
     cause_views,
@@ -100,8 +102,12 @@ class TopicAdmin(Pages):
         topic: Topic,
         extra_context: dict[str, object] | None = None,
     ) -> HttpResponse:
-        """Show the actions of users on a topic, like Django's own page."""
-        return super().history_view(request, quote(topic.name), extra_context)
+        """Show the actions of users on a topic, like Django's own page, in the language of the reader."""
+        response = super().history_view(request, quote(topic.name), extra_context)
+        if isinstance(response, TemplateResponse) and response.context_data:
+            for entry in response.context_data["action_list"]:
+                entry.change_message = audited(entry.change_message)
+        return response
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]
         """Page through the history, the newest first."""

@@ -275,6 +275,19 @@ class MessageCopy:
         return STATE_OF[self.queue]
 
     @property
+    def delivered_ms(self) -> int | None:
+        """For prepare: when it was delivered, however often the delivery was extended."""
+        # A receipt is the time of its delivery in microseconds.
+        return None if self.receipt is None else self.receipt // 1000
+
+    @property
+    def extended_ms(self) -> int | None:
+        """For prepare: when its delivery was last extended; None if it was not, or within a second."""
+        began_ms = self.delivered_ms
+        is_extended = began_ms is not None and self.at_ms is not None and self.at_ms >= began_ms + 1000
+        return self.at_ms if is_extended else None
+
+    @property
     def is_retry(self) -> bool:
         """Whether it waits as a retry."""
         return self.queue == "store" and is_retry(self.topic, self.score)

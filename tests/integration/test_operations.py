@@ -679,6 +679,20 @@ def test_redis_counts_causes_as_they_are_counted_message_by_message(
     assert all(1 <= len(ids) <= 3 for ids in named) and len(set.union(*named)) == sum(map(len, named))
 
 
+def test_a_running_message_says_when_it_was_delivered_however_often_it_was_extended(
+    broker: Any, operations: Operations
+) -> None:
+    put(broker, "timed", b"1")
+    receipt = broker.prepare(topic_of("timed"), slot_of(b"1", topic_of("timed").slots), "W", None, 1).receipt
+    (copy,) = everything(operations, "timed", "prepare")
+    assert (copy.delivered_ms, copy.extended_ms) == (receipt // 1000, None)
+    later = receipt // 1000 + 9_000
+    assert (replace(copy, at_ms=later).delivered_ms, replace(copy, at_ms=later).extended_ms) == (
+        receipt // 1000,
+        later,
+    )
+
+
 def test_a_part_of_the_dead_messages_is_spread_over_all_of_them(broker: Any, operations: Operations) -> None:
     for cause in range(50):
         # Each cause is a run of deaths.

@@ -157,7 +157,10 @@ def panel(
         "listing": listing,
         "columns": columns,
         "lines": [
-            {**list_line(pages, topic, copy, request), "cells": _cells(copy, columns)}
+            {
+                **list_line(pages, topic, copy, request),
+                "cells": zip(columns, _cells(copy, columns), strict=True),
+            }
             for copy in listing.copies
         ],
         "first_page": not cursor,

@@ -33,3 +33,29 @@ def test_a_purge_is_left_to_a_worker(shop: Shop, log_in: Any) -> None:
     finally:
         shop.stop(process)
     expect(row.get_by_role("button", name="Stop")).to_have_count(0)
+
+
+def test_a_replay_is_stopped_while_it_runs(shop: Shop, log_in: Any) -> None:
+    shop.fill(call("dead", "letters", [{"stopped": n} for n in range(200)], "post.errors.Late: away"))
+    page = log_in("boss")
+    page.goto(f"{shop.admin}letters/change/?tab=dead&error=post.errors.Late")
+    page.get_by_role("button", name="Replay all").click()
+    page.get_by_label("per second").fill("4")
+    page.get_by_role("button", name="Yes, in the background").click()
+    page.get_by_label("Refresh").select_option("2")
+    row = page.get_by_role("region", name="In the background").locator("tbody tr").first
+    process = shop.start("stopped", "runrmqconsumers", "--threads", "1")
+    try:
+        expect(row).to_contain_text("replayed", timeout=PATIENT)
+        row.get_by_role("button", name="Stop").click()
+        expect(page.locator(".messagelist")).to_contain_text("What it has done stays done")
+        expect(row).to_contain_text("Replay all stopped", timeout=PATIENT)
+        # The list may be the one from just before the end, so it is read again.
+        page.reload()
+        done = row.get_by_role("cell").filter(has_text="replayed").inner_text()
+    finally:
+        shop.stop(process)
+    replayed = int(done.partition(" of ")[0])
+    assert 0 < replayed < 200 and "stopped by boss" in done
+    page.goto(f"{shop.admin}letters/history/")
+    expect(page.locator("#content")).to_contain_text(f"stopped by boss): {replayed} replayed")

@@ -10,11 +10,12 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from example_project.demo.redis_server import NoRedisServer
@@ -173,6 +174,24 @@ def picture(page: Page, name: str) -> None:
     if "CI" not in os.environ:
         SHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
+AA = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
+"""axe's tags of the rules of WCAG 2.1 for the levels A and AA."""
+
+
+def violations(
+    page: Page, tags: Iterable[str] = AA, *, rules: Iterable[str] = (), within: str | None = None
+) -> list[str]:
+    """Return what axe finds wrong with a page, or with the part of it that ``within`` selects."""
+    chosen = {"type": "rule", "values": list(rules)} if rules else {"type": "tag", "values": list(tags)}
+    # To describe what is right as well takes half of the time.
+    options = {"runOnly": chosen, "resultTypes": ["violations"]}
+    context = None if within is None else {"include": [[within]]}
+    return [
+        f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+        for violation in Axe().run(page, context=context, options=options).response["violations"]
+    ]
 
 
 class Watched:

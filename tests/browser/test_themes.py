@@ -176,9 +176,9 @@ def test_dangerous_buttons_can_be_read_and_fields_have_borders(opened: Opened, s
     ):
         page.goto(topics + address)
         check(page)
-        assert all(len(set(colours)) == 1 for colours in page.evaluate(ALARMS))
-    page.goto(topics)
-    assert page.evaluate(ALARMS)
+        alarms = page.evaluate(ALARMS)
+        assert alarms or address
+        assert all(len(set(colours)) == 1 for colours in alarms)
     page.goto(f"{topics}outbox/")
     assert danger(page) == ["Delete"]
     page.goto(f"{topics}{TOPIC}/change/?tab=dead")

@@ -73,13 +73,13 @@ def eventually(condition: Callable[[], object], what: str = "the condition", sec
     A condition that is dear to ask, because it reads a whole ledger or all of /proc, takes a quarter of a core at most: what
     is waited for needs the rest.
     """
-    end = time.monotonic() + seconds
     pause = threading.Event()
-    asked = time.monotonic()
+    began = asked = time.monotonic()
     while not condition():
         answered = time.monotonic()
-        assert answered < end, f"{what} did not hold within {seconds} s"
-        pause.wait(min(max(0.005, 3 * (answered - asked)), 0.1))
+        assert answered < began + seconds, f"{what} did not hold within {seconds} s"
+        # What takes long may be noticed a little later.
+        pause.wait(max(0.005, min(3 * (answered - asked), 0.1), min((answered - began) / 20, 0.05)))
         asked = time.monotonic()
 
 

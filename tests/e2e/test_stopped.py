@@ -51,7 +51,7 @@ def test_a_stop_longer_than_the_heartbeat_and_shorter_than_the_time_out_costs_no
     start: Start, broker: Broker, load: Load
 ) -> None:
     first, second = two_workers(start, broker, timeout=20)
-    load.send(60, ms=20)
+    load.send(60, ms=100)
     # Extended every 6.7 s: the last time may be so long ago when the process is stopped.
     stopped_for(8, first.child(), load.path)
     load.wait()

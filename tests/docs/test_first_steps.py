@@ -134,5 +134,7 @@ def test_a_page_for_beginners_names_the_extra_of_what_it_shows(extra: str, used:
         assert re.search(rf"\[{extra}\]|`{extra}`", page.read_text()), page
 
 
-def test_the_home_page_shows_the_lines_of_the_readme() -> None:
+def test_the_home_page_shows_the_blocks_of_the_readme() -> None:
     assert blocks("docs/index.md") == blocks("README.md")
+    home, readme = (set(BLOCK.findall((ROOT / page).read_text())) for page in ("docs/index.md", "README.md"))
+    assert home < readme

@@ -9,7 +9,7 @@ Each page has a project of its own (``stage``), a Redis of its own prefix, and i
 - ``json``, ``yaml``, ``toml``, ``ini``: parsed. ``json`` after a curl is compared with what was answered (``answers``).
 - ``text`` is a picture. A block must say what it is, and one that holds commands is no picture.
 
-The README, the home page and a tutorial begin in an empty folder and make their projects by themselves.
+The README and a tutorial begin in an empty folder and make their projects by themselves.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ NOT_RUN: dict[str, str] = {
 }
 """First line of a block → why nobody can run it here."""
 
-FROM_NOTHING = {ROOT / "README.md", ROOT / "docs/index.md", *(ROOT / "docs/tutorial").glob("*.md")}
+FROM_NOTHING = {ROOT / "README.md", *(ROOT / "docs/tutorial").glob("*.md")}
 """Pages whose reader has no project yet."""
 
 PREPARED = {ROOT / "docs/reference/rest.md": ROOT / "docs/how-to/rest.md"}
@@ -491,7 +491,10 @@ LONG = {"rest", "spark"}
 RECIPES = ROOT / "docs/how-to/recipes.md"
 """Each recipe has a project of its own, in ``test_recipes.py``."""
 
-WITH_SNIPPETS = [page for page in PAGES if snippets(page) and page != RECIPES]
+HOME = ROOT / "docs/index.md"
+"""Its blocks are those of the README, as ``test_first_steps.py`` checks."""
+
+WITH_SNIPPETS = [page for page in PAGES if snippets(page) and page not in (RECIPES, HOME)]
 
 
 @pytest.mark.slow

@@ -231,36 +231,6 @@ def test_slots_are_handed_over_while_a_listener_still_runs(
     assert total(broker, WORK, "failed") == total(broker, WORK, "expired") == 0
 
 
-def test_what_a_killed_command_owned_is_taken_over_after_its_session(
-    start: Start, broker: Broker, load: Load
-) -> None:
-    first = start("ledger", "-p", "2", "-t", "2", WORKER_TIMEOUT="2")
-    second = start("ledger", "-t", "2", WORKER_TIMEOUT="2")
-    first.ready()
-    second.ready()
-    eventually(lambda: sorted(shares(broker).values()) == [5, 5, 6], "sharing equally", 25)
-    # Nothing is done while they are sent, and so many that no process is through with its part at the kill.
-    for slot in range(LEDGER.slots):
-        broker.pause(LEDGER, slot)
-    load.send(1200, ms=20)
-    for slot in range(LEDGER.slots):
-        broker.pause(LEDGER, slot, paused=False)
-    dead = first.children
-    eventually(lambda: load.at_work().issuperset(dead), "both of the first command being at work", 30)
-    first.kill()
-    for pid in dead:
-        load.note_death(pid)
-    # Goal: the session of 4 s and 1.5 s.
-    spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 27)
-    print(f"taken over {spent:.2f} s after kill -9")
-    load.wait()
-    second.signal()
-    assert second.wait() == 0
-    load.examine()
-    assert 0 < load.charged() < 1200, "what was in hand timed out: nobody was left to give it back"
-    assert total(broker, LEDGER, "died") == 0
-
-
 def test_workers_come_together_as_a_dotted_path_says(start: Start, load: Load) -> None:
     load.send(20)
     worker = start("ledger", "--burst", RMQ_TEST_COORDINATOR="tests.e2e.worker_project.coordinators.alone")

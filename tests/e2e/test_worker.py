@@ -397,6 +397,7 @@ def test_a_worker_that_starts_before_its_zookeeper_waits_for_it(start: Start) ->
     worker = start("work", **more)
     eventually(lambda: "No worker process starts" in worker.output, "a line")
     assert f"ZooKeeper at {hosts} does not answer" in worker.output
+    assert worker.process.poll() is None, "it waits for its server"
     worker.signal()
     assert worker.wait(LONG) == 0
 

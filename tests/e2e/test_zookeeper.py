@@ -347,12 +347,6 @@ def refused(start: Start, **settings: Any) -> tuple[int, str]:
 
 
 def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
-    hosts = f"127.0.0.1:{free_port()}"
-    waiting = start("ledger", RMQ_TEST_ZOOKEEPER=json.dumps({"HOSTS": hosts}))
-    eventually(lambda: f"ZooKeeper at {hosts} does not answer" in waiting.output, "the log line")
-    assert waiting.process.poll() is None, "it waits for its server"
-    end(waiting)
-
     client = KazooClient(crew.ensemble.hosts)
     client.start(10)
     client.create(crew.ensemble.root, b"brokers and topics of another system")

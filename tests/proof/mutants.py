@@ -623,7 +623,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
     ),
     "alone_is_noted_again": Mutant(
-        If("kind == 'priority'"),
+        If("topic_type == 'priority'"),
         "What is sent later, also alone, does not make younger what waits.",
         "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
     ),
@@ -1110,7 +1110,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_gate.py::test_a_receipt_other_than_the_deliverys_changes_nothing[redis--1-release-range_merge]",
     ),
     "release_of_a_retry_wins": Mutant(
-        If("not (waiting or resting) or (waiting and kind == 'range_merge' and number < waiting)"),
+        If("not (waiting or resting) or (waiting and topic_type == 'range_merge' and number < waiting)"),
         "A released retry gives way to the fresh copy that waits.",
         "tests/contract/test_releasing.py::test_a_released_retry_gives_way_to_the_fresh_copy_that_waits[redis-range_merge]",
         mark="earlier_time",
@@ -1272,19 +1272,19 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_gate.py::test_held_is_refused_to_others_while_anything_is_in_flight[redis]",
     ),
     "head_though_some_run": Mutant(
-        As("local is_head = kind ~= 'priority' and after_score == '' and #late == 0"),
+        As("local is_head = topic_type ~= 'priority' and after_score == '' and #late == 0"),
         "What is taken leaves Store, not what was left out before it.",
         "tests/contract/test_claims.py::test_prepare_gives_what_is_not_claimed_where_there_is_no_gate[range_merge-body-serial-redis]",
         mark="head_of_store",
     ),
     "head_though_retries_wait": Mutant(
-        As("local is_head = kind ~= 'priority' and after_score == '' and #free == #rows"),
+        As("local is_head = topic_type ~= 'priority' and after_score == '' and #free == #rows"),
         "What is taken leaves Store, not the retries before it.",
         "tests/contract/test_time.py::test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due[redis-range_merge]",
         mark="head_of_store",
     ),
     "head_though_further_on": Mutant(
-        As("local is_head = kind ~= 'priority' and #late == 0 and #free == #rows"),
+        As("local is_head = topic_type ~= 'priority' and #late == 0 and #free == #rows"),
         "What is taken leaves Store, not what lies before the cursor.",
         "tests/contract/test_priorities.py::test_what_is_taken_behind_a_cursor_leaves_what_lies_before_it[redis-range_merge]",
         mark="head_of_store",
@@ -1804,7 +1804,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_waking.py::test_a_send_wakes_who_sleeps_without_end_exactly_once[redis-range_merge]",
     ),
     "configure_rereads_scores": Mutant(
-        If("kind == 'priority' and false"),
+        If("topic_type == 'priority' and false"),
         "MAX_RETRIES does not change where it would make a priority of a retry.",
         "tests/contract/test_configuring.py::test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_read_otherwise[redis-True-16-20]",
     ),
@@ -2040,7 +2040,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_claims.py::test_a_claim_takes_what_is_due_in_the_order_of_the_topic[redis-range_merge]",
     ),
     "claim_of_the_future_as_it_is": Mutant(
-        As("if kind ~= 'priority' then due = redis.call('ZCARD', store) end"),
+        As("if topic_type ~= 'priority' then due = redis.call('ZCARD', store) end"),
         "Nothing is claimed before its time, in one step either.",
         "tests/contract/test_claims.py::test_what_is_not_due_stays_when_all_that_is_due_is_claimed[redis-few-range_merge]",
     ),
@@ -2056,7 +2056,7 @@ MUTANTS: dict[str, Mutant] = {
         mark="claim_carries_back",
     ),
     "claim_carries_back_the_first": Mutant(
-        As("if rest > 0 then carry(claim, store, rest, kind ~= 'priority') end"),
+        As("if rest > 0 then carry(claim, store, rest, topic_type ~= 'priority') end"),
         "Where a whole Store changes its name, what goes back are the last ones of the topic's order.",
         "tests/contract/test_claims.py::test_what_can_go_as_it_is_is_claimed_in_one_step[redis-all-but-a-few-range_merge]",
         mark="claim_carries_back",

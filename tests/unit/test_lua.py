@@ -70,6 +70,7 @@ TEXTS = {
     "key",
     "head",
     "kind",
+    "topic_type",
     "said_by",
     "wanted",
     "text",

@@ -36,7 +36,11 @@ def test_a_header_tells_keys_and_arguments() -> None:
     declared = lua.declaration("rollback")
     assert declared.script == "rollback"
     assert declared.keys[:3] == (Key("store", "ZSET"), Key("prepare", "ZSET"), Key("inflight", "HASH"))
-    assert declared.arguments[:3] == (Argument("channel"), Argument("room", "NUMBER"), Argument("kind"))
+    assert declared.arguments[:3] == (
+        Argument("channel"),
+        Argument("slot_capacity", "NUMBER"),
+        Argument("topic_type"),
+    )
     assert (declared.rest, declared.many_slots) == ("failures", False)
 
 

@@ -183,16 +183,16 @@ def _channel(prefix: str, place: AtSlot | OfWorkers) -> bytes:
     return workers_channel(prefix) if isinstance(place, OfWorkers) else wake_channel(prefix, place.topic.name)
 
 
-def _room(_: str, place: AtSlot) -> int:
+def _slot_capacity(_: str, place: AtSlot) -> int:
     topic = place.topic
     return 1 if topic.serial else topic.max_prepared
 
 
 FACTS: dict[str, Callable[[str, Any], object]] = {
     "channel": _channel,
-    "room": _room,
+    "slot_capacity": _slot_capacity,
     "backlog": lambda _, place: place.topic.slot_backlog,
-    "kind": lambda _, place: place.topic.type.value,
+    "topic_type": lambda _, place: place.topic.type.value,
     "slots": lambda _, place: place.topic.slots,
     "retry_priority": lambda _, place: place.topic.retry_priority,
     "backoff_base": lambda _, place: place.topic.backoff.base_ms,
@@ -271,9 +271,6 @@ _COMMANDS = {
 _OF_TRANSACTIONS = {"MULTI", "EXEC", "ZADD", "TIME"}
 """Plain commands that must not be repeated one by one; all others only read."""
 
-_OTHER = {("find_orphans", "kind")}
-"""Arguments that share a name with a fact of the topic but mean something else: here, a kind of records."""
-
 
 class Signature(NamedTuple):
     """The names of a script's keys, in order, and of the topic's facts among its arguments."""
@@ -293,7 +290,7 @@ def signature(script: str) -> Signature:
         return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
     declared = lua.declaration(script)
     names = [argument.name for argument in declared.arguments]
-    facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in names]
+    facts = [name if name in FACTS else "" for name in names]
     while facts and not facts[-1]:
         facts.pop()
     return Signature(tuple(key.name for key in declared.keys), tuple(facts), declared.reads)

@@ -4,7 +4,7 @@
 -- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH, claim ZSET,
 --   claimants ZSET, claims HASH of each slot
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
 -- ARGV[3] now
 --
@@ -40,12 +40,12 @@ for i = 1, #slots_keys, 9 do
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil
     local known = {}
-    if resting > 0 or running > 0 or (waiting > 0 and kind == 'priority') then
+    if resting > 0 or running > 0 or (waiting > 0 and topic_type == 'priority') then
       -- pcall: if this key has a foreign type, only these values are unknown.
       known = redis.pcall('HMGET', slots_keys[i + 5], 'undrained_since', 'timeout')
       if known.err then known = {} end
     end
-    if kind ~= 'priority' and waiting > 0 then
+    if topic_type ~= 'priority' and waiting > 0 then
       due = redis.call('ZCOUNT', store, '-inf', now_ms)
       oldest_here = due > 0 and tonumber(redis.call('ZRANGEBYSCORE', store, '(999', now_ms, 'WITHSCORES', 'LIMIT', 0, 1)[2])
     elseif waiting > 0 then
@@ -55,7 +55,7 @@ for i = 1, #slots_keys, 9 do
       claim, held, slots_keys[i + 7], slots_keys[i + 8])
     if others > 0 then
       due = due + others
-      if kind == 'priority' then
+      if topic_type == 'priority' then
         undrained_here = math.min(undrained_here or since, since)
       else
         oldest_here = math.min(oldest_here or since, since)

@@ -3,7 +3,7 @@
 -- consumer at a time has a claim, for as long as it is in `claimants`.
 --
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
--- needs: kind now_ms count keeps_first budget own_limits parse_failure first_score die go_on join
+-- needs: topic_type now_ms count keeps_first budget own_limits parse_failure first_score die go_on join
 
 -- Bound how many messages one step moves between keys. Their bytes are estimated from the longest of a hundred of them. The
 -- allocator gets memory for large messages from the system and returns it, which takes longer than their copy.
@@ -50,7 +50,7 @@ end
 -- Whether a claim keeps its slot to itself. It does until it is lost or returned; from then on, workers take other messages while
 -- the claimed ones come back in steps. On fifo topics the gate stays shut, because the claimed ones precede all that wait.
 local function claim_shuts()
-  if kind == 'fifo' then return true end -- rule: fifo_passes_a_lost_claim
+  if topic_type == 'fifo' then return true end -- rule: fifo_passes_a_lost_claim
   local _, state = newest_claim(redis.call('ZRANGE', claimants, 0, 0)[1])
   return not (state == 'lost' or state == 'returned') -- rule: ended_claim_shuts
 end
@@ -119,7 +119,7 @@ local function forget_claimed(limit)
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
   for i, member in ipairs(members) do
-    local lives = kind ~= 'fifo' and (waiting[i] or resting[i])
+    local lives = topic_type ~= 'fifo' and (waiting[i] or resting[i])
     if not lives then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
   end
   count('acked', redis.call('ZREM', claim, unpack(members)))
@@ -150,7 +150,7 @@ local function return_claimed(limit, spent)
       local merges = waiting and keeps_first(number) and number < tonumber(waiting)
       if merges or not newer then -- rule: returned_overwrites
         redis.call('ZADD', store, score, member)
-        due = kind == 'priority' and 0 or number
+        due = topic_type == 'priority' and 0 or number
       end
     end
     if due and (not earliest or due < earliest) then earliest = due end

@@ -1,6 +1,6 @@
 -- Counts what a slot holds by state, for the scripts that count one slot or many.
 --
--- needs: kind timeout now_ms sizes mistyped timed_out overdue
+-- needs: topic_type timeout now_ms sizes mistyped timed_out overdue
 
 -- Returns what `count` returns, or an error: the control or the records of the slot are of another type. The sets have been
 -- measured before, those that most slots lack only where one of them exists.
@@ -8,7 +8,7 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
   local waiting, runs = sizes[store], sizes[prepare]
   local rests, ended, held = sizes[retry] or 0, sizes[dead] or 0, sizes[claim] or 0
   local due, oldest = waiting, ''
-  if kind ~= 'priority' and waiting > 0 then
+  if topic_type ~= 'priority' and waiting > 0 then
     local first = tonumber(redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2])
     local at = string.format('%.0f', now_ms)
     due = first <= now_ms and redis.call('ZCOUNT', store, '-inf', at) or 0 -- rule: count_all_as_due
@@ -16,7 +16,7 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
   end
   local known = redis.pcall('HMGET', control, 'owner', 'paused', 'undrained_since', 'timeout')
   if known.err then return mistyped('hash', control) end
-  local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
+  local undrained_since = topic_type == 'priority' and waiting > 0 and known[3] or ''
   local time_limit = tonumber(known[4]) or timeout
   if runs + held > 0 then
     local wrong = mistyped('hash', inflight) or mistyped('hash', claims) or mistyped('zset', claimants)
@@ -25,7 +25,7 @@ local function count_slot(store, prepare, retry, dead, control, claim, inflight,
   local others, since, unleased = overdue(retry, rests, prepare, runs, time_limit, claim, held, claimants, claims)
   if others > 0 then
     local first = string.format('%.0f', since)
-    if kind == 'priority' then
+    if topic_type == 'priority' then
       if since < (tonumber(undrained_since) or math.huge) then undrained_since = first end -- rule: overdue_undated
     elseif since < (tonumber(oldest) or math.huge) then
       oldest = first

@@ -1,7 +1,7 @@
 -- Write the failures of a message, and its death.
 --
 -- needs: store prepare retry dead deaths failures body [claim] [note_outcome]
--- needs: kind now_ms count is_retry floor_priority text_of plain_score collects joined exhumed
+-- needs: topic_type now_ms count is_retry floor_priority text_of plain_score collects joined exhumed
 
 local function parse_failure(record)
   if not record then return nil end
@@ -13,7 +13,7 @@ end
 local function first_score(score, failure)
   local number = tonumber(score) or 0
   if not is_retry(number) then return plain_score(score) end
-  if kind == 'priority' and number > floor_priority() then return text_of(math.floor(number)) end
+  if topic_type == 'priority' and number > floor_priority() then return text_of(math.floor(number)) end
   return failure and failure.score or plain_score(score)
 end
 
@@ -31,7 +31,7 @@ end
 -- Another copy of the member keeps its diagnosis, and its body if it waits or rests; one that runs or is claimed has its own.
 local function forget(member)
   -- On fifo topics the newer copy is a message of its own, with its own failures.
-  if kind == 'fifo' and waits(member) then redis.call('HDEL', failures, member) end -- rule: fifo_inherits_failures
+  if topic_type == 'fifo' and waits(member) then redis.call('HDEL', failures, member) end -- rule: fifo_inherits_failures
   if waits(member) then return end -- rule: body_torn_from_the_living
   redis.call('HDEL', body, member) -- rule: body_outlives
   -- rule: bury_tears_the_failures_of_the_claimed

@@ -6,7 +6,7 @@
 -- others; to make its functions takes longer than this.
 --
 -- needs: store prepare inflight failures body stats control retry claimants prepare_body
--- needs: room kind slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
+-- needs: slot_capacity topic_type slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
 -- needs: known is_settled paused moving noted undrained_since now_s now_ms receipt
 
 local is_open = not (known.err or paused or moving or noted) and slot_each_us == 0 and after_score == '' and timeout < 1e9
@@ -16,24 +16,25 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
   local NEVER, MOST = '9007199254740991', 16
   local rows = redis.pcall('ZRANGE', store, 0, MOST, 'WITHSCORES')
   local n, bytes, lowest, latest = #rows / 2, 0, 1000, now_ms
-  if kind == 'fifo' then lowest, latest = -math.huge, now_ms + 1 - 1 / 1024 end
-  if kind == 'priority' then lowest, latest = math.max(16, max_retries) + 1, math.huge end
-  -- Below the limit and the room the owner has seen everything, and can sleep. Of several priorities, the highest come first.
+  if topic_type == 'fifo' then lowest, latest = -math.huge, now_ms + 1 - 1 / 1024 end
+  if topic_type == 'priority' then lowest, latest = math.max(16, max_retries) + 1, math.huge end
+  local most = math.min(MOST, limit)
+  -- Below the limit and its capacity the owner has seen everything, and can sleep. Of several priorities, the highest come first.
   -- rule: usual_beyond_the_limit
-  local is_usual = not rows.err and n < math.min(MOST, limit) and (serial or n < room) and (n <= 1 or kind ~= 'priority')
+  local is_usual = not rows.err and n < most and (serial or n < slot_capacity) and (n <= 1 or topic_type ~= 'priority')
   for i = 1, is_usual and n or 0 do
     local score = tonumber(rows[i * 2])
     bytes = bytes + #rows[i * 2 - 1]
     if score > latest then is_usual = false end -- rule: usual_before_its_time
     -- A retry has fewer deliveries left, as its score says.
-    if score < lowest or (kind == 'priority' and score % 1 ~= 0) then is_usual = false end -- rule: usual_retries
+    if score < lowest or (topic_type == 'priority' and score % 1 ~= 0) then is_usual = false end -- rule: usual_retries
   end
   if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes
   if is_usual then
     -- After a deletion, also one of nothing, a full server accepts the rest.
     redis.call('UNLINK', store)
     -- rule: usual_never_drained
-    if kind == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
+    if topic_type == 'priority' and undrained_since then redis.pcall('HDEL', control, 'undrained_since') end
     if not is_settled then
       redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
     end
@@ -66,25 +67,25 @@ end
 -- section: choose
 -- Choose the messages that can be delivered, in their order, as flat lists of member, score.
 --
--- needs: store prepare claim kind limit after_score after_member
+-- needs: store prepare claim topic_type limit after_score after_member
 -- needs: in_flight claimed receipt micros now_ms text_of latest_due rank_after
 
 -- Returns the first due messages; on time topics, the retries as a second list.
 local function look(scan)
   if after_score ~= '' then
-    local from = rank_after(store, after_score, after_member, kind == 'priority')
-    if kind == 'priority' then
+    local from = rank_after(store, after_score, after_member, topic_type == 'priority')
+    if topic_type == 'priority' then
       return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
     end
     local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
-    local latest = kind == 'fifo' and now_ms + 1023 / 1024 or now_ms
+    local latest = topic_type == 'fifo' and now_ms + 1023 / 1024 or now_ms
     while #rows > 0 and tonumber(rows[#rows]) > latest do
       rows[#rows], rows[#rows - 1] = nil, nil
     end
     return rows, {}
-  elseif kind == 'priority' then
+  elseif topic_type == 'priority' then
     return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
-  elseif kind == 'fifo' then
+  elseif topic_type == 'fifo' then
     -- A message that failed has its old place in the line, so its retry is among the others.
     return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan), {}
   end
@@ -179,13 +180,13 @@ local function choose()
   local complete = #late < scan * 2 and #rows < scan * 2
   local seen = #rows > 0 and rows or late
   local last_score, last_member = seen[#seen], seen[#seen - 1]
-  local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
-  local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows -- rule: head_of_store
+  local retries = (topic_type == 'priority' or after_score ~= '') and math.huge or 0
+  local is_head = topic_type ~= 'priority' and after_score == '' and #late == 0 and #free == #rows -- rule: head_of_store
   if #rested > 0 then
     free, retries = with_retries(rested, free)
     complete = complete and retries * 2 == #rested
   end
-  if kind == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
+  if topic_type == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
     complete = complete and #free / 2 <= limit
     turn_group(free, #free >= limit * 2 and free[limit * 2] or last_score)
   end
@@ -225,7 +226,7 @@ end
 -- section: selection
 -- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
 --
--- needs: body unusual kind timeout max_retries expected serial limit max_bytes
+-- needs: body unusual topic_type timeout max_retries expected serial limit max_bytes
 -- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_expired
 
 local total = math.min(#free / 2, limit)
@@ -242,7 +243,7 @@ local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, f
 local members, flights, prepared, lefts, envelopes, expired = {}, {}, {}, {}, {}, {}
 local bodies, shortest, last_left, date, last_text, flight = {}, nil, nil, nil, nil, nil
 local ticket = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
-if retries == math.huge and kind == 'priority' then
+if retries == math.huge and topic_type == 'priority' then
   -- Equal priorities follow each other, so few of them have to be looked at.
   local last
   retries = 0
@@ -286,7 +287,7 @@ else
       end
       local left, seconds = max_retries, nil
       if is_limited then left, seconds = own_limits(envelope) end -- rule: limits_of_the_topic
-      if i <= retries or (wary and kind == 'fifo') then left = budget(tonumber(score), member, left) end
+      if i <= retries or (wary and topic_type == 'fifo') then left = budget(tonumber(score), member, left) end
       if left ~= last_left then last_left, date = left, text_of(stamp + left) end
       plain = plain and left == expected
       if score ~= last_text then last_text, flight = score, ticket .. score end

@@ -89,7 +89,7 @@ end
 -- section: give_back
 -- Return a delivery that has not begun.
 --
--- needs: store prepare inflight retry kind keeps_first count land join
+-- needs: store prepare inflight retry topic_type keeps_first count land join
 
 -- `score` is the score at which the message was taken. Returns when it can be taken again, or nil.
 local function give_back(member, score)
@@ -103,7 +103,7 @@ local function give_back(member, score)
   -- rule: earlier_time
   if not (waiting or resting) or (waiting and keeps_first(number) and number < waiting) then
     redis.call('ZADD', store, score, member)
-    due = kind == 'priority' and 0 or number
+    due = topic_type == 'priority' and 0 or number
   end
   redis.call('HDEL', inflight, member)
   count('released')

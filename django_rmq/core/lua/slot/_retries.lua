@@ -24,16 +24,16 @@ end
 -- section: budget
 -- Compute how many retries of `most` a delivery has left: from its score, or on fifo topics from its failures.
 --
--- needs: kind failures bounded is_retry floor_priority
+-- needs: topic_type failures bounded is_retry floor_priority
 
 local function budget(score, member, most)
-  if kind == 'fifo' then
+  if topic_type == 'fifo' then
     local times = string.match(redis.call('HGET', failures, member) or '', '^%S+ (%d+) ')
     return bounded(most - (tonumber(times) or 0), 0, most) -- rule: fifo_without_a_budget
   end
   if not is_retry(score) then return most end -- rule: budget_ignores_settings
   local q = score
-  if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
+  if topic_type == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
   -- A message that has joined a later send has the limit of that send, which may be lower.
   return bounded(math.floor(q) - 1, 0, most) -- rule: one_delivery_more
 end
@@ -41,12 +41,12 @@ end
 -- section: retry_score
 -- Compute the score of a retry: the number of its deliveries left, or its priority with that number in the last ten bits.
 --
--- needs: kind retry_priority bounded floor_priority LARGEST_WITH_RETRIES
+-- needs: topic_type retry_priority bounded floor_priority LARGEST_WITH_RETRIES
 
 local function retry_score(q, score)
-  if kind == 'fifo' then return score end -- rule: fifo_loses_its_place
+  if topic_type == 'fifo' then return score end -- rule: fifo_loses_its_place
   q = bounded(math.floor(q), 1, 999)
-  if kind == 'priority' and retry_priority == 'original' and score > floor_priority() then -- rule: retries_sink
+  if topic_type == 'priority' and retry_priority == 'original' and score > floor_priority() then -- rule: retries_sink
     return math.floor(math.min(score, LARGEST_WITH_RETRIES)) + q / 1024
   end
   return q
@@ -55,7 +55,7 @@ end
 -- section: end_for_good
 -- Decide whether a message that has failed is tried again, dies, or is dropped for a newer send.
 --
--- needs: store retry body kind
+-- needs: store retry body topic_type
 -- needs: count note_failure waits forget die collects join
 
 -- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
@@ -72,7 +72,7 @@ local function end_for_good(member, left, what, text, origin, failure, kept, out
     die(member, what, text, origin, failure, 1, kept)
   elseif waits(member) then -- rule: rollback_overwrites
     count('dropped')
-    if kind == 'fifo' then forget(member) else note_failure(member, what, text, origin, failure) end
+    if topic_type == 'fifo' then forget(member) else note_failure(member, what, text, origin, failure) end
   elseif left <= 0 then -- rule: deliveries_left
     die(member, what, text, origin, failure, 1, kept) -- rule: exhausted_without_its_body
   else

@@ -1,4 +1,12 @@
 -- Scores: numbers without lost digits, what a score says of its message, and the scores that a send gives.
+--
+-- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (debounce).
+-- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.
+-- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (fifo_line).
+-- Store, a retry with q deliveries left: q, which is at most 999, or on priority topics at most the floor; with
+--   RETRY_PRIORITY original the priority + q/1024. On fifo topics a retry has its old place (_retries.retry_score).
+-- Retry: the ms at which the back-off is over + q/1024.
+-- Prepare: the second of the delivery or its last extension * 1000 + the retries left.
 
 -- section: numbers
 -- Scores as numbers within bounds, and as texts with all digits.
@@ -21,33 +29,33 @@ end
 -- section: kinds
 -- Read what a score says of its message. A retry with the number q has q deliveries left.
 --
--- needs: kind max_retries LARGEST_WITH_RETRIES
+-- needs: topic_type max_retries LARGEST_WITH_RETRIES
 
 local function floor_priority()
   return math.max(16, max_retries) -- rule: priority_floor
 end
 local function is_retry(score)
-  if kind == 'fifo' then return false end -- its score is its place in the line, also after failures
-  if kind ~= 'priority' then return score <= 999 end
+  if topic_type == 'fifo' then return false end -- its score is its place in the line, also after failures
+  if topic_type ~= 'priority' then return score <= 999 end
   return score <= floor_priority() or (score < math.huge and score % 1 ~= 0)
 end
 -- Returns whether the earlier one of two copies of a message keeps its time, or its place.
 local function keeps_first(score)
-  return kind == 'fifo' or (kind == 'range_merge' and not is_retry(score))
+  return topic_type == 'fifo' or (topic_type == 'range_merge' and not is_retry(score))
 end
 local function is_fresh(score)
   if not score or is_retry(score) or score % 1 ~= 0 then return false end
-  if kind == 'fifo' then return score >= 0 and score <= LARGEST_WITH_RETRIES end
-  return score <= (kind == 'priority' and 8796093022208 or 1e14)
+  if topic_type == 'fifo' then return score >= 0 and score <= LARGEST_WITH_RETRIES end
+  return score <= (topic_type == 'priority' and 8796093022208 or 1e14)
 end
 
 -- section: latest_due
 -- Returns the largest score that is due, as a bound of a range. A place in a fifo line is due from its millisecond on.
 --
--- needs: kind now_ms text_of
+-- needs: topic_type now_ms text_of
 
 local function latest_due()
-  return kind == 'fifo' and '(' .. text_of(now_ms + 1) or text_of(now_ms) -- rule: fifo_before_its_time
+  return topic_type == 'fifo' and '(' .. text_of(now_ms + 1) or text_of(now_ms) -- rule: fifo_before_its_time
 end
 
 -- section: debounce

@@ -46,7 +46,7 @@ end
 -- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
 -- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.
 --
--- needs: unusual sizes store retry body control backlog slots known_slots kind sleeping_until
+-- needs: unusual sizes store retry body control backlog slots known_slots topic_type sleeping_until
 -- needs: count keep_counts is_retry wake now_ms text_of
 
 local function place(members, rows, envelope, met, overwrite, taken, collect)
@@ -81,7 +81,7 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
       elseif existing and not retried then
         word, set = met, overwrite
         if set and set ~= true then rows[i * 2 - 1] = set(existing) end
-      elseif resting and kind == 'fifo' then
+      elseif resting and topic_type == 'fifo' then
         word, set = met, false -- rule: fifo_moves_what_rests
       elseif retried or resting then
         word = 'superseded'
@@ -106,7 +106,7 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
         count('stored')
         if retried then count('dropped') end
       end
-      if resting and word ~= 'present' and word ~= 'refused' and (existing or kind ~= 'fifo') then
+      if resting and word ~= 'present' and word ~= 'refused' and (existing or topic_type ~= 'fifo') then
         count('dropped')
         leave[#leave + 1] = member
       end
@@ -129,7 +129,7 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
     earliest = math.min(earliest, tonumber(flat[i]))
   end
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
-  if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end -- rule: send_wakes_nobody
+  if earliest < math.huge then wake(topic_type == 'priority' and 0 or earliest) end -- rule: send_wakes_nobody
   keep_counts()
   if clean then return { 'stored' } end
   return { 'mixed', words, kept }

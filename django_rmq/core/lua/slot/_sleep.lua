@@ -4,8 +4,9 @@
 -- Compute until when there is nothing to deliver.
 --
 -- needs: store retry prepare claimants control
--- needs: kind timeout in_flight claimed rests behind now_ms bounded text_of note_undrained keep_counts
+-- needs: topic_type timeout in_flight claimed rests behind now_ms bounded text_of note_undrained keep_counts
 
+-- The largest whole number of a double, and the next one: the consumer was answered busy, and sleeps until the gate opens.
 local NEVER, GATE = 9007199254740991, 9007199254740992
 
 -- `more`: something can be taken now. `ends`: when the first delivery in flight times out, if that is known. Returns two values:
@@ -14,8 +15,8 @@ local NEVER, GATE = 9007199254740991, 9007199254740992
 local function next_due(more, ends)
   local due = math.huge
   if more or behind then due = now_ms end
-  if kind ~= 'priority' then
-    local is_fifo = kind == 'fifo'
+  if topic_type ~= 'priority' then
+    local is_fifo = topic_type == 'fifo'
     local after = is_fifo and text_of(now_ms + 1) or '(' .. text_of(now_ms)
     local head = redis.call('ZRANGEBYSCORE', store, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     local round = is_fifo and math.floor or math.ceil
@@ -48,6 +49,7 @@ end
 --
 -- needs: store control channel sleeping_until
 
+-- What `sleeping_until` is while the consumer sleeps until the gate opens.
 local GATE = 9007199254740992
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)
@@ -56,6 +58,15 @@ local function wake(due_ms)
     redis.pcall('HDEL', control, 'sleeping_until') -- rule: wakes_without_end
     redis.pcall('PUBLISH', channel, string.match(store, '%d+$'))
   end
+end
+
+-- section: opens_gate
+-- Whether a consumer sleeps until the gate opens, and may take again: Prepare holds less than the slot's capacity.
+--
+-- needs: prepare slot_capacity sleeping_until GATE
+
+local function opens_gate()
+  return tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < slot_capacity
 end
 
 -- section: all_empty

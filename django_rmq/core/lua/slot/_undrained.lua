@@ -3,10 +3,10 @@
 -- section: note_undrained
 -- Priorities have no time, so the slot stores since when its Store has not been empty. On time topics, the scores show it.
 --
--- needs: store control kind undrained_since now_ms text_of
+-- needs: store control topic_type undrained_since now_ms text_of
 
 local function note_undrained()
-  if kind ~= 'priority' then return end -- rule: times_are_noted_too
+  if topic_type ~= 'priority' then return end -- rule: times_are_noted_too
   local waits = redis.call('EXISTS', store) == 1
   if waits and not undrained_since then -- rule: noted_once
     redis.pcall('HSET', control, 'undrained_since', text_of(now_ms))

@@ -18,8 +18,8 @@
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] channel
--- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
+-- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] topic_type
 -- ARGV[4] retry_priority       original or lowest
 -- ARGV[5] backoff_base NUMBER  ms
 -- ARGV[6] backoff_cap NUMBER   ms
@@ -45,6 +45,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _sleep.wake
+-- include: _sleep.opens_gate
 -- include: _accumulation.bodies
 -- include: _deaths
 -- include: _delivery_end.end_delivery
@@ -68,7 +69,7 @@ if redis.call('ZSCORE', claimants, consumer) then
   local earliest = forget_claimed(limit)
   left = close_claim(consumer)
   -- rule: ack_wakes_nobody
-  if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+  if left == 0 and opens_gate() then earliest = 0 end
   if earliest then
     note_undrained() -- rule: ack_leaves_undrained
     wake(earliest) -- rule: ack_wakes_the_gate_alone

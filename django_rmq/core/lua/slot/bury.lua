@@ -12,7 +12,7 @@
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
 -- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] max_retries  the topic's, until the slot has its own
 -- ARGV[3] why
 -- ARGV[4...] members

@@ -19,8 +19,8 @@
 -- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
 --
 -- ARGV[1] channel
--- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
+-- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] topic_type
 -- ARGV[4] slots                the caller's slot count
 -- ARGV[5] retry_priority       original or lowest
 -- ARGV[6] backoff_base NUMBER  ms, after a time-out
@@ -88,7 +88,7 @@ local share = math.min(limit, 400)
 local timed_out, earliest = time_out_due(share)
 local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)
 if promote_due(share) > 0 then earliest = now_ms end
-if timed_out > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
+if timed_out > 0 and tonumber(sleeping_until) == GATE and in_flight < slot_capacity then earliest = 0 end
 local function answer(...)
   if earliest then wake(earliest) end
   note_undrained()
@@ -132,7 +132,7 @@ if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
 local has_bodies = redis.call('HLEN', body) > 0
 local function fit_here(n)
-  return fit(store, body, n, max_bytes, kind == 'priority')
+  return fit(store, body, n, max_bytes, topic_type == 'priority')
 end
 -- If nothing is in flight, rests or has a body, messages are moved without Lua: Store is renamed if few messages have to be
 -- moved back, and otherwise Redis copies a part of it. Returns nil if Lua has to read each message, otherwise three values:
@@ -144,11 +144,11 @@ local function as_they_are()
   if redis.call('ZCARD', retry) > 0 or has_bodies then return nil end -- rule: claim_without_a_look
   local waiting, due = redis.call('ZCARD', store), redis.call('ZCARD', store)
   -- rule: claim_of_the_future_as_it_is
-  if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', latest_due()) end
+  if topic_type ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', latest_due()) end
   local n = math.min(due, limit)
   local rest = waiting - n
   local few = rest <= STEP and rest < n -- rule: claim_carries_back_few
-  local longest = few and longest_of(store, body, n, kind == 'priority') or 0
+  local longest = few and longest_of(store, body, n, topic_type == 'priority') or 0
   few = few and rest * longest <= step_bytes(longest) -- rule: claim_carries_back_any_size
   -- rule: claim_whole
   if few and n * longest <= max_bytes then
@@ -182,7 +182,7 @@ local function free_of(list)
   return free
 end
 local function look(scan)
-  if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
+  if topic_type == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
   -- rule: claim_of_the_future
   return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan)
 end
@@ -190,9 +190,9 @@ local taken, more, rest = as_they_are()
 local members, flat, bodies = {}, {}, {}
 if rest then
   redis.call('RENAME', store, claim)
-  if rest > 0 then carry(claim, store, rest, kind == 'priority') end -- rule: claim_carries_back
+  if rest > 0 then carry(claim, store, rest, topic_type == 'priority') end -- rule: claim_carries_back
 elseif taken and taken > 0 then
-  carry(store, claim, taken, kind ~= 'priority')
+  carry(store, claim, taken, topic_type ~= 'priority')
 elseif not taken then
   taken = 0
   limit, max_bytes = fit_here(math.min(limit, 1000)), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
@@ -232,7 +232,7 @@ elseif not taken then
   if taken > 0 then
     if #free < #rows then -- rule: claim_removes_by_rank_what_runs
       redis.call('ZREM', store, unpack(members))
-    elseif kind == 'priority' then
+    elseif topic_type == 'priority' then
       redis.call('ZREMRANGEBYRANK', store, -taken, -1)
     else
       redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)

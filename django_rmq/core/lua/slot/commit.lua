@@ -13,8 +13,8 @@
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room NUMBER  others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
+-- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] topic_type
 -- ARGV[4] receipt
 -- ARGV[5...] members
 -- ARGV[#ARGV] now
@@ -31,6 +31,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _sleep.wake
+-- include: _sleep.opens_gate
 -- The listener finished before it learned of the cancellation: the message has succeeded.
 local function decides(record)
   return not string.find(record, ' cancelled', 1, true) -- rule: cancelled_cannot_succeed
@@ -75,7 +76,7 @@ if keyed or failed or #marked > 0 then
     for i, member in ipairs(done) do
       local lives = waiting[i] or resting[i]
       -- On fifo topics the newer copy is a message of its own, with its own failures.
-      if not lives or kind == 'fifo' then gone[#gone + 1] = member end -- rule: commit_takes_the_diagnosis
+      if not lives or topic_type == 'fifo' then gone[#gone + 1] = member end -- rule: commit_takes_the_diagnosis
       if lives and keyed then land(member) end -- rule: commit_takes_the_body
     end
     if failed and #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
@@ -89,7 +90,7 @@ if keyed or failed or #marked > 0 then
   end
 end
 -- rule: commit_opens_silently
-if #done + #marked > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
+if #done + #marked > 0 and opens_gate() then wake(0) end
 keep_counts()
 if #done == #records then return { 'ok' } end
 return words

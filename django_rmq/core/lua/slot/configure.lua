@@ -7,7 +7,7 @@
 -- KEYS[5] control  HASH  field -> value
 -- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] slots
 -- ARGV[3] timeout NUMBER      seconds
 -- ARGV[4] max_retries NUMBER
@@ -22,7 +22,7 @@ local former, former_retries = tonumber(known[1] or timeout), tonumber(known[2] 
 local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', claim) -- rule: configure_ignores_claims
 -- rule: configure_rereads_scores
-if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, former_retries) and live > 0 then return 'refused' end
+if topic_type == 'priority' and math.max(16, max_retries) ~= math.max(16, former_retries) and live > 0 then return 'refused' end
 if not apply then return 'ok' end -- rule: configure_only_asks
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')

@@ -11,7 +11,7 @@
 -- KEYS[8] claimants ZSET Spark consumer -> ms when its lease ends
 -- KEYS[9] claims   HASH  Spark consumer -> "number state ms"
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
 -- ARGV[3] now
 --

@@ -4,7 +4,7 @@
 -- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, control HASH, claim ZSET, inflight HASH, claimants ZSET,
 --            claims HASH of each slot
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topics, if a slot has none
 -- ARGV[3] now
 --

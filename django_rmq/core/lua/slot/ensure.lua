@@ -11,7 +11,7 @@
 -- ARGV[1] channel
 -- ARGV[2] slots           the caller's slot count
 -- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
--- ARGV[4] kind            range_merge, priority or fixed_time
+-- ARGV[4] topic_type            range_merge, priority or fixed_time
 -- ARGV[5] max_retries     the topic's, until the slot has its own
 -- ARGV[6] max_wait NUMBER  ms from the first send, at most, if each send starts the wait again; 0: the first one decides
 -- ARGV[7] n NUMBER
@@ -24,7 +24,7 @@
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
 local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
-local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _scores.numbers
@@ -38,8 +38,8 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]
-  local refused = kind == 'range_merge' and not (tonumber(score) >= 0)
-  local range_ms = kind == 'range_merge' and tonumber(score)
+  local refused = topic_type == 'range_merge' and not (tonumber(score) >= 0)
+  local range_ms = topic_type == 'range_merge' and tonumber(score)
   if range_ms then score = text_of(now_ms + range_ms) end
   if refused or not is_fresh(tonumber(score)) then
     return redis.error_reply('ERR score ' .. score .. ' is out of bounds')
@@ -59,7 +59,7 @@ end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
 note_sent()
-if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
+if reply[1] == 'mixed' or topic_type ~= 'range_merge' then return reply end
 -- The caller gave how long each member waits, so it learns here until when.
 local words, scores = {}, {}
 for i = 1, n do

@@ -3,7 +3,7 @@
 --
 -- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
 -- ARGV[3] upkeep FLAG     1: only when deliveries time out and leases of claims end
 -- ARGV[4] now
@@ -24,8 +24,8 @@ local function head(i)
   if type(own) == 'table' then return 0 end
   local due = math.huge
   if waiting[1] and not upkeep then
-    local round = kind == 'fifo' and math.floor or math.ceil
-    due = kind == 'priority' and 0 or round(tonumber(waiting[2]))
+    local round = topic_type == 'fifo' and math.floor or math.ceil
+    due = topic_type == 'priority' and 0 or round(tonumber(waiting[2]))
   end
   if resting[1] and not upkeep then due = math.min(due, math.floor(tonumber(resting[2]))) end
   if running[1] then

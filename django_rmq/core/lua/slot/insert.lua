@@ -16,7 +16,7 @@
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
 -- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
--- ARGV[4] kind             range_merge, priority or fixed_time
+-- ARGV[4] topic_type             range_merge, priority or fixed_time
 -- ARGV[5] max_retries      the topic's, until the slot has its own
 -- ARGV[6] max_wait NUMBER  0: the first send decides the time
 -- ARGV[7] step             begin or end
@@ -31,7 +31,7 @@
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since',
   'inserting')
 local known_slots, sleeping_until, undrained_since, noted = known[1], known[2], known[4], known[5]
-local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
@@ -50,10 +50,10 @@ if step == 'end' then
   local sent = math.max(n, added)
   count('sent', sent)
   count('stored', added)
-  count(kind == 'range_merge' and 'merged' or 'replaced', sent - added)
+  count(topic_type == 'range_merge' and 'merged' or 'replaced', sent - added)
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end -- rule: insert_notes_no_slots
   -- rule: insert_wakes_nobody
-  if added > 0 or kind ~= 'range_merge' then wake(kind == 'priority' and 0 or lowest) end
+  if added > 0 or topic_type ~= 'range_merge' then wake(topic_type == 'priority' and 0 or lowest) end
   keep_counts()
   note_sent() -- rule: insert_notes_nothing
   return { 'inserted', added }
@@ -73,14 +73,14 @@ local function is_plain()
   if not (n >= 1 and n <= 1000 and lowest <= highest) then return false end
   if not (is_fresh(lowest) and is_fresh(highest)) then return false end -- rule: inserts_any_score
   local floor = 999
-  if kind == 'priority' then
+  if topic_type == 'priority' then
     floor = floor_priority()
     if redis.call('HLEN', failures) > 0 then return false end -- rule: insert_ignores_retries_of_priorities
-  elseif kind == 'range_merge' then
+  elseif topic_type == 'range_merge' then
     local late = now_ms + range_ms - lowest
     if max_wait > 0 or lowest < highest then return false end -- rule: inserts_debounced
     if late < -1000 or late > 1000 then return false end -- rule: inserts_at_any_time
-  elseif kind ~= 'fixed_time' then
+  elseif topic_type ~= 'fixed_time' then
     return false
   end
   if redis.call('ZCOUNT', store, '-inf', floor) > 0 then return false end -- rule: insert_ignores_retries_that_wait

@@ -13,7 +13,7 @@
 -- ARGV[1] reslot       the number of the re-slotting
 -- ARGV[2] source       the slot that they left
 -- ARGV[3] ticket       of their hand-over
--- ARGV[4] kind
+-- ARGV[4] topic_type
 -- ARGV[5] max_retries  the topic's, until the slot has its own
 -- ARGV[6...] rows      state, member, score, failure, envelope or death; empty where there is none
 -- ARGV[#ARGV] now
@@ -55,10 +55,10 @@ for i = first, last, 5 do
     if waiting and not is_retry(tonumber(waiting)) then -- rule: moved_over_a_later_send
       -- Sent here meanwhile: merged with the copy that it would have met, which keeps its time on range_merge topics only.
       count('dropped')
-      if fresh and kind == 'range_merge' then redis.call('ZADD', store, score, member) end
+      if fresh and topic_type == 'range_merge' then redis.call('ZADD', store, score, member) end
       local place = state == 'retry' and string.match(failure, '^%S+ %d+ %d+ %d+ (%S+)\n') or score
       -- rule: moved_behind_its_place
-      if kind == 'fifo' and tonumber(place) < tonumber(waiting) then redis.call('ZADD', store, place, member) end
+      if topic_type == 'fifo' and tonumber(place) < tonumber(waiting) then redis.call('ZADD', store, place, member) end
     elseif fresh or not (waiting or resting) then
       if resting then count('dropped', redis.call('ZREM', retry, member)) end
       if waiting then count('dropped') end

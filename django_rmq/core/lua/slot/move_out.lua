@@ -9,14 +9,14 @@
 -- KEYS[7] body       HASH  member -> envelope
 -- KEYS[8] stats      HASH  counter -> n
 -- KEYS[9] control    HASH  field -> value
--- KEYS[10] claimants ZSET  Spark consumer -> next deadline
+-- KEYS[10] claimants ZSET  Spark consumer -> ms when its lease ends
 -- KEYS[11] leaving   HASH  field -> value; the messages on their way to another slot
 --
 -- ARGV[1] reslot            the number of the re-slotting
 -- ARGV[2] arrived           the ticket that is known to have arrived; empty: none
 -- ARGV[3] target            the other slot
 -- ARGV[4] max_bytes NUMBER  of one hand-over; one message is moved whatever its size
--- ARGV[5] kind
+-- ARGV[5] topic_type
 -- ARGV[6...] pairs          store, retry or dead; member
 -- ARGV[#ARGV] now
 --

@@ -18,8 +18,8 @@
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 -- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
 --
--- ARGV[1] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[2] kind
+-- ARGV[1] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] topic_type
 -- ARGV[3] slots                the caller's slot count
 -- ARGV[4] retry_priority       original or lowest
 -- ARGV[5] backoff_base NUMBER  ms, after a time-out
@@ -126,13 +126,13 @@ end
 -- include: _pages.rank_after
 -- include: _sleep.next_due
 -- include: _delivery.choose
-local shut = in_flight >= room -- rule: room_off
+local shut = in_flight >= slot_capacity -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
 if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or moving then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
-if not serial then limit = math.min(limit, room - in_flight) end
+if not serial then limit = math.min(limit, slot_capacity - in_flight) end
 if slot_each_us > 0 then
 -- include: _delivery.slot_rate
   local allowed, at = pace()

@@ -1,7 +1,7 @@
 -- Note how far a delivery has got, if the caller still holds its receipt (OUTCOME_RETENTION).
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[3] failures  HASH  member -> last failure
 -- KEYS[4] stats     HASH  counter -> n
 -- KEYS[5] control   HASH  field -> value

@@ -7,7 +7,7 @@
 -- KEYS[5] control   HASH  field -> value
 --
 -- ARGV[1] channel
--- ARGV[2] kind
+-- ARGV[2] topic_type
 -- ARGV[3] retry_priority  original or lowest
 -- ARGV[4] max_retries     the topic's, until the slot has its own
 -- ARGV[5] limit NUMBER

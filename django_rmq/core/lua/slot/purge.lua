@@ -12,7 +12,7 @@
 -- KEYS[10] control  HASH  field -> value
 -- KEYS[11] trash    HASH  letter of the state, member -> the copy; what the act has deleted
 --
--- ARGV[1] kind
+-- ARGV[1] topic_type
 -- ARGV[2] most_kept NUMBER   how many copies to keep in `trash`; 0: none
 -- ARGV[3] most_bytes NUMBER  of these copies; the last one may exceed it
 -- ARGV[4] state         store, retry or dead

@@ -14,7 +14,7 @@
 -- KEYS[12] trash    HASH  letter of the state, member -> the copy; what the act has deleted
 --
 -- ARGV[1] channel
--- ARGV[2] kind
+-- ARGV[2] topic_type
 -- ARGV[3] most_kept NUMBER   how many copies to keep in `trash`; 0: none
 -- ARGV[4] most_bytes NUMBER  of these copies; the last one may exceed it
 -- ARGV[5] which  live, dead, cancel (live), or any: the live copies, else the dead one

@@ -14,7 +14,7 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] slots        the caller's slot count
--- ARGV[3] kind
+-- ARGV[3] topic_type
 -- ARGV[4] max_retries  the topic's, until the slot has its own
 -- ARGV[5...] pairs     member, new envelope or empty
 -- ARGV[#ARGV] now
@@ -62,14 +62,14 @@ for i = first, last, 2 do
     if not lives and buried and not collects(buried) then lives = is_newer(member) end -- rule: newer_body
     if not lives then
       word = 'replayed'
-      local again = kind == 'fifo' and next_place() or now_ms -- rule: fifo_replays_at_once
-      if kind == 'priority' then
+      local again = topic_type == 'fifo' and next_place() or now_ms -- rule: fifo_replays_at_once
+      if topic_type == 'priority' then
         again = math.min(math.floor(bounded(tonumber(score) or 0, 0, 8796093022208)), 8796093022208)
         if is_retry(again) then again = floor_priority() + 1 end -- rule: replay_at_once_or_never
       end
       redis.call('ZADD', store, text_of(again), member)
       envelope = buried or envelope -- rule: replay_without_body
-      earliest = math.min(earliest, kind == 'priority' and 0 or again)
+      earliest = math.min(earliest, topic_type == 'priority' and 0 or again)
     end
     if envelope ~= '' then redis.call('HSET', body, member, envelope) end
     redis.call('ZREM', dead, member)
@@ -78,7 +78,7 @@ for i = first, last, 2 do
   end
   words[#words + 1] = word
 end
-if kind == 'fifo' and earliest < math.huge then keep_place() end
+if topic_type == 'fifo' and earliest < math.huge then keep_place() end
 note_undrained()
 wake(earliest)
 keep_counts()

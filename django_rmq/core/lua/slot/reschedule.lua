@@ -8,7 +8,7 @@
 -- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] channel
--- ARGV[2] kind
+-- ARGV[2] topic_type
 -- ARGV[3] max_retries  the topic's, until the slot has its own
 -- ARGV[4...] pairs     score, member
 -- ARGV[#ARGV] now
@@ -37,11 +37,11 @@ for i = first, last, 2 do
   local word = 'not_found'
   if waiting and not is_retry(waiting) then -- rule: reschedule_makes_fresh
     word = 'waiting'
-    if kind == 'fifo' then score = text_of(later_place(tonumber(score), 0)) end
+    if topic_type == 'fifo' then score = text_of(later_place(tonumber(score), 0)) end
     redis.call('ZADD', store, score, member) -- rule: reschedule_early
   elseif waiting or resting then
     word = 'resting'
-    if kind == 'priority' then
+    if topic_type == 'priority' then
       word = 'refused'
     else
       local q = waiting and math.floor(waiting) or math.floor(resting % 1 * 1024 + 0.5)
@@ -56,7 +56,7 @@ for i = first, last, 2 do
   end
   if word == 'waiting' or word == 'resting' then
     count('rescheduled')
-    earliest = math.min(earliest, kind == 'priority' and 0 or tonumber(score))
+    earliest = math.min(earliest, topic_type == 'priority' and 0 or tonumber(score))
   end
   words[#words + 1] = word
 end

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] control    HASH  field -> value
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
--- KEYS[3] claimants  ZSET  Spark consumer -> next deadline
+-- KEYS[3] claimants  ZSET  Spark consumer -> ms when its lease ends
 -- KEYS[4] stats      HASH  counter -> n
 -- KEYS[5] leaving    HASH  field -> value; the messages on their way to another slot
 --

@@ -15,7 +15,7 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] slots         the caller's slot count
--- ARGV[3] kind
+-- ARGV[3] topic_type
 -- ARGV[4] max_retries   the topic's, until the slot has its own
 -- ARGV[5] cursor        0: from the beginning
 -- ARGV[6] limit NUMBER  how many, roughly
@@ -70,7 +70,7 @@ local function restore_live(state, member, score, deleted_us, failure, rest)
   redis.call('ZADD', state == 's' and store or retry, score, member)
   if failure ~= '' then redis.call('HSETNX', failures, member, failure) end -- rule: restored_without_its_failures
   if rest ~= '' then redis.call('HSET', body, member, rest) end -- rule: restored_without_its_body
-  earliest = math.min(earliest, kind == 'priority' and state == 's' and 0 or tonumber(score))
+  earliest = math.min(earliest, topic_type == 'priority' and state == 's' and 0 or tonumber(score))
   return 1
 end
 local scanned = redis.call('HSCAN', trash, cursor, 'COUNT', limit)

@@ -4,7 +4,7 @@
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] retry       ZSET  member -> ms + retries/1024
 -- KEYS[4] dead        ZSET  member -> ms of death
--- KEYS[5] claimants   ZSET  Spark consumer -> next deadline
+-- KEYS[5] claimants   ZSET  Spark consumer -> ms when its lease ends
 -- KEYS[6] leaving     HASH  field -> value; the messages on their way to another slot
 -- KEYS[7] inflight    HASH  member -> receipt, original score, mark
 -- KEYS[8] deaths      HASH  member -> death

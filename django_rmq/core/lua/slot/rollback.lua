@@ -13,8 +13,8 @@
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
+-- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] topic_type
 -- ARGV[4] receipt
 -- ARGV[5] retry_priority       original or lowest
 -- ARGV[6] backoff_base NUMBER  ms
@@ -37,6 +37,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _sleep.wake
+-- include: _sleep.opens_gate
 -- include: _accumulation.bodies
 -- include: _deaths
 -- include: _delivery_end.end_delivery
@@ -64,7 +65,7 @@ for i = first, last, 4 do
 end
 -- The owner that was answered busy sleeps until the gate opens, and these messages may have kept it shut.
 -- rule: rollback_opens_silently
-if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended and opens_gate() then earliest = 0 end
 if ended then note_undrained() end
 wake(earliest)
 keep_counts()

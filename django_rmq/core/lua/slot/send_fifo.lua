@@ -11,7 +11,7 @@
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
 -- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
--- ARGV[4] kind
+-- ARGV[4] topic_type
 -- ARGV[5] strict FLAG      1 or 0
 -- ARGV[6] on_duplicate     keep or replace: what a message becomes that meets one with its key that waits or rests
 -- ARGV[7] ensure FLAG      1: keep, and one in flight counts as well

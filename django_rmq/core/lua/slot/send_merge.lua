@@ -19,7 +19,7 @@
 --
 -- Returns {'moved', slots} | the score of a single new message | {'stored', score} | {'mixed', words, scores}
 
-local kind = 'range_merge'
+local topic_type = 'range_merge'
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
 local known_slots, sleeping_until = known[1], known[2]

@@ -9,7 +9,7 @@
 -- ARGV[1] channel
 -- ARGV[2] slots           the caller's slot count
 -- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
--- ARGV[4] kind            priority or fixed_time
+-- ARGV[4] topic_type            priority or fixed_time
 -- ARGV[5] max_retries     the topic's, until the slot has its own
 -- ARGV[6] n NUMBER
 -- ARGV[7...] pairs        n times score, member; then n envelopes if the topic is keyed
@@ -20,20 +20,20 @@
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
 local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
-local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
 -- include: _scores.numbers
 -- include: _scores.kinds
 -- include: _sleep.wake
-local at, met, floor = ARGV[first], 'replaced', kind == 'priority' and floor_priority() or 999
+local at, met, floor = ARGV[first], 'replaced', topic_type == 'priority' and floor_priority() or 999
 local note, noted
-if kind == 'priority' and not undrained_since then -- rule: alone_is_noted_again
+if topic_type == 'priority' and not undrained_since then -- rule: alone_is_noted_again
 -- include: _now
   note, noted = 'undrained_since', now_ms
 end
 -- The first priority of a slot takes the slow path, which stores which scores are retries.
 local is_plain = n == 1 and settled_retries -- rule: alone_settles_no_retries
 local alone = is_plain and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
-local due = kind == 'priority' and 0 or tonumber(at)
+local due = topic_type == 'priority' and 0 or tonumber(at)
 -- include: _send.single
 -- check: types
 if known.err then return known end

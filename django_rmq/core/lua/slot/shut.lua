@@ -5,7 +5,7 @@
 -- KEYS[3] prepare    ZSET  member -> seconds*1000 + retries left
 -- KEYS[4] retry      ZSET  member -> ms + retries/1024
 -- KEYS[5] dead       ZSET  member -> ms of death
--- KEYS[6] claimants  ZSET  Spark consumer -> next deadline
+-- KEYS[6] claimants  ZSET  Spark consumer -> ms when its lease ends
 -- KEYS[7] stats      HASH  counter -> n
 -- KEYS[8] inserting  ZSET  Store by another name, if the last step of an insertion has failed
 --

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 -- KEYS[4] retry     ZSET  member -> ms + retries/1024
 -- KEYS[5] dead      ZSET  member -> ms of death
 -- KEYS[6] deaths    HASH  member -> death

@@ -9,7 +9,7 @@
 -- ARGV[1] channel
 -- ARGV[2] slots              the caller's slot count
 -- ARGV[3] backlog NUMBER     how many may wait here; 0: any number
--- ARGV[4] kind               range_merge or fixed_time
+-- ARGV[4] topic_type               range_merge or fixed_time
 -- ARGV[5] latest_field       tick:NAME of the schedule
 -- ARGV[6] generation NUMBER  rises with every change of the schedule
 -- ARGV[7] instant            when the tick is due, in ms
@@ -21,7 +21,7 @@
 
 -- check: types
 local due = tonumber(instant)
-if kind == 'priority' or kind == 'fifo' or not due or due <= 999 or due > 1e14 or due % 1 ~= 0 then
+if topic_type == 'priority' or topic_type == 'fifo' or not due or due <= 999 or due > 1e14 or due % 1 ~= 0 then
   return redis.error_reply('ERR instant is out of bounds')
 end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', latest_field)

@@ -18,8 +18,8 @@
 -- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
 --
 -- ARGV[1] channel
--- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] kind
+-- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] topic_type
 -- ARGV[4] retry_priority       original or lowest
 -- ARGV[5] backoff_base NUMBER  ms
 -- ARGV[6] backoff_cap NUMBER   ms
@@ -46,6 +46,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _sleep.wake
+-- include: _sleep.opens_gate
 -- include: _accumulation.bodies
 -- include: _deaths
 -- include: _delivery_end.end_delivery
@@ -61,7 +62,7 @@ redis.call('HDEL', control, '') -- rule: time_out_needs_memory
 local timed_out, earliest = time_out_due(limit)
 -- The owner that was answered busy sleeps until the gate opens, and what has timed out may have opened it.
 -- rule: time_out_opens_silently
-if timed_out > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if timed_out > 0 and opens_gate() then earliest = 0 end
 if timed_out > 0 then note_undrained() end
 if earliest then wake(earliest) end
 keep_counts()

@@ -38,9 +38,11 @@ if alone and backlog == 0 and not known.err and (known[1] or slots) == slots the
 end
 
 -- section: place
--- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is
--- `met`, and takes the new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is
--- 'present'. `overwrite` may be a function from the present score to the new one.
+-- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that
+-- waits or rests as a retry is superseded, unless `met` is 'present'. `overwrite` says what score a fresh copy has then: false,
+-- the present one; true, the new one; or a function, which computes it from the present one.
+-- The first branch that fits decides the word of a member: refused in this call before, present, met, superseded, refused
+-- because the slot is full, stored.
 -- `collect` (see _accumulation.collect) gives the envelope to keep; a message that it finds full is due at once.
 -- A member can wait and rest at once, if a ZADD of another program met a resting retry, which is dropped then.
 -- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.

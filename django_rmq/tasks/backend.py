@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -164,9 +163,6 @@ def _moment(ms: float) -> datetime:
     """Return a time of Redis as Django's settings want times."""
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     return moment if settings.USE_TZ else moment.astimezone().replace(tzinfo=None)
-
-
-logger = logging.getLogger("django_rmq.tasks")
 
 
 class Tasks:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.keys import read
+from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.topic import TopicType
 from tests.contract.slots import NO_BACKOFF, Slot
 
@@ -501,7 +501,7 @@ def test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else(s
     told: list[tuple[str, int]] = []
     end = time.monotonic() + 5
     while ("look_again", 0) not in told and time.monotonic() < end:
-        told += [read(number) for _, number in wakeups.get(0.1)]
+        told += [read_wakeup(number) for _, number in wakeups.get(0.1)]
     wakeups.close()
     assert told.count(("look_again", 0)) == 1
 

@@ -18,7 +18,7 @@ from django_rmq import connections, send_message
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
 from django_rmq.core import lua
-from django_rmq.core.model.keys import MAX_SLOTS, read
+from django_rmq.core.model.keys import MAX_SLOTS, read_wakeup
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import _HARMLESS, refused
@@ -242,4 +242,4 @@ def test_a_check_of_permissions_wakes_no_slot() -> None:
 
     assert refused("", [Topic("work", TopicType.PRIORITY)], run, []) == []
     (published,) = (int(command[2]) for command in tried if command[0] == "PUBLISH")
-    assert read(published) == ("wake", MAX_SLOTS)
+    assert read_wakeup(published) == ("wake", MAX_SLOTS)

@@ -16,7 +16,7 @@ from django_rmq.core.consumer import heartbeat, watchdog
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.crash_recovery import HARD_TIMEOUT_EXCEEDED, SharedNotes, settle
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
-from django_rmq.core.model.keys import look_again
+from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -333,7 +333,7 @@ def test_a_worker_asks_only_about_what_it_has_in_hand_of_that_slot(broker: Any) 
     beat.look_again(TOPIC.name, 0)
     beat.beat()
     assert asked == []
-    assert look_again(3) == -1048580
+    assert read_wakeup(-1048580) == ("look_again", 3)
 
 
 # --- HARD_TIMEOUT

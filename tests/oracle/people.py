@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.operate import Deleted
-from django_rmq.core.model.keys import look_again, trash_key
+from django_rmq.core.model.keys import MAX_SLOTS, trash_key
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.model.replies import Death, Restored
 from tests.oracle.collecting import collects, dead_body, join, joined_death
@@ -227,7 +227,7 @@ def _cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
         words.append(word)
     note_undrained(slot)
     if any(word.startswith("running") for word in words):
-        slot.publish(look_again(slot.index))
+        slot.publish(-1 - MAX_SLOTS - slot.index)
     return words
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django_rmq.core.model.keys import SlotKeys
-from django_rmq.core.model.keys import paused as paused_slot
 from django_rmq.core.model.replies import RECORDS, OrphansReply
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.owning import shortened_by
@@ -27,7 +26,7 @@ def pause(slot: Slot, _: int, paused: int) -> str:
         return "unchanged"
     if paused:
         slot.control[b"paused"] = b"1"
-        slot.publish(paused_slot(slot.index))
+        slot.publish(-1 - slot.index)
         return "paused"
     del slot.control[b"paused"]
     slot.control.pop(b"sleeping_until", None)

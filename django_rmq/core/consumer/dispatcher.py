@@ -56,7 +56,7 @@ from django_rmq.core.consumer.slot_schedule import (
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.keys import read
+from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -221,7 +221,7 @@ class MailboxHandlers:
         self._table.forget(slot)
 
     def _woken(self, item: Wake) -> None:
-        what, number = read(item.number)
+        what, number = read_wakeup(item.number)
         if what == "look_again":
             self._look_again(item.topic, number)
         elif what == "paused":

@@ -42,7 +42,7 @@ class Disown(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A wake-up: ``number`` says what has happened in which slot of a topic (``keys.read``)."""
+    """A wake-up: ``number`` says what has happened in which slot of a topic (``keys.read_wakeup``)."""
 
     topic: str
     number: int

@@ -1,8 +1,8 @@
 """The scripts: one file per transition, loaded as package data.
 
-A file whose name begins with an underscore is a fragment; every other file is a script named like its ``Broker``
-method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
-``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
+A file whose name begins with an underscore is a fragment; every other file is a script, named like the function of
+``core.commands`` that calls it. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others
+are loaded as ``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
 definitions, those in ``limits/`` about rates and permits, those in ``answers/`` about requests that must run only
 once, those in ``results/`` about tasks, those in ``consumers/`` about the consumers of Spark, those in ``history/``
 about the history of topics.

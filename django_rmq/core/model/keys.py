@@ -19,21 +19,15 @@ from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import ConfigurationError, WrongType
 
 
-def paused(slot: int) -> int:
-    """Return the number by which a wake-up reports that the slot was paused."""
-    return -1 - slot
+def read_wakeup(number: int) -> tuple[str, int]:
+    """Return the meaning of a published number (``wake``, ``paused`` or ``look_again``), and the slot.
 
-
-def look_again(slot: int) -> int:
-    """Return the number by which a wake-up reports that a delivery of the slot was cancelled: its owner extends all of them."""
-    return -1 - MAX_SLOTS - slot
-
-
-def read(told: int) -> tuple[str, int]:
-    """Return the meaning of a published number (``wake``, ``paused`` or ``look_again``), and the slot."""
-    if told >= 0:
-        return "wake", told
-    slot = -1 - told
+    A script publishes the slot where something can be taken, -1 - slot where it was paused, and -1 - ``MAX_SLOTS`` - slot
+    where a delivery was cancelled: the slot's owner then extends all of them.
+    """
+    if number >= 0:
+        return "wake", number
+    slot = -1 - number
     return ("paused", slot) if slot < MAX_SLOTS else ("look_again", slot - MAX_SLOTS)
 
 

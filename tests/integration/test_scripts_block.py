@@ -363,7 +363,7 @@ def claims(slot: Timed) -> None:
     size = 10 * BATCH
     receipt, members = slot.take()
     slot.rollback(receipt, [Failure(member, delay_ms=0, error="x" * 1_024) for member in members])
-    for number, end in enumerate(("return", "spend", "time_out", "ack", "ack failed"), 1):
+    for number, end in enumerate(("return", "spend", "time_out", "ack_claim", "ack_claim failed"), 1):
         held = 0
         while held < size:
             answer = slot.time("claim", lambda: slot.claim("s", number, 60_000, BATCH, max_bytes=1 << 40))  # noqa: B023
@@ -374,18 +374,18 @@ def claims(slot: Timed) -> None:
         for offset in (0, held - BATCH):
             look = partial(slot.read_claim, "s", number, offset, BATCH)
             assert len(slot.time("read_claim", look).rows) == 2 * BATCH
-        if end == "ack failed":
+        if end == "ack_claim failed":
             failed = [Failure(member, error="x" * 1_024) for member in look().rows[::2]]
             noted = slot.time("fail_claimed", partial(slot.fail_claimed, "s", number, failed))
             assert noted == ["ok"] * BATCH
         if end == "time_out":
             slot.clock.advance(60)
             while slot.zcard("claim"):
-                slot.time("time out claim", lambda: slot.time_out(BATCH))
+                slot.time("time_out claim", lambda: slot.time_out(BATCH))
         else:
             spent = end == "spend"
             give_back = partial(slot.return_claim, "s", number, spent=spent)
-            acknowledges = end.startswith("ack")
+            acknowledges = end.startswith("ack_claim")
             call = partial(slot.ack_claim, "s", number) if acknowledges else give_back
             label = end if acknowledges else f"return_claim {end}"
             while slot.time(label, call)[1]:

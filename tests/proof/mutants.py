@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import IO, NamedTuple
 
 import pytest
@@ -2509,8 +2510,8 @@ def switch_off(mutant: str) -> None:
 class Serving:
     """A plugin of pytest: once all is collected, tests run when they are asked for, each time in a child of this process."""
 
-    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
-        self.requests, self.answers = requests, answers
+    def __init__(self, requests: IO[str], answers: IO[str], switch_off: Callable[[str], None]) -> None:
+        self.requests, self.answers, self.switch_off = requests, answers, switch_off
         self.failed: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
@@ -2547,7 +2548,8 @@ class Serving:
             self.failed.append(report.nodeid)
 
     def _judge(self, name: str, items: list[pytest.Item]) -> int:
-        switch_off(name)
+        if name:
+            self.switch_off(name)
         for item in items:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if self.failed:
@@ -2567,16 +2569,16 @@ def named(case: str) -> tuple[str, str, str]:
 QUIET = ["-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
 
 
-def serve(files: list[str]) -> int:
+def serve(files: list[str], switch_off: Callable[[str], None]) -> int:
     """Collect the tests of these files once; then answer each line [mutant, test] with a line [number of cases, who failed].
 
-    What is asked for on the input may be a case, a test with all its cases, or a file.
+    What is asked for on the input may be a case, a test with all its cases, or a file. No mutant: all rules are on.
     """
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     # The answers are alone on their way: what pytest says of the tests goes elsewhere.
     os.dup2(2, 1)
-    return int(pytest.main([*QUIET, *files], plugins=[Serving(requests, answers)]))
+    return int(pytest.main([*QUIET, *files], plugins=[Serving(requests, answers, switch_off)]))
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:]))
+    sys.exit(serve(sys.argv[1:], switch_off))

@@ -1,6 +1,7 @@
 """Rules of the worker, each switched off by a change to one place of its Python code.
 
-This is the counterpart of `mutants`, which does the same to the scripts in Redis. `test_python_mutants` runs the tests.
+This is the counterpart of `mutants`, which does the same to the scripts in Redis. `python_switch` makes the change, and
+`test_python_mutants` runs the tests.
 """
 
 from __future__ import annotations
@@ -170,7 +171,6 @@ HOOKS = "integration/test_async_hooks.py::test_"
 LEFTOVERS = "integration/test_leftovers.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
 OVERLAPPING = "integration/test_overlapping.py::test_"
-LOST = "e2e/test_lost_threads.py::test_"
 SCHEDULES = "integration/test_schedules.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
@@ -407,7 +407,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     "beats_without_all_its_threads": PythonMutant(
         If("False"),
         "A process that cannot replace a thread is not ready, and the watchdog counts.",
-        (LOST + "the_watchdog_counts_while_a_thread_cannot_be_replaced",),
+        ("unit/test_notes.py::test_a_process_that_lacks_a_thread_is_not_ready_and_does_not_beat",),
     ),
     "successors_share_marks": PythonMutant(
         If("False"),
@@ -529,9 +529,10 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "every_suspect_waits": PythonMutant(
-        Value("1"),
+        Argument(1, "batch.messages[0].max_retries - left >= 1"),
         "A message that timed out once holds up no other one.",
         (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it",),
+        mark="the_last_try_has_company",
     ),
     "the_last_try_has_company": PythonMutant(
         Argument(0, "False"),

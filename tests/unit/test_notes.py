@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -243,3 +244,17 @@ def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(n
     notes.clear()
     notes.thread(2 + SPARE - 1)
     assert notes.begun() == {}
+
+
+def test_a_process_that_lacks_a_thread_is_not_ready_and_does_not_beat() -> None:
+    calls: list[str] = []
+    notes = SimpleNamespace(unready=lambda: calls.append("unready"), beat=lambda *given: calls.append("beat"))
+    watch = SimpleNamespace(is_whole=False)
+    dispatcher = SimpleNamespace(thread_watch=watch, processed=0)
+    process: Any = SimpleNamespace(
+        dispatcher=dispatcher, _notes=notes, _next_look=math.inf, _settled_at=0.0, _is_stuck=False
+    )
+    worker_process.WorkerProcess._beat(process)
+    watch.is_whole = True
+    worker_process.WorkerProcess._beat(process)
+    assert calls == ["unready", "beat"]

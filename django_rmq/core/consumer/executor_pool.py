@@ -133,7 +133,7 @@ class ExecutorPool:
         return [batch for _, batches in ended for batch in batches]
 
 
-REPEATED = 2  # rule: every_suspect_waits
+REPEATED = 2
 """The number of failures from which suspects run one at a time."""
 
 

@@ -658,8 +658,9 @@ def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, wo
 
 def test_rmqworkers_names_topics_without_a_free_thread(broker: Broker, run: Run, worker: Worker) -> None:
     assert "no free thread" not in run("rmqworkers")
-    record = write_record("token", replace(worker, full=frozenset(["orders", "renders"])))
-    assert broker.client.hset(worker_keys(broker.prefix).workers, worker.id, record) == 0
+    token = broker.client.hget(worker_keys(broker.prefix).workers, worker.id).split()[0].decode()
+    full = replace(worker, full=frozenset(["orders", "renders"]))
+    broker.beat(worker.id, token, 60_000, record=write_record(token, full))
     assert "(no free thread for orders, renders)" in run("rmqworkers")
     (one,) = json.loads(run("rmqworkers", "--json"))
     assert one["full"] == ["orders", "renders"]

@@ -36,9 +36,10 @@ def test_a_purge_is_left_to_a_worker(shop: Shop, log_in: Any) -> None:
 
 
 def test_a_replay_is_stopped_while_it_runs(shop: Shop, log_in: Any) -> None:
-    shop.fill(call("dead", "letters", [{"stopped": n} for n in range(200)], "post.errors.Late: away"))
+    # Of a topic of its own: what was replayed waits there.
+    shop.fill(call("dead", "cards", [{"stopped": n} for n in range(200)], "post.errors.Late: away"))
     page = log_in("boss")
-    page.goto(f"{shop.admin}letters/change/?tab=dead&error=post.errors.Late")
+    page.goto(f"{shop.admin}cards/change/?tab=dead&error=post.errors.Late")
     page.get_by_role("button", name="Replay all").click()
     page.get_by_label("per second").fill("4")
     page.get_by_role("button", name="Yes, in the background").click()
@@ -57,5 +58,5 @@ def test_a_replay_is_stopped_while_it_runs(shop: Shop, log_in: Any) -> None:
         shop.stop(process)
     replayed = int(done.partition(" of ")[0])
     assert 0 < replayed < 200 and "stopped by boss" in done
-    page.goto(f"{shop.admin}letters/history/")
+    page.goto(f"{shop.admin}cards/history/")
     expect(page.locator("#content")).to_contain_text(f"stopped by boss): {replayed} replayed")

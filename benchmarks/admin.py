@@ -36,7 +36,7 @@ TITLES = ("page", "median s", "worst s", "script ms", "worst ms", "met")
 MANY_GOALS = {
     "survey": (None, 0.05),
     "scrape": (0.3, None),
-    "dashboard": (0.15, None),
+    "dashboard": (0.15, 0.05),
     "rmqstats": (0.8, None),
 }
 """What looks at many topics -> the seconds of CPU that it may take, of Python and of Redis."""
@@ -72,7 +72,9 @@ def main() -> int:
         where = conditions(client)
         rows = _measure(client, options)
         causes = _measure_causes(client, options)
-        many = _measure_many(client, url, options)
+        # A server of its own: after so many deletions a survey takes Redis up to twice as long.
+        with server() as (fresh, fresh_url):
+            many = _measure_many(fresh, fresh_url, options)
     print(f"{told(where)}\n{text(TITLES, rows)}")
     print(f"goals of the medians: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms for its longest script")
     print(f"\n{options.dead:,} dead of {len(ERRORS)} causes\n{text(CAUSES_TITLES, causes)}")
@@ -271,8 +273,6 @@ def _measure_many(redis: Redis, url: str, options: argparse.Namespace) -> list[l
     from django_rmq.operations import Actor, Operations
 
     topics = {f"topic-{n:04}": {"TYPE": "fixed_time", "SLOTS": MANY_SLOTS} for n in range(options.topics)}
-    redis.flushall()
-    redis.config_set("slowlog-log-slower-than", -1)
     register_workers(redis, "", topics, MANY_SLOTS, WORKERS, HOUR_MINUTES + LONGEST_GAP_MINUTES)
     client = Client(SERVER_NAME="localhost")
     client.force_login(User.objects.get(username="bench"))

@@ -78,7 +78,7 @@ def promotions(runs: int, progress: Callable[[int], None] = lambda done: None) -
             here = {
                 entry.member
                 for slot in range(TOPIC.slots)
-                for entry in kept.peek(TOPIC, slot, "store", limit=1000).entries
+                for entry in kept.list_messages(TOPIC, slot, "store", limit=1000).entries
             }
             known = kept.reslot_progress(TAKEN, 0).deliveries
             again = [deliver(kept) for _ in range(TRIPS)]

@@ -1,6 +1,7 @@
-"""JSON: serializers of answers; and how requests are parsed, limited in size before, and how answers are rendered.
+"""JSON: the base of all serializers of answers, and how requests are parsed, limited in size before, and answers rendered.
 
-Times are milliseconds since the epoch, bodies have the form of their topic. The serializers of requests are in ``requests``.
+Times are milliseconds since the epoch, bodies have the form of their topic. The fields of an answer are beside its route
+(``messages``, ``topics`` and others), those of a request in ``requests``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.conf import Config, get_config
 from django_rmq.connections.brokers import SOCKET_TIMEOUTS, current, get_broker, in_memory
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import membership
 from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.exceptions import ConfigurationError
@@ -104,7 +104,7 @@ def check_coordinator() -> None:
 def end_session(worker: str, token: str) -> None:
     """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
     if _coordinator() == "redis":
-        get_broker("coordinator").run(registry.leave(worker, token))
+        get_broker("coordinator").run(membership.leave(worker, token))
     elif _coordinator() == "zookeeper":
         from django_rmq.core.coordination import zookeeper
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from django_rmq.core.commands import inspect, operate, registry, send
+from django_rmq.core.commands import claims, inspect, operate, send
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
@@ -69,7 +69,7 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     overdue_sums.deliveries = sum(
         walk(broker, (inspect.count_between(topic, slot, "prepare", max_score=late) for slot in slots))
     )
-    remembered = walk(broker, (registry.count_consumers(topic, slot) for slot in slots))
+    remembered = walk(broker, (claims.count_consumers(topic, slot) for slot in slots))
     overdue_sums.consumers = max(remembered, default=0)
     for slot, counts in enumerate(
         walk(broker, (inspect.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The actor of an operation, its permissions, and the audit trail.
+"""The actor of an operation, its permissions, and the audit trail. ``OperationContext.permitted`` asks for one of a topic.
 
 Permissions are Django's, of the model ``Topic``. A project may have a rule that says which topics a user may know of.
 Every action is written to the logger ``django_rmq.audit`` and, if there is a user and the admin is installed, as a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import claims as calls
-from django_rmq.core.commands import inspect, registry
+from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
@@ -71,7 +71,7 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
             lease_ms=min(known.lease_ms, ends),
         )
     names = sorted({consumer for _, consumer, _ in held})
-    asked = walk(broker, (registry.driver_of_consumer(topic, consumer) for consumer in names))
+    asked = walk(broker, (calls.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
         consumer: "" if driver is None else driver.where
         for consumer, driver in zip(names, asked, strict=True)
@@ -114,7 +114,7 @@ def _returning(
     yield tally.progress()
     for name in names:
         # Another query may use the name of the consumer from now on.
-        broker.run(registry.leave_consumer(topic, name))
+        broker.run(calls.leave_consumer(topic, name))
     for one in chosen:
         for slot in one.slots:
             left: int | None = None

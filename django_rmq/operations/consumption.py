@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 
 from django.core.signing import BadSignature, Signer
 
-from django_rmq.core.commands import ack, fetch, inspect, registry
+from django_rmq.core.commands import ack, fetch, inspect, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
@@ -114,7 +114,7 @@ class Permits:
         tokens = most if topic.max_rate else 0
         wanted = most if topic.max_in_flight else 0
         allowed = self._broker.run(
-            registry.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
+            limits.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
         )
         by_rate = allowed.tokens if topic.max_rate else most
         by_flight = allowed.permits if topic.max_in_flight else most
@@ -132,12 +132,12 @@ class Permits:
             for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
                 name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
                 self._broker.run(
-                    registry.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                    limits.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
                 )
             unused = len(taken) - tokens if topic.max_rate else 0
             wanted = wish if topic.max_in_flight else 0
             self._broker.run(
-                registry.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+                limits.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
             )
         except ServerTrouble:
             # The permits stay counted for as long as the taken messages may be in flight.
@@ -148,7 +148,7 @@ class Permits:
         topic = self._topic
         lease_ms = 0 if ended else _lease_ms(topic)
         try:
-            self._broker.run(registry.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
+            self._broker.run(limits.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
         except ServerTrouble:
             # The permits of the delivery end with their lease.
             logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)

@@ -22,10 +22,9 @@ from django.utils.translation import ngettext, override
 
 from django_rmq.connections import coordinators
 from django_rmq.connections.parallel_reads import ParallelReads
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination.assignment_storage import AssignmentPlan
-from django_rmq.core.coordination.redis_coordinator import members_of_roster
+from django_rmq.core.coordination.assignment_storage import AssignmentPlan, members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
@@ -372,7 +371,7 @@ def _check_coordinator(look: Callable[[], tuple[int, str]], patience: float) -> 
 
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
-    roster = broker.run(registry.roster())
+    roster = broker.run(membership.roster())
     return len(members_of_roster(roster)), _flaw(roster)
 
 

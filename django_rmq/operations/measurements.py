@@ -15,7 +15,7 @@ from django.apps import apps
 from django.db import DatabaseError
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import read_code_versions
+from django_rmq.core.commands.reports import read_code_versions
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts

@@ -14,12 +14,16 @@ from typing import ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from django_rmq.connections import coordinators
-from django_rmq.core.commands import inspect, registry
+from django_rmq.core.commands import inspect, membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.coordination import Member, Worker
-from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span
-from django_rmq.core.coordination.redis_coordinator import members_of_roster, plan_of_roster
+from django_rmq.core.coordination.assignment_storage import (
+    AssignmentPlan,
+    Span,
+    members_of_roster,
+    plan_of_roster,
+)
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
@@ -313,7 +317,7 @@ _rosters: WeakKeyDictionary[Broker, Roster] = WeakKeyDictionary()
 def roster_call(broker: Broker) -> Call[Roster]:
     """Return the call whose answer ``worker_list`` takes."""
     known = _rosters.get(broker)
-    return registry.roster(known) if known else registry.roster()
+    return membership.roster(known) if known else membership.roster()
 
 
 def worker_list(broker: Broker, roster: Roster | RmqError) -> WorkerList:

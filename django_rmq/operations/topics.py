@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import topic_registration
-from django_rmq.core.commands import inspect, operate, registry
+from django_rmq.core.commands import inspect, limits, operate
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits, check_limit, limited
@@ -103,7 +103,7 @@ def topic_limits(context: OperationContext, name: str) -> TopicLimits:
 def changed_limits(broker: Broker) -> dict[str, ChangedLimits]:
     """Return the limits that were changed at run time, by topic. Raises ``ServerTrouble``."""
     try:
-        return broker.run(registry.read_changed_limits())
+        return broker.run(limits.read_changed_limits())
     except ServerTrouble:
         raise
     except RmqError:
@@ -126,17 +126,17 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
         raise InvalidRequest(str(error)) from None
     before = limited(topic, changed_limits(context.broker).get(name))
     changed = ChangedLimits(checked, context.actor.name, context.broker.now_ms())
-    context.broker.run(registry.write_changed_limits(name, changed))
-    limits = TopicLimits(topic, limited(topic, changed), changed)
-    context.record("change limits", name, {"changed": 1}, _change(before, limits.topic))
-    return limits
+    context.broker.run(limits.write_changed_limits(name, changed))
+    changed_now = TopicLimits(topic, limited(topic, changed), changed)
+    context.record("change limits", name, {"changed": 1}, _change(before, changed_now.topic))
+    return changed_now
 
 
 def reset_limits(context: OperationContext, name: str) -> TopicLimits:
     """Return a topic to the limits of its settings. Workers apply them within five seconds."""
     topic = context.permitted(name, Permission.PAUSE)
     before = limited(topic, changed_limits(context.broker).get(name))
-    if context.broker.run(registry.delete_changed_limits(name)):
+    if context.broker.run(limits.delete_changed_limits(name)):
         context.record("reset limits", name, {"changed": 1}, _change(before, topic))
     return TopicLimits(topic, topic, None)
 
@@ -180,7 +180,7 @@ class TopicCard(NamedTuple):
 
 def topic_card(context: OperationContext, name: str) -> TopicCard:
     """Return all rules of a topic. Raises ``ServerTrouble``."""
-    limits = topic_limits(context, name)
+    own_limits = topic_limits(context, name)
     declared = context.declared(name)
     different = compare(declared, context.broker.definitions()).differences
     registered = {one.setting: str(one.registered) for one in different}
@@ -195,7 +195,7 @@ def topic_card(context: OperationContext, name: str) -> TopicCard:
         for key in TOPIC_KEYS
         if SETTINGS_OF_TYPES.get(key, declared.type) is declared.type
     ]
-    return TopicCard(limits, rows, listeners().get(name), schedules(context, [name]))
+    return TopicCard(own_limits, rows, listeners().get(name), schedules(context, [name]))
 
 
 def _given(options: Any, *path: str) -> Mapping[str, object]:
@@ -514,6 +514,6 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
                     f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
                 )
         yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
-    broker.run(registry.delete_changed_limits(topic.name))
+    broker.run(limits.delete_changed_limits(topic.name))
     broker.undefine(topic)
     yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import reports
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
@@ -142,24 +142,24 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
 def _overview_of_all(context: OperationContext) -> WorkerOverview:
     broker, topics = context.broker, context.config.topics
     pipeline = broker.pipeline()
-    asked, answer = pipeline.add(stats.roster_call(broker)), pipeline.add(registry.read_reports())
+    asked, answer = pipeline.add(stats.roster_call(broker)), pipeline.add(reports.read_reports())
     pipeline.execute()
     roster_reply = asked.result()
     live_workers = stats.worker_list(broker, roster_reply)
     if live_workers.problem:
         # A value of another type is a conflict, and not a server that does not answer.
         raise roster_reply if isinstance(roster_reply, RmqError) else ServerUnavailable(live_workers.problem)
-    reports = answer.result()
-    if isinstance(reports, ServerTrouble):
-        raise reports
-    if isinstance(reports, RmqError):
+    report_of = answer.result()
+    if isinstance(report_of, ServerTrouble):
+        raise report_of
+    if isinstance(report_of, RmqError):
         # Another program wrote a value of another type. The workers are known all the same.
-        reports = {}
+        report_of = {}
     now_ms = broker.now_ms() if isinstance(roster_reply, RmqError) else roster_reply.now_ms
     live = {one.worker.id for one in live_workers.members}
     vanished = [
         VanishedWorker(worker, report)
-        for worker, report in reports.items()
+        for worker, report in report_of.items()
         # A worker leaves the others when it begins to stop, and reports until its listeners have returned.
         if worker not in live
         and report.at_ms >= now_ms - FORGET_MS
@@ -167,13 +167,13 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
     ]
     running = [
         RunningMessage(_as_shown(context, call, topics[call.topic]), topics[call.topic], worker, report)
-        for worker, report in reports.items()
+        for worker, report in report_of.items()
         if worker in live
         for call in report.calls
         if call.topic in topics
     ]
     workers = [
-        ReportedWorker(one, reports.get(one.member.worker.id)) for one in stats.workers_of(live_workers)
+        ReportedWorker(one, report_of.get(one.member.worker.id)) for one in stats.workers_of(live_workers)
     ]
     return WorkerOverview(
         now_ms,
@@ -185,7 +185,7 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
             if topic.listener and not live_workers.serving(topic).workers
         ],
         sorted(running, key=lambda one: one.call.since_ms),
-        sum(report.running - len(report.calls) for worker, report in reports.items() if worker in live),
+        sum(report.running - len(report.calls) for worker, report in report_of.items() if worker in live),
         _stuck(context, workers),
     )
 
@@ -292,8 +292,8 @@ def ask_worker(
     member = one.stats.member.worker
     pipeline = context.broker.pipeline()
     # The time makes a repeated request another one.
-    asked = pipeline.add(registry.ask_worker(member.id, f"{request} {context.broker.now_ms()}"))
-    ended = pipeline.add(registry.end_requests(REQUEST_MS))
+    asked = pipeline.add(reports.ask_worker(member.id, f"{request} {context.broker.now_ms()}"))
+    ended = pipeline.add(reports.end_requests(REQUEST_MS))
     pipeline.execute()
     asked.get()
     ended.get()
@@ -408,7 +408,7 @@ def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> lis
             else _("no worker reports that it runs this message")
         )
         raise OperationRefused(reason)
-    earlier = context.broker.run(registry.read_stack_requests(list(asked)))
+    earlier = context.broker.run(reports.read_stack_requests(list(asked)))
     now_ms = context.broker.now_ms()
     pipeline = context.broker.pipeline()
     answers = []
@@ -420,8 +420,8 @@ def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> lis
             if other.id != one.call.id and now_ms - REQUEST_MS < other.asked_ms <= now_ms
         ]
         chosen = [*others, StackRequest(one.call.id, now_ms)][-MOST_STACKS:]
-        answers.append(pipeline.add(registry.ask_for_stacks(worker, encode_stack_requests(chosen))))
-    answers.append(pipeline.add(registry.end_requests(REQUEST_MS)))
+        answers.append(pipeline.add(reports.ask_for_stacks(worker, encode_stack_requests(chosen))))
+    answers.append(pipeline.add(reports.end_requests(REQUEST_MS)))
     pipeline.execute()
     for answer in answers:
         answer.get()
@@ -440,15 +440,17 @@ def message_stacks(context: OperationContext, name: str, message_id: str) -> Mes
     sealed = _sealed(context, name, message_id)
     overview = worker_overview(context)
     calls = {one.worker: one.call for one in overview.running if _names(one.call, name, sealed)}
-    reports = {one.stats.member.worker.id: one.report for one in overview.workers if one.report}
-    if not reports:
+    report_of = {one.stats.member.worker.id: one.report for one in overview.workers if one.report}
+    if not report_of:
         return MessageStacks(overview.now_ms, [])
     pipeline = context.broker.pipeline()
-    requests = pipeline.add(registry.read_stack_requests(list(reports)))
-    stacks = pipeline.add(registry.read_stacks(list(reports)))
+    requests = pipeline.add(reports.read_stack_requests(list(report_of)))
+    stacks = pipeline.add(reports.read_stacks(list(report_of)))
     pipeline.execute()
     worker_stacks = []
-    for (worker, report), asked, answered in zip(reports.items(), requests.get(), stacks.get(), strict=True):
+    for (worker, report), asked, answered in zip(
+        report_of.items(), requests.get(), stacks.get(), strict=True
+    ):
         request = next((one for one in asked if _ends_with(one.id, sealed)), None)
         stack = next((one for one in answered if _ends_with(one.id, sealed)), None)
         asked_ms = request.asked_ms if request else stack.asked_ms if stack else None

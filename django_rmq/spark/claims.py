@@ -1,7 +1,8 @@
 """The claims of a query on a topic: its driver claims messages, keeps the lease, and acknowledges. Nothing here knows Spark.
 
 A consumer has one driver at a time, and at most one open claim, in any number of slots (decision 0004 says why). While the
-driver lives, a thread renews both: the name of the consumer and the claims.
+driver lives, a thread renews both: the name of the consumer and the claims. A lease that nobody renews is ended in Redis:
+``core/lua/slot/_claims.lua``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from django_rmq.core.commands import ack, claims, inspect, registry
+from django_rmq.core.commands import ack, claims, inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
@@ -100,7 +101,7 @@ class DriverIdentity:
         )
 
     def _ask(self, consumer: str, checkpoint: str, *, starts: bool, gone: str = "") -> Driver | None:
-        call = registry.hold_consumer(
+        call = claims.hold_consumer(
             self._topic,
             consumer,
             self._word,
@@ -129,9 +130,9 @@ class DriverIdentity:
             consumer, checkpoint = self._held
         claim = f"{number} {checkpoint}"
         with suppress(RmqError):
-            if self._broker.run(registry.reported_loss(self._topic, consumer)) == claim:
+            if self._broker.run(claims.reported_loss(self._topic, consumer)) == claim:
                 return False
-            self._broker.run(registry.report_loss(self._topic, consumer, claim))
+            self._broker.run(claims.report_loss(self._topic, consumer, claim))
         return True
 
     def leave(self) -> None:
@@ -139,7 +140,7 @@ class DriverIdentity:
         with self._lock:
             if self._held is not None:
                 self._has_left = True
-                self._broker.run(registry.leave_consumer(self._topic, self._held[0], self._word))
+                self._broker.run(claims.leave_consumer(self._topic, self._held[0], self._word))
 
 
 class Lease:

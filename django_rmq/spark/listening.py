@@ -1,4 +1,4 @@
-"""Acknowledge a batch as soon as Spark has recorded it, not at the query's next poll."""
+"""Acknowledge a batch as soon as Spark has recorded it (a ``StreamingQueryListener``), not at the query's next poll."""
 
 from __future__ import annotations
 

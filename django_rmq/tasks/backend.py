@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_rmq import connections, exceptions
 from django_rmq.conf import get_config
 from django_rmq.conf.task_settings import PATHS, TaskBackend
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope, new_origin
@@ -86,7 +86,7 @@ def find(backend: TaskBackend, key: str) -> FoundTask | None:
 
 def known(broker: Broker, key: str) -> FoundTask | None:
     """Return the record of a task's attempts, or None if none is known to have begun."""
-    stored = broker.run(registry.result(key))
+    stored = broker.run(results.result(key))
     if stored is None or stored.stamp <= RELEASED:
         return None
     return FoundTask(Job.of(json.loads(stored.job)), TaskRecord.read(stored.record, stored.stamp))
@@ -94,12 +94,12 @@ def known(broker: Broker, key: str) -> FoundTask | None:
 
 def is_released(broker: Broker, key: str) -> bool:
     """Return whether a task that waited for its time is known to have been sent to its queue."""
-    return broker.run(registry.result(key)) is not None
+    return broker.run(results.result(key)) is not None
 
 
 def note_release(key: str) -> Call[str]:
     """Return the call that records that a task was sent from the topic where it waited to its queue."""
-    return registry.keep_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
+    return results.keep_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
 def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | None:

@@ -28,7 +28,7 @@ from django.utils import timezone
 from django_rmq import connections
 from django_rmq.conf import Config, get_config
 from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import results
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import place_of
@@ -324,7 +324,7 @@ class Attempt:
         # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
-        return registry.keep_result(self.key, stamp, keep_ms, self.message.raw, record)
+        return results.keep_result(self.key, stamp, keep_ms, self.message.raw, record)
 
     def _keep(self, call: Call[str]) -> None:
         """Write to Redis, and repeat it for ``PATIENCE`` seconds while Redis is unavailable."""

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands import registry as calls
+from django_rmq.core.commands import ack, fetch, inspect, ticks
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
@@ -222,7 +221,7 @@ def schedule_state(name: str) -> ScheduleState:
 
     broker = connections.get_broker("worker")
     now_ms = broker.now_ms()
-    for record in broker.run(calls.read_schedules()):
+    for record in broker.run(ticks.read_schedules()):
         if record.name == name:
             return ScheduleState(
                 _instant(next_run(record, now_ms)), _instant(record.last_run(now_ms)), record.is_paused

@@ -26,7 +26,7 @@ from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import read_changed_limits
+from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
 from django_rmq.core.consumer.crash_recovery import (
     DONE_FOR_GOOD,

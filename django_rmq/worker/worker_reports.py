@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
+from django_rmq.core.commands.background import read_actions
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.registry import (
+from django_rmq.core.commands.limits import read_changed_limits
+from django_rmq.core.commands.reports import (
     delete_code_versions,
     delete_reports,
     end_stacks,
-    read_actions,
-    read_changed_limits,
     read_code_versions,
     read_reports,
     read_requests,

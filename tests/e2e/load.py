@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.coordination.redis_coordinator import describe, members
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone
 from tests.support.brokers import Broker, ClusterBroker
-from tests.support.workers import eventually, live, send, total
+from tests.support.workers import describe, eventually, live, members, send, total
 
 LEDGER = Topic(
     "ledger", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_retries=2, backoff=BackOff(0, 0)

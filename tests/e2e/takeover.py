@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from django_rmq.core.coordination.redis_coordinator import describe, members
 from tests.e2e.ledger import read
 from tests.e2e.load import TAKEN_OVER, Load, shares
 from tests.e2e.processes import WorkerProcess
 from tests.support.brokers import Broker
-from tests.support.workers import client_of, eventually
+from tests.support.workers import client_of, describe, eventually, members
 
 GOAL_SECONDS = 5.5
 """A slot with nothing in flight: the session of 4 s, and what it takes to notice and to assign."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from django_rmq.core.commands.registry import read_schedules
+from django_rmq.core.commands.ticks import read_schedules
 from tests.e2e.processes import ROOT, Happened, Start, environment_of, manage
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, TcpProxy, ask

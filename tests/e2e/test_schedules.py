@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.commands.registry import read_schedules
+from django_rmq.core.commands.ticks import read_schedules
 from tests.e2e.processes import Happened, Start, WorkerProcess
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer

@@ -19,7 +19,7 @@ from django_rmq import connections
 from django_rmq.admin import labels
 from django_rmq.admin.charts import MOST_LISTED
 from django_rmq.conf import get_config
-from django_rmq.core.commands.registry import read_code_versions, read_reports, write_code_version
+from django_rmq.core.commands.reports import read_code_versions, read_reports, write_code_version
 from django_rmq.core.model.keys import code_versions_key
 from django_rmq.core.model.worker_report import CodeVersion
 from django_rmq.operations import Actor, Operations, Permission, TopicRule, actions, shared_reads

@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import background, reports, results
 from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.exceptions import InvalidRequest, NotPermitted, OperationRefused
@@ -89,7 +89,7 @@ def test_a_worker_that_was_killed_is_replaced_when_its_lease_has_ended(
     action = operations().start_action("letters", "purge").action.id
     # A worker that was killed has begun a part, and does not give the lease back.
     lease = f"action{action}"
-    assert shop.run(registry.begin_answer(lease, lease, "killed", lease_ms))[0] == "new"
+    assert shop.run(results.begin_answer(lease, lease, "killed", lease_ms))[0] == "new"
     assert not run_part(action) and one().done == 0
     # A lease that is longer than any counts as ended.
     monkeypatch.setattr(bulk_actions, "LEASE_MS", 1)
@@ -133,7 +133,7 @@ def test_an_action_is_stopped_with_or_without_a_worker(shop: Any, monkeypatch: p
 
     def stop_once() -> bool:
         if len(asked) == 1:
-            shop.run(registry.write_action(other, "stopped", "bob"))
+            shop.run(background.write_action(other, "stopped", "bob"))
         asked.append(1)
         return False
 
@@ -199,7 +199,7 @@ def test_a_value_of_another_type_stops_no_report(shop: Any) -> None:
     duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
     with closing(duty()) as steps:
         next(steps)
-        assert list(shop.run(registry.read_reports())) == ["w"]
+        assert list(shop.run(reports.read_reports())) == ["w"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -20,7 +20,7 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import limits
 from django_rmq.core.consumer.rate_limits import RateLimits
 from django_rmq.core.model.changed_limits import ChangedLimits, decode, limited
 from django_rmq.core.model.keys import changed_limits_key
@@ -98,7 +98,7 @@ def test_a_text_that_is_no_limits_is_not_read(text: str) -> None:
 
 
 def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
-    shop.run(registry.write_changed_limits("slotwise", CHANGED))
+    shop.run(limits.write_changed_limits("slotwise", CHANGED))
     found = operations().change_limits("tight", {"max_rate": 100})
     assert (found.topic.max_rate, found.topic.max_in_flight, found.different) == (100.0, 2, ["max_rate"])
     assert found.changed is not None and found.changed.by == "tester"
@@ -108,7 +108,7 @@ def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
     assert operations().topic_limits("tight") == found
     assert operations().reset_limits("tight").different == []
     assert operations().topic_limits("tight").changed is None
-    assert list(shop.run(registry.read_changed_limits())) == ["slotwise"]
+    assert list(shop.run(limits.read_changed_limits())) == ["slotwise"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:
 def test_limits_that_cannot_be_are_refused(shop: Any, values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         operations().change_limits("tight", values)
-    assert shop.run(registry.read_changed_limits()) == {}
+    assert shop.run(limits.read_changed_limits()) == {}
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -138,29 +138,29 @@ def test_a_value_of_another_type_leaves_the_settings_in_effect(shop: Any) -> Non
 def test_a_topic_becomes_limited_and_free_again() -> None:
     from tests.oracle.broker import OracleBroker
 
-    limits = RateLimits(OracleBroker("m:"), "A", [LIMITED], lambda topic: 4)
+    shared = RateLimits(OracleBroker("m:"), "A", [LIMITED], lambda topic: 4)
 
     def ask(now: float, waiting: int) -> None:
-        limits.ask(now, lambda name: waiting, lambda name, error: None, lambda name: 0)
+        shared.ask(now, lambda name: waiting, lambda name, error: None, lambda name: 0)
 
-    limits.change(LIMITED, 3, 1.0)
-    assert not limits, "without limits nothing is asked"
+    shared.change(LIMITED, 3, 1.0)
+    assert not shared, "without limits nothing is asked"
     # Three messages are in flight when the limit comes; they count, and none of them is taken away.
-    limits.change(replace(LIMITED, max_in_flight=4), 3, 1.0)
-    assert limits.room("free") <= 0 and limits.due() == 1.0 and limits.has_permits("free")
+    shared.change(replace(LIMITED, max_in_flight=4), 3, 1.0)
+    assert shared.room("free") <= 0 and shared.due() == 1.0 and shared.has_permits("free")
     ask(1.0, 1)
-    assert limits.room("free") == 1
-    limits.ended("free", 3, 1.5)
-    limits.change(replace(LIMITED, max_in_flight=2), 0, 2.0)
-    assert limits.room("free") <= 2
+    assert shared.room("free") == 1
+    shared.ended("free", 3, 1.5)
+    shared.change(replace(LIMITED, max_in_flight=2), 0, 2.0)
+    assert shared.room("free") <= 2
     ask(2.0, 1)
-    assert limits.room("free") == 2
-    limits.change(LIMITED, 0, 3.0)
-    assert limits.room("free") > 1_000_000 and limits.due() == float("inf")
-    limits.change(replace(LIMITED, max_rate=1.0), 0, 4.0)
-    assert limits.room("free") == 0 and not limits.has_permits("free")
+    assert shared.room("free") == 2
+    shared.change(LIMITED, 0, 3.0)
+    assert shared.room("free") > 1_000_000 and shared.due() == float("inf")
+    shared.change(replace(LIMITED, max_rate=1.0), 0, 4.0)
+    assert shared.room("free") == 0 and not shared.has_permits("free")
     ask(4.0, 1)
-    assert limits.room("free") == 1
+    assert shared.room("free") == 1
 
 
 def test_a_worker_reads_changed_limits_with_its_report(shop: Any) -> None:
@@ -267,17 +267,17 @@ def test_the_limits_are_changed_and_reset_from_the_page(shop: Any, staff: Callab
     assert "Back to the settings" not in get(card) and "differ from the settings" not in get(card)
     assert "Leave empty for the settings (5)" in get(form)
     answer = client.post(form, {"max_rate": "fast", "max_in_flight": "-1"})
-    assert answer.status_code == 200 and shop.run(registry.read_changed_limits()) == {}
+    assert answer.status_code == 200 and shop.run(limits.read_changed_limits()) == {}
     assert "slowest" in html.unescape(client.post(form, {"max_rate": "1e-9"}).content.decode())
     answer = client.post(form, {"max_rate": "0.5", "max_in_flight": "0"}, follow=True)
     shown = html.unescape(answer.content.decode())
     assert "The limits were changed" in shown and "limits differ from the settings" in shown
     assert "at most 0.5/s" in shown and "settings: 5" in shown and "settings: 2" in shown
-    (one,) = shop.run(registry.read_changed_limits()).values()
+    (one,) = shop.run(limits.read_changed_limits()).values()
     assert one.values == {"max_rate": 0.5, "max_in_flight": None}
     assert 'value="0.5"' in get(form)
     shown = html.unescape(client.post(form, {"act": "reset"}, follow=True).content.decode())
-    assert "those of the settings" in shown and shop.run(registry.read_changed_limits()) == {}
+    assert "those of the settings" in shown and shop.run(limits.read_changed_limits()) == {}
     # An empty form is a reset, and there is nothing to reset.
     client.post(form, {"max_rate": "", "max_in_flight": ""})
     written = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))

@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
-from django_rmq.core.coordination.redis_coordinator import RedisCoordinator, describe, members
+from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.keys import worker_keys
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import Topic, TopicType
@@ -37,7 +37,7 @@ from tests.support import coordinators
 from tests.support.brokers import Broker, OracleBroker
 from tests.support.coordinators import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Slot, Told
 from tests.support.servers import RedisServer, TcpProxy, ask
-from tests.support.workers import LONG, eventually
+from tests.support.workers import LONG, describe, eventually, members
 
 
 class Killed:

@@ -17,7 +17,8 @@ from django_rmq import connections
 from django_rmq.admin.views import findings
 from django_rmq.conf import get_config
 from django_rmq.core import lua
-from django_rmq.core.commands.registry import assign, roster, write_report
+from django_rmq.core.commands.membership import assign, roster
+from django_rmq.core.commands.reports import write_report
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan, Span, write_record
 from django_rmq.core.model.schedule import Schedule

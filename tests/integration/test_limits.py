@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_rmq.core import lua
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import limits
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.rate_limits import RateLimits, return_permits
 from django_rmq.core.model.keys import limits_key
@@ -284,7 +284,7 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
 
     def allow(call: Call[Any]) -> Any:
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
-        run(registry.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
+        run(limits.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
         prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
         told.append((int(str(call.own[_IN_USE])), prepared))
         return run(call)
@@ -398,25 +398,25 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
     run = intercept(broker, "limits/allow", away)
     limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
-    limits = RateLimits(broker, "A", limited, lambda topic: 4)
-    limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
-    assert (limits.room("prices"), limits.room("other")) == (0, 2)
+    shared = RateLimits(broker, "A", limited, lambda topic: 4)
+    shared.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
+    assert (shared.room("prices"), shared.room("other")) == (0, 2)
     assert said == ["prices"]
-    assert limits.shares["prices"].due == pytest.approx(2.0), "and it is asked again"
+    assert shared.shares["prices"].due == pytest.approx(2.0), "and it is asked again"
     broker.run = run
-    limits.ask(2.1, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
-    assert limits.room("prices") == 2
+    shared.ask(2.1, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
+    assert shared.room("prices") == 2
 
     def all_away(call: Call[Any]) -> Any:
         raise ServerUnavailable("all away")
 
     intercept(broker, "limits/allow", all_away)
     with pytest.raises(ServerUnavailable):
-        limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
+        shared.ask(9.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:
-    limits = RateLimits(OracleBroker("m:"), "A", [TOPIC], lambda topic: 1)
-    assert not limits
-    assert limits.room("prices") > 1_000_000
-    assert limits.due() == float("inf")
+    shared = RateLimits(OracleBroker("m:"), "A", [TOPIC], lambda topic: 1)
+    assert not shared
+    assert shared.room("prices") > 1_000_000
+    assert shared.due() == float("inf")

@@ -21,7 +21,7 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import membership, reports
 from django_rmq.core.coordination import Worker as WorkerRecord
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
@@ -1220,9 +1220,9 @@ CONTROL = {Permission.VIEW, Permission.CONTROL_WORKERS}
 def joined(operations: Operations) -> str:
     """Let a worker live that takes requests, and return its id."""
     worker = WorkerRecord("0123456789", "alpha", 41, 1.0, 4, ())
-    operations.broker.run(registry.beat(worker.id, "t", 600_000, record=write_record("t", worker)))
+    operations.broker.run(membership.beat(worker.id, "t", 600_000, record=write_record("t", worker)))
     at_ms = operations.broker.now_ms()
-    operations.broker.run(registry.write_report(worker.id, replace(REPORT, at_ms=at_ms, state="working")))
+    operations.broker.run(reports.write_report(worker.id, replace(REPORT, at_ms=at_ms, state="working")))
     return worker.id
 
 
@@ -1233,7 +1233,7 @@ def running(operations: Operations) -> str:
     report = replace(
         REPORT, at_ms=at_ms, state="working", calls=(RunningCall("timed", message, at_ms, 1, "t"),)
     )
-    operations.broker.run(registry.write_report(joined(operations), report))
+    operations.broker.run(reports.write_report(joined(operations), report))
     return message
 
 

@@ -25,8 +25,7 @@ from django_rmq import Message, UnknownSchedule, listener, schedule, schedules
 from django_rmq import schedules as schedule_duty
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core.commands import ack, fetch
-from django_rmq.core.commands import registry as schedule_records
+from django_rmq.core.commands import ack, fetch, ticks
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.keys import schedules_key
@@ -89,7 +88,7 @@ def broker(clock: Clock) -> Iterator[OracleBroker]:
 
 
 def records(broker: OracleBroker) -> dict[str, ScheduleRecord]:
-    return {one.name: one for one in broker.run(schedule_records.read_schedules())}
+    return {one.name: one for one in broker.run(ticks.read_schedules())}
 
 
 def waiting(broker: OracleBroker, topic: str = "reports") -> dict[str, str]:
@@ -377,9 +376,7 @@ class Version:
             self.steps.settle()
 
     def look(self) -> None:
-        while self.declarations.reconcile(
-            self.broker.run(schedule_records.read_schedules()), self.broker.now_ms()
-        ):
+        while self.declarations.reconcile(self.broker.run(ticks.read_schedules()), self.broker.now_ms()):
             pass
         self.steps.settle()
 
@@ -501,13 +498,13 @@ def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> N
 def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: OracleBroker, clock: Clock) -> None:
     one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
     live([other], GONE_SECONDS)
-    stale = broker.run(schedule_records.read_schedules())
+    stale = broker.run(ticks.read_schedules())
     clock.advance(5)
     one.look()
     assert not other.declarations.reconcile(stale, broker.now_ms())
     assert not records(broker)["nightly"].is_removed
     # What somebody has removed nevertheless is declared again.
-    broker.run(schedule_records.change_schedule("nightly", "removed", "1"))
+    broker.run(ticks.change_schedule("nightly", "removed", "1"))
     one.look()
     assert not records(broker)["nightly"].is_removed
 
@@ -773,7 +770,7 @@ def test_what_cannot_be_done_says_why(broker: OracleBroker) -> None:
     schedule_duty.declare()
     with pytest.raises(UnknownSchedule):
         who.pause_schedule("nightly", ["merged"])
-    broker.run(schedule_records.change_schedule("nightly", "removed", "1"))
+    broker.run(ticks.change_schedule("nightly", "removed", "1"))
     with pytest.raises(OperationRefused, match="being removed"):
         who.pause_schedule("nightly")
     for act, needed in [
@@ -1015,7 +1012,7 @@ def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: O
     schedule_duty.declare()
     record = records(broker)["nightly"]
     broken = record.declared.text.replace("0 3 * * *", "x y")
-    broker.run(schedule_records.change_schedule("nightly", "spec", broken))
+    broker.run(ticks.change_schedule("nightly", "spec", broken))
     with mock.patch.object(stepper.Stepper, "settle"):
         shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import fetch, inspect, registry
+from django_rmq.core.commands import fetch, inspect, results
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
@@ -532,7 +532,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None]) -> None:
     using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
-    kept = connections.get_broker().run(registry.result(result.id))
+    kept = connections.get_broker().run(results.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
     left = broker.client.pttl(f"result_{{{broker.prefix}rmq:result:{result.id}}}")

@@ -24,8 +24,8 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.admin.views.worker_views import SILENT_MS
 from django_rmq.conf import get_config
-from django_rmq.core.commands import activity, registry
-from django_rmq.core.commands.registry import delete_reports, read_reports
+from django_rmq.core.commands import activity, reports
+from django_rmq.core.commands.reports import delete_reports, read_reports
 from django_rmq.core.model.keys import reports_key, stacks_key, times_key, worker_requests_key
 from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import LATENESS_BUCKETS
@@ -249,7 +249,7 @@ def test_a_worker_obeys_each_request_once_and_reports_its_new_state_at_once(shop
             assert (one.state, one.parent) == (states[request], 7)
         assert obeyed == ["quiet", "resume", "quiet"]
         # Another version may know other requests.
-        shop.run(registry.ask_worker("w" * 32, "dance 1"))
+        shop.run(reports.ask_worker("w" * 32, "dance 1"))
         assert next(steps) == worker_reports.REPORT_SECONDS
         assert obeyed == ["quiet", "resume", "quiet"]
 
@@ -304,8 +304,8 @@ def test_redis_forgets_requests(shop: Any) -> None:
     ask("12345678", "stop")
     left = shop.client.pttl(worker_requests_key(shop.prefix))
     assert 0 < left <= REQUEST_MS
-    assert shop.run(registry.read_requests("12345678")).request.startswith("stop ")
-    assert shop.run(registry.read_requests("another")).request == ""
+    assert shop.run(reports.read_requests("12345678")).request.startswith("stop ")
+    assert shop.run(reports.read_requests("another")).request == ""
 
 
 def test_who_cannot_be_asked_is_refused_with_the_reason(shop: Any) -> None:
@@ -348,7 +348,7 @@ def test_a_worker_is_quieted_resumed_and_stopped_from_its_page(
         return html.unescape(client.post(page, data, follow=True).content.decode())
 
     def last() -> str:
-        return shop.run(registry.read_requests("abcdef0099")).request.partition(" ")[0]
+        return shop.run(reports.read_requests("abcdef0099")).request.partition(" ")[0]
 
     question = post(act="quiet", worker="abcdef0099")
     assert "take no more messages?" in question and last() == ""
@@ -382,7 +382,7 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
     for request in ("quiet", "resume", "stop"):
         answer = client.post(f"/api/rmq/workers/abcdef0099/{request}/")
         assert (answer.status_code, answer.json()) == (202, {"worker": "abcdef0099", "asked": request})
-        assert shop.run(registry.read_requests("abcdef0099")).request.startswith(request)
+        assert shop.run(reports.read_requests("abcdef0099")).request.startswith(request)
         out = io.StringIO()
         call_command("rmqworkers", f"--{request}", "abcdef00", stdout=out)
         assert out.getvalue() == f"abcdef0099: asked to {request}\n"
@@ -654,7 +654,7 @@ def ask_for(message: str, topic: str = "timed") -> list[str]:
 
 
 def reads_stacks(broker: Any, worker: str) -> list[Stack]:
-    (found,) = broker.run(registry.read_stacks([worker]))
+    (found,) = broker.run(reports.read_stacks([worker]))
     return list(found)
 
 
@@ -722,15 +722,15 @@ def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
             for name in (message_id(int(slot), member), f"{slot}.prepare.1.0~{sealed}"):
                 assert stacks(name).workers == [one]
             # It is answered once, and again if somebody asks again.
-            shop.run(registry.write_stacks(owner, []))
+            shop.run(reports.write_stacks(owner, []))
             next(steps)
             assert reads_stacks(shop, owner) == []
-            shop.run(registry.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 100_000}]]'))
+            shop.run(reports.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 100_000}]]'))
             next(steps)
             assert [each.id for each in reads_stacks(shop, owner)] == [call.id]
             release()
             eventually(lambda: not worker.dispatcher.batches())
-            shop.run(registry.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 200_000}]]'))
+            shop.run(reports.ask_for_stacks(owner, f'[["{call.id}",{before_ms + 200_000}]]'))
             next(steps)
             (one,) = stacks(call.id).workers
             assert (one.call, one.stack.text, one.asked_ms) == (None, "", before_ms + 200_000)
@@ -769,23 +769,23 @@ def test_requests_for_stacks_that_were_not_read_stay(shop: Any) -> None:
     report(shop, "w" * 10, state="working", calls=calls)
     for one in (slot_ids[0], slot_ids[1], slot_ids[0]):
         ask_for(one)
-    (asked,) = shop.run(registry.read_stack_requests(["w" * 10]))
+    (asked,) = shop.run(reports.read_stack_requests(["w" * 10]))
     assert [one.id for one in asked] == [slot_ids[1], slot_ids[0]]
     # A request to be quiet is another one, and what is older than a minute has been read or lost.
     ask("w" * 10, "quiet")
     old = StackRequest("0~old", shop.now_ms() - REQUEST_MS - 1)
-    shop.run(registry.ask_for_stacks("w" * 10, encode_stack_requests([old])))
+    shop.run(reports.ask_for_stacks("w" * 10, encode_stack_requests([old])))
     for one in slot_ids:
         ask_for(one)
-    (asked,) = shop.run(registry.read_stack_requests(["w" * 10]))
+    (asked,) = shop.run(reports.read_stack_requests(["w" * 10]))
     assert [one.id for one in asked] == slot_ids[-MOST_STACKS:]
-    assert shop.run(registry.read_requests("w" * 10)).request.startswith("quiet ")
+    assert shop.run(reports.read_requests("w" * 10)).request.startswith("quiet ")
 
 
 @pytest.mark.parametrize("text", ["x", "[]", "1", "[[1]]", '[["id","now"]]', "[" * 100_000, '{"a":1}'])
 def test_what_is_no_request_for_stacks_is_not_answered(shop: Any, text: str) -> None:
     duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
-    shop.run(registry.ask_for_stacks("w", text))
+    shop.run(reports.ask_for_stacks("w", text))
     with closing(duty()) as steps:
         next(steps)
         assert reads_stacks(shop, "w") == []
@@ -805,7 +805,7 @@ def test_redis_forgets_stacks_and_requests_for_them(shop: Any) -> None:
         assert 0 < shop.client.pttl(stacks_key(shop.prefix)) <= STACKS_MS
         # A foreign value in their place delays no other request, and no report.
         shop.client.set(stacks_key(shop.prefix), "foreign")
-        shop.run(registry.ask_for_stacks("w" * 10, "[]"))
+        shop.run(reports.ask_for_stacks("w" * 10, "[]"))
         next(steps)
         assert list(shop.run(read_reports())) == ["w" * 10]
         with pytest.raises(WrongType):
@@ -869,16 +869,16 @@ def test_the_page_of_a_stack_asks_and_shows_the_answer(shop: Any, staff: Callabl
         "timed",
         f"Show stack (message {one}, worker 0123456789, process 41 on alpha): 1 asked (admin)",
     )
-    (asked,) = shop.run(registry.read_stack_requests(["0123456789"]))
+    (asked,) = shop.run(reports.read_stack_requests(["0123456789"]))
     # Whatever the worker is, people are not left waiting.
     old = [StackRequest(one, asked[0].asked_ms - SILENT_MS - 1)]
-    shop.run(registry.ask_for_stacks("0123456789", encode_stack_requests(old)))
+    shop.run(reports.ask_for_stacks("0123456789", encode_stack_requests(old)))
     assert "There is no answer." in shown()
     answered = Stack(one, asked[0].asked_ms, now_ms, "  File <script>, in hang\n")
-    shop.run(registry.write_stacks("0123456789", [answered]))
+    shop.run(reports.write_stacks("0123456789", [answered]))
     raw = client.get(page).content.decode()
     assert "File &lt;script&gt;, in hang" in raw and "There is no answer." not in raw
-    shop.run(registry.write_stacks("0123456789", [answered._replace(text="")]))
+    shop.run(reports.write_stacks("0123456789", [answered._replace(text="")]))
     assert "the worker did not run the message" in shown()
     # What no worker runs is said, in place of an error.
     other = reverse("admin:django_rmq_topic_stack", args=["timed", sealed_id("timed", 0, b"2")])
@@ -909,7 +909,7 @@ def test_rest_asks_for_a_stack_and_returns_it(shop: Any, staff: Callable[..., Cl
     )
     assert (found["awaited"], found["at_ms"], found["stack"]) == (True, None, "")
     stack = Stack(one, found["asked_ms"], found["asked_ms"] + 1, "  File\n")
-    shop.run(registry.write_stacks("0123456789", [stack]))
+    shop.run(reports.write_stacks("0123456789", [stack]))
     (found,) = client.get(route).json()["results"]
     assert (found["awaited"], found["at_ms"], found["stack"]) == (False, stack.at_ms, "  File\n")
     for permissions in (["view_topic"], ["view_stack"]):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from django_rmq.conf import get_config
-from django_rmq.core.commands import registry
-from django_rmq.core.commands.registry import write_report
+from django_rmq.core.commands import membership
+from django_rmq.core.commands.reports import write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.assignment_storage import write_record
@@ -39,7 +39,9 @@ def join(broker: Any, worker: str, *names: str, pid: int = 41) -> None:
     topics = topic_slots(get_config().topic(name) for name in names)
     member = Member(worker, "alpha", pid, 1_700_000_000.0, 4, topics)
     session_ms = round(5 * LONG * 1000)
-    assert broker.run(registry.beat(worker, "t", session_ms, record=write_record("t", member))).status == "ok"
+    assert (
+        broker.run(membership.beat(worker, "t", session_ms, record=write_record("t", member))).status == "ok"
+    )
 
 
 def report(broker: Any, worker: str, **changed: Any) -> None:

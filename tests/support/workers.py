@@ -18,8 +18,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.commands import inspect
+from django_rmq.core.commands import inspect, membership
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions
+from django_rmq.core.coordination import Holding, Member
+from django_rmq.core.coordination.assignment_storage import members_of_roster, plan_of_roster
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
@@ -257,3 +259,13 @@ def broker_on(request: pytest.FixtureRequest) -> Iterator[Any]:
         cluster = cluster_of(request.getfixturevalue("redis_cluster"))
         yield ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
         cluster.close()
+
+
+def members(broker: Any) -> list[Member]:
+    """Return all workers whose sessions are active, by id."""
+    return members_of_roster(broker.run(membership.roster()))
+
+
+def describe(broker: Any) -> list[Holding]:
+    """Return the owners of the slots of serial topics, and since when they own them."""
+    return plan_of_roster(broker.run(membership.roster())).holdings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core import lua
-from django_rmq.core.commands import ack, inspect, registry, send
+from django_rmq.core.commands import ack, inspect, membership, reshard, send
 from django_rmq.core.commands.script_call import Answer, AtSlot, signature
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
@@ -19,14 +19,14 @@ TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 def test_a_call_says_its_script_its_place_and_its_arguments() -> None:
     call = ack.commit(TOPIC, 3, 7, [b"m"])
     assert (call.script, call.place, call.own) == ("commit", AtSlot(TOPIC, 3), (7, b"m"))
-    call_of_workers = registry.leave("w", "t")
+    call_of_workers = membership.leave("w", "t")
     assert (call_of_workers.script, call_of_workers.own) == ("workers/leave", ("w", "t"))
 
 
 def test_a_call_knows_its_keys_below_any_prefix() -> None:
     call = inspect.audit(TOPIC, 2)
     assert call.keys("")[0] == b"t_2" and call.keys("p:")[0] == b"p:t_2"
-    assert registry.redefine("t", b"", "{}").keys("p:") == (b"p:rmq:topics",)
+    assert reshard.redefine("t", b"", "{}").keys("p:") == (b"p:rmq:topics",)
 
 
 def test_a_call_of_many_slots_has_a_part_for_each() -> None:

@@ -13,7 +13,22 @@ import pytest
 import redis
 
 from django_rmq.core import lua
-from django_rmq.core.commands import ack, claims, fetch, insert, inspect, operate, registry, reshard, send
+from django_rmq.core.commands import (
+    ack,
+    background,
+    claims,
+    fetch,
+    insert,
+    inspect,
+    limits,
+    membership,
+    operate,
+    reports,
+    reshard,
+    results,
+    send,
+    ticks,
+)
 from django_rmq.core.commands.script_call import AtSlots, Call
 from django_rmq.core.model.keys import SlotKeys, slot_keys, trash_key
 from django_rmq.core.model.replies import Area, CopyReply, Failure
@@ -241,7 +256,21 @@ CALLS = calls_of_every_script()
 def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     functions = {
         name
-        for module in (send, fetch, ack, claims, operate, reshard, inspect, registry)
+        for module in (
+            send,
+            fetch,
+            ack,
+            claims,
+            operate,
+            reshard,
+            inspect,
+            background,
+            limits,
+            membership,
+            reports,
+            results,
+            ticks,
+        )
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }

@@ -1,4 +1,4 @@
-"""The findings above the figures of a page: what needs attention, worst first, with links."""
+"""Show the findings that ``operations.health`` has judged: what needs attention, worst first, with links."""
 
 from __future__ import annotations
 

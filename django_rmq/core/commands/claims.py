@@ -1,4 +1,4 @@
-"""Calls about claims, which hold all messages of a slot for a Spark consumer under one lease.
+"""Calls about claims, which hold all messages of a slot for a Spark consumer under one lease, and about these consumers.
 
 A claim grows while it is open, and is read and acknowledged once it is sealed; ``docs/state_machine.md`` has its states.
 """
@@ -7,14 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, words
-from django_rmq.core.model.replies import Claimed, ClaimRead, Failure, cut_error
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    Call,
+    Named,
+    RedisCommand,
+    Reply,
+    form,
+    text,
+    word,
+    words,
+)
+from django_rmq.core.model.keys import consumer_key
+from django_rmq.core.model.replies import Claimed, ClaimRead, Driver, Failure, cut_error
 from django_rmq.core.model.topic import Topic
 
 
 def _claimed(reply: list[Reply]) -> Claimed:
-    word = reply[0].decode()
-    return Claimed(word, reply[1], reply[2], reply[3] == b"more") if word == "ok" else Claimed(word)
+    answer = reply[0].decode()
+    return Claimed(answer, reply[1], reply[2], reply[3] == b"more") if answer == "ok" else Claimed(answer)
 
 
 def _left(reply: list[Reply]) -> tuple[str, int]:
@@ -117,3 +128,66 @@ def read_claim(
     With ``number``, a claim that is no longer the newest is reported as none.
     """
     return Call("read_claim", AtSlot(topic, slot), (consumer, number, offset, limit), _claim_read)
+
+
+def _taken(reply: list[Reply]) -> Driver | None:
+    return None if reply[0] == b"held" else _driver(reply[1:])
+
+
+def _driver(reply: Sequence[Reply]) -> Driver | None:
+    name, about, since, until = reply
+    return None if name is None else Driver(text(name), text(about or b""), int(since or 0), int(until or 0))
+
+
+def _name(topic: Topic, consumer: str) -> Named:
+    return Named(consumer_key, f"{topic.name}:{consumer}")
+
+
+def hold_consumer(
+    topic: Topic,
+    consumer: str,
+    driver: str,
+    checkpoint: str,
+    about: str,
+    lease_ms: int,
+    *,
+    starts: bool = False,
+    gone: str = "",
+) -> Call[Driver | None]:
+    """Hold the name of a consumer for ``driver``, or renew its lease. Return None, or the other driver that has the name.
+
+    A driver that ``starts`` gets the name if its lease has ended, if it was held for the same ``checkpoint``, or if the dead
+    driver ``gone`` had it. A driver that held the name before gets it only if no other one has had it since.
+    """
+    own = (driver, checkpoint, about, lease_ms, int(starts), gone)
+    return Call("consumers/hold", _name(topic, consumer), own, _taken)
+
+
+def leave_consumer(topic: Topic, consumer: str, driver: str = "") -> Call[str]:
+    """End the lease of a consumer's name if ``driver`` has it; an empty text means any driver. Answers left or absent."""
+    return Call("consumers/leave", _name(topic, consumer), (driver,), word)
+
+
+def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
+    """Return the last driver that had the name of a consumer, or None if no driver has had it for a day."""
+    fields = ("driver", "about", "since", "until")
+    return RedisCommand("HMGET", _name(topic, consumer), fields, _driver)
+
+
+def reported_loss(topic: Topic, consumer: str) -> Call[str]:
+    """Return what ``report_loss`` has noted last under the name of a consumer, or an empty text."""
+    return RedisCommand("HMGET", _name(topic, consumer), ("reported",), _reported)
+
+
+def _reported(reply: list[bytes | None]) -> str:
+    return text(reply[0] or b"")
+
+
+def report_loss(topic: Topic, consumer: str, claim: str) -> Call[int]:
+    """Note under the name of a consumer, which a driver holds, that the loss of ``claim`` is reported."""
+    return RedisCommand("HSET", _name(topic, consumer), ("reported", claim), int)
+
+
+def count_consumers(topic: Topic, slot: int) -> Call[int]:
+    """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
+    return RedisCommand("HLEN", AtSlot(topic, slot), (), int)

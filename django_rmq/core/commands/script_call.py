@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
 from operator import itemgetter
@@ -429,3 +429,8 @@ def each_or_error(answers: Answers) -> Answers:
 def form(script: str, topic: Topic) -> str:
     """Return the name of ``script``, in its second form if ``topic`` keeps how messages end (OUTCOME_RETENTION)."""
     return script + SECOND if topic.outcome_retention_ms else script
+
+
+def pairs(reply: Reply) -> Iterable[tuple[bytes, bytes]]:
+    """Return the fields and values of a hash: on connections with RESP3 the reply is a map, otherwise a flat list."""
+    return reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)

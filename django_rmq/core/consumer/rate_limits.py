@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from django_rmq.core.commands import fetch, registry
+from django_rmq.core.commands import fetch, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic
@@ -196,7 +196,7 @@ class RateLimits:
             if tokens > 0 and (now < share.ask_at or share.tokens > 0):
                 tokens = 0
         allowed = self._broker.run(
-            registry.allow(
+            limits.allow(
                 topic,
                 self._owner,
                 tokens=tokens,
@@ -230,7 +230,7 @@ class RateLimits:
         for share in self.shares.values():
             if share.told or (share.topic.max_rate and share.tokens > 0):
                 self._broker.run(
-                    registry.allow(
+                    limits.allow(
                         share.topic,
                         self._owner,
                         tokens=-max(0, share.tokens) if share.topic.max_rate else 0,
@@ -265,7 +265,7 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
             in_use += sum(
                 len(held) for held in run_all(broker, calls) if held and not isinstance(held, RmqError)
             )
-        broker.run(registry.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic)))
+        broker.run(limits.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic)))
 
 
 def _lease_ms(topic: Topic) -> int:

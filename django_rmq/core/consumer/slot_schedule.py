@@ -1,4 +1,4 @@
-"""The slots of a worker: the state of each, when it is due next, and which of them another worker has acquired.
+"""The slots of a worker: the state of each, when it is to be asked next, and which of them another worker has acquired.
 
 Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot belongs to this
 worker again, and no other worker will ask for its messages. This module sends no commands that change a slot; acquiring

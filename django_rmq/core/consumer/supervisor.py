@@ -1,7 +1,7 @@
 """The supervisor: the parent of worker processes. It forks them, replaces those that die, and answers probes.
 
 The work of a child, and the settling of its messages after a death, are passed in. A listener that hangs in a thread is noticed
-by the ``heartbeat``; here a whole child hangs.
+by the ``watchdog``; here a whole child hangs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The assignment of slots to workers: one pure function of topics, workers and the previous assignment.
 
+It says who shall own a slot; ``core.consumer.slot_acquisition`` makes that binding in Redis.
+
 It decides in two steps. ``round_quotas`` decides how many slots each worker gets: quotas are rounded so that everything is
 balanced and few slots move. ``lay_out`` decides which slots those are, so that each worker keeps as many of its own as possible.
 

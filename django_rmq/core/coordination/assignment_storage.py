@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django_rmq.core.coordination import Holding, Owned, TopicSlots, Worker
+from django_rmq.core.coordination import Holding, Member, Owned, TopicSlots, Worker
 from django_rmq.core.coordination.assignment import Assignment, SlotRun
+from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import slot_counts
 
 
@@ -262,3 +263,33 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
             last = span
     if last is not None:
         yield last
+
+
+# --- what Redis answers about all workers
+
+
+def members_of_roster(roster: Roster) -> list[Member]:
+    """Return the workers of a roster whose sessions are active, by id."""
+    members = []
+    for worker, ends_ms, record in roster.sessions:
+        try:
+            members.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
+        except ValueError:
+            # A foreign program wrote the record; the other workers are still listed.
+            continue
+    return sorted((one for one in members if one.session_left > 0), key=lambda one: one.worker.id)
+
+
+def plan_of_roster(roster: Roster) -> AssignmentPlan:
+    """Return the assignment in a roster; an empty one if there is none, or another program wrote it."""
+    return _decoded(roster.plan) if roster.plan else AssignmentPlan({})
+
+
+@lru_cache(maxsize=1)
+def _decoded(plan: bytes) -> AssignmentPlan:
+    """Return what a plan says. It rarely changes, and those who show it read it every few seconds."""
+    try:
+        return AssignmentPlan.decode(plan)
+    except ValueError:
+        # The first worker computes the assignment again.
+        return AssignmentPlan({})

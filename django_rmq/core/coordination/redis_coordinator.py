@@ -11,15 +11,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from uuid import uuid4
 
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.assignment_storage import (
     AssignmentPlan,
-    read_record,
+    members_of_roster,
+    plan_of_roster,
     read_workers,
     served_topics,
     whose,
@@ -33,7 +33,7 @@ from django_rmq.core.coordination.shared_coordinator import (
     uptime,
 )
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.replies import Beat, Roster
+from django_rmq.core.model.replies import Beat
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.coordination")
@@ -108,11 +108,11 @@ class RedisCoordinator(SharedCoordinator):
 
     def members(self) -> list[Member]:
         """Ask Redis for all workers."""
-        return members(self.broker)
+        return members_of_roster(self.broker.run(membership.roster()))
 
     def describe(self) -> list[Holding]:
         """Ask Redis for the owners and since when they own."""
-        return describe(self.broker)
+        return plan_of_roster(self.broker.run(membership.roster())).holdings
 
     # --- the thread that beats
 
@@ -129,7 +129,7 @@ class RedisCoordinator(SharedCoordinator):
     def _leave(self) -> None:
         try:
             if self._joined:
-                self.broker.run(registry.leave(self.worker.id, self._token))
+                self.broker.run(membership.leave(self.worker.id, self._token))
                 logger.info("Left", extra={"rmq_event": "left"})
         except RmqError as error:
             logger.warning("Cannot end the session (%s); it expires by itself", error)
@@ -172,7 +172,7 @@ class RedisCoordinator(SharedCoordinator):
             if not self._joined or worker is not self.worker:
                 record = write_record(self._token, worker)
         beat = self.broker.run(
-            registry.beat(
+            membership.beat(
                 worker.id,
                 self._token,
                 int(self.session_seconds * 1000),
@@ -220,7 +220,7 @@ class RedisCoordinator(SharedCoordinator):
         if is_new:
             plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
             text = plan.encode()
-            number = self.broker.run(registry.assign(self._members, self._number, text))
+            number = self.broker.run(membership.assign(self._members, self._number, text))
             if number is None:
                 # Membership or assignment has changed since it was read: the next beat reads both again.
                 self._poked.set()
@@ -253,46 +253,3 @@ class RedisCoordinator(SharedCoordinator):
             finally:
                 if changes is not None:
                     changes.close()
-
-
-# --- looking from outside ---------------------------------------------------------------------------
-
-
-def members(broker: Broker) -> list[Member]:
-    """Return all workers whose sessions are active, by id; needs no worker of its own."""
-    return members_of_roster(broker.run(registry.roster()))
-
-
-def members_of_roster(roster: Roster) -> list[Member]:
-    """Return the workers of a roster whose sessions are active, by id."""
-    members = []
-    for worker, ends_ms, record in roster.sessions:
-        try:
-            members.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
-        except ValueError:
-            # A foreign program wrote the record; the other workers are still listed.
-            continue
-    return sorted((one for one in members if one.session_left > 0), key=lambda one: one.worker.id)
-
-
-def describe(broker: Broker) -> list[Holding]:
-    """Return the owners and since when they own, by topic and slot; needs no worker of its own.
-
-    Topics that are not serial are shared, and not included.
-    """
-    return plan_of_roster(broker.run(registry.roster())).holdings
-
-
-def plan_of_roster(roster: Roster) -> AssignmentPlan:
-    """Return the assignment in a roster; an empty one if there is none, or another program wrote it."""
-    return _decoded(roster.plan) if roster.plan else AssignmentPlan({})
-
-
-@lru_cache(maxsize=1)
-def _decoded(plan: bytes) -> AssignmentPlan:
-    """Return what a plan says. It rarely changes, and those who show it read it every few seconds."""
-    try:
-        return AssignmentPlan.decode(plan)
-    except ValueError:
-        # The first worker computes the assignment again.
-        return AssignmentPlan({})

@@ -121,7 +121,7 @@ class RedisBroker:
         The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
         Raises ``WrongType`` if the key holds another type.
         """
-        from django_rmq.core.commands import registry
+        from django_rmq.core.commands import reshard
 
         key = topics_key(self.prefix)
         while True:
@@ -135,7 +135,7 @@ class RedisBroker:
                 return present
             after = json.dumps(definition, sort_keys=True)
             # The script writes only if the definition is still the one that was read; otherwise another process was faster.
-            if self.run(registry.redefine(name, before, after)):
+            if self.run(reshard.redefine(name, before, after)):
                 return definition
 
     def undefine(self, topic: Topic) -> None:
@@ -190,10 +190,10 @@ class RedisBroker:
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
-        from django_rmq.core.commands import inspect, registry
+        from django_rmq.core.commands import inspect, membership
 
         checked = list(topics)
-        attempts: list[Callable[[], object]] = [partial(self.run, registry.roster())]
+        attempts: list[Callable[[], object]] = [partial(self.run, membership.roster())]
         attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in checked]
         if checked:
             attempts.append(lambda: self.wakeups(checked).close())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from django_rmq.core.commands import registry as calls
+from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.schedule import Schedule, ScheduleRecord
@@ -112,7 +112,7 @@ class Declarations:
         run_all(
             self._broker,
             [
-                calls.renew_schedule(name, ends=True)
+                ticks.renew_schedule(name, ends=True)
                 for name, each in self._declared.items()
                 if name in records and records[name].declared == each
             ],
@@ -129,7 +129,7 @@ class Declarations:
         return not self._declared and not self._silent
 
     def _read(self) -> dict[str, ScheduleRecord]:
-        return {record.name: record for record in self._broker.run(calls.read_schedules())}
+        return {record.name: record for record in self._broker.run(ticks.read_schedules())}
 
     def _undeclared(self, records: Iterable[ScheduleRecord]) -> list[ScheduleRecord]:
         return [
@@ -145,7 +145,7 @@ class Declarations:
         run_all(
             self._broker,
             [
-                calls.renew_schedule(name)
+                ticks.renew_schedule(name)
                 for name, each in self._declared.items()
                 if name in known
                 and known[name].declared == each
@@ -172,7 +172,7 @@ class Declarations:
         # If another worker renews its declaration between the read and this call, the call changes nothing.
         renewed = None if record is None or record.is_removed else record.renewed_ms
         answer = self._broker.run(
-            calls.change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)
+            ticks.change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)
         )
         if answer == "changed":
             logger.info(
@@ -188,7 +188,7 @@ class Declarations:
         if not self._is_gone(record, now):  # rule: an_old_worker_removes_what_a_newer_one_declares
             return False
         answer = self._broker.run(
-            calls.change_schedule(record.name, "removed", "1", renewed=record.renewed_ms)
+            ticks.change_schedule(record.name, "removed", "1", renewed=record.renewed_ms)
         )
         if answer == "changed":
             logger.info(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from zlib import crc32
 
-from django_rmq.core.commands import registry
+from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
@@ -61,7 +61,7 @@ class Stepper:
         ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
         """
         now_ms = self._broker.now_ms()
-        return self.step_each(self._broker.run(registry.read_schedules()), now_ms, also)
+        return self.step_each(self._broker.run(ticks.read_schedules()), now_ms, also)
 
     def step_each(self, records: Iterable[ScheduleRecord], now_ms: int, also: str = "") -> float:
         """Take one step of each of these schedules, which were just read; see ``step``."""
@@ -111,7 +111,7 @@ class Stepper:
             local_times=local_times,
         )
         answer = self._broker.run(
-            registry.plan_tick(
+            ticks.plan_tick(
                 record.name,
                 record.generation,
                 record.at,
@@ -162,7 +162,7 @@ class Stepper:
         for topic, slot in self._places(out.topic, record.crc):
             try:
                 answer = self._broker.run(
-                    registry.tick(
+                    ticks.tick(
                         topic,
                         slot,
                         record.name,
@@ -188,7 +188,7 @@ class Stepper:
                 self._sent(
                     topic.name, SendResult(topic.name, slot, out.member, status="stored", score=record.at)
                 )
-            self._broker.run(registry.settle_tick(record.name, record.generation, record.at, "written"))
+            self._broker.run(ticks.settle_tick(record.name, record.generation, record.at, "written"))
             return True
         return False
 
@@ -204,20 +204,20 @@ class Stepper:
                 member = tick_member(record.name, record.at)
                 answers = {
                     self._broker.run(
-                        registry.retract(place, slot, record.name, record.generation, record.at, member)
+                        ticks.retract(place, slot, record.name, record.generation, record.at, member)
                     )
                     for place, slot in self._places(topic, record.crc)
                 }
         # A re-slotting may have moved the tick from the slot that was given it, so the slot that removes it decides.
         outcome = "written" if "written" in answers and "removed" not in answers else "removed"
-        self._broker.run(registry.settle_tick(record.name, record.generation, record.at, outcome))
+        self._broker.run(ticks.settle_tick(record.name, record.generation, record.at, outcome))
         return True
 
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
     """Take back the latest tick of a schedule and plan it again; return whether this process was the first to do so."""
     before = local_times_text(each for each in record.local_times if each.instant == record.last)
-    return broker.run(registry.change_schedule(record.name, "walls", before)) == "changed"
+    return broker.run(ticks.change_schedule(record.name, "walls", before)) == "changed"
 
 
 def message(

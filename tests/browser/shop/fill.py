@@ -119,7 +119,7 @@ def usual(topic: str, seconds: float) -> None:
 
 def threads_taken(count: int) -> None:
     """Wait until the reports of the workers show that ``count`` threads run a listener."""
-    from django_rmq.core.commands.registry import read_reports
+    from django_rmq.core.commands.reports import read_reports
     from tests.support.brokers import get_broker
     from tests.support.workers import eventually
 
@@ -267,7 +267,7 @@ def history(topic: str, hours: int) -> None:
 
 def versions(names: list[str]) -> None:
     """Let workers have reported one version after the other, two hours apart, the last one half an hour ago."""
-    from django_rmq.core.commands.registry import write_code_version
+    from django_rmq.core.commands.reports import write_code_version
     from django_rmq.core.model.worker_report import CodeVersion
     from tests.support.brokers import get_broker
 

@@ -1,6 +1,7 @@
 -- The messages that a Spark consumer holds: `claim` has them with the scores at which they were taken, `claim_body` their bodies,
 -- `claims` the number and state of the consumer's newest claim, `claim_failed` the failures that its query has noted. One
--- consumer at a time has a claim, for as long as it is in `claimants`.
+-- consumer at a time has a claim, for as long as it is in `claimants`, whose scores say when its lease ends. What happens then is
+-- decided here, too.
 --
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
 -- needs: topic_type now_ms count keeps_first budget own_limits parse_failure first_score die go_on join

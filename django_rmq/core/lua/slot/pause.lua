@@ -1,4 +1,4 @@
--- Stop delivering messages of a slot, or resume it.
+-- Stop delivering messages of a slot, or resume it: `prepare` and `claim` heed it.
 --
 -- KEYS[1] control  HASH  field -> value
 --

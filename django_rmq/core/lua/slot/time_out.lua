@@ -1,4 +1,4 @@
--- Time out deliveries and claims without a heartbeat: each message uses a retry, or dies.
+-- Time out deliveries and claims without a heartbeat, as `prepare` does, too: each message uses a retry, or dies.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left

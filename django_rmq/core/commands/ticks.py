@@ -1,0 +1,101 @@
+"""Calls about schedules and their ticks."""
+
+from __future__ import annotations
+
+from django_rmq.core.commands.script_call import (
+    AtSlot,
+    Call,
+    Named,
+    OfKey,
+    RedisCommand,
+    Reply,
+    moved,
+    pairs,
+    word,
+)
+from django_rmq.core.model.keys import schedules_key
+from django_rmq.core.model.schedule import ScheduleRecord, records
+from django_rmq.core.model.topic import Topic
+
+
+def _schedule_key(prefix: str, _: str) -> bytes:
+    return schedules_key(prefix)
+
+
+def _all(key: bytes, reply: Reply) -> list[ScheduleRecord]:
+    return records(dict(pairs(reply)))
+
+
+def read_schedules() -> Call[list[ScheduleRecord]]:
+    """Return everything that is recorded about schedules, by their names."""
+    return RedisCommand("HGETALL", Named(_schedule_key, ""), (), OfKey("schedules", _all))
+
+
+def change_schedule(
+    name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
+) -> Call[str]:
+    """Change ``spec``, ``override``, ``paused``, ``walls`` or ``removed`` of a schedule. Answers changed, same or not_found.
+
+    ``from_now``: its ticks count from now on, instead of from the last one. ``renewed``: change it only if no
+    worker has declared it since that time, which is the one of its record.
+    """
+    return Call(
+        "schedules/change",
+        Named(_schedule_key, name),
+        (name, field, value, int(from_now), "" if renewed is None else renewed),
+        word,
+    )
+
+
+def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
+    """Note that a worker declares a schedule as it is. Answers renewed or not_found.
+
+    ``ends``: the worker declared it, and ends.
+    """
+    return Call("schedules/renew", Named(_schedule_key, name), (name, int(ends)), word)
+
+
+def plan_tick(
+    name: str, generation: int, before: int, instant: int, topic: str, crc: int, walls: str = ""
+) -> Call[str]:
+    """Make ``instant`` the next tick of a schedule, if ``before`` is still the latest one.
+
+    ``walls``: what ``local_times_text`` returns. Answers planned, early or lost.
+    """
+    own = (name, generation, before, instant, topic, crc, walls)
+    return Call("schedules/plan", Named(_schedule_key, name), own, word)
+
+
+def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
+    """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
+    own = (name, generation, instant, outcome)
+    return Call("schedules/settle", Named(_schedule_key, name), own, word)
+
+
+def _field(name: str) -> str:
+    """Return the field of ``control_{K}`` that holds the latest tick of a schedule."""
+    return f"tick:{name}"
+
+
+def _tick(reply: list[bytes]) -> str:
+    moved(reply)
+    return reply[0].decode()
+
+
+def tick(
+    topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes, envelope: bytes
+) -> Call[str]:
+    """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an earlier generation) or full.
+
+    Raises ``SlotMoved``.
+    """
+    own = (_field(name), generation, instant, member, envelope)
+    return Call("tick", AtSlot(topic, slot), own, _tick)
+
+
+def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes) -> Call[str]:
+    """Take back a tick that waits, and refuse those of earlier generations from now on.
+
+    Answers removed, written (a consumer has taken it) or unwritten.
+    """
+    return Call("retract", AtSlot(topic, slot), (_field(name), generation, instant, member), word)

@@ -15,7 +15,7 @@ from django_rmq.exceptions import ConfigurationError, NotPermitted, SlotMoved, U
 from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
 from django_rmq.operations.authorization import Actor, Permission, Trace, may_search, record
 from django_rmq.operations.bulk import BulkProgress, BulkRun
-from django_rmq.worker.listener_registry import discover
+from django_rmq.worker import listener_registry
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def known_settings() -> Config:
     if _discovered_for is not config:
         _discovered_for = config
         with suppress(ConfigurationError):
-            discover()
+            listener_registry.discover()
     return config
 
 

@@ -171,7 +171,7 @@ def test_the_history_page_shows_acts_of_the_admin_and_of_rest(broker: Any, admin
     program.ok("POST", f"topics/ranked/messages/{one}/bury/", {"why": "requested"})
     program.ok("POST", "topics/ranked/replay/", {"filter": {"text": "x", "slot": 0}})
     shown = admin_client.get(reverse("admin:django_rmq_topic_history", args=["ranked"])).content.decode()
-    assert f"Bury (1 chosen: {sealed('1')}; with a reason): 1 buried (rest)" in shown
+    assert f"Put into Dead (1 chosen: {sealed('1')}; with a reason): 1 put into Dead (rest)" in shown
     assert "Replay all (dead, a text (left out), slot 0): nothing (rest)" in shown
 
 

@@ -1,4 +1,4 @@
--- Begin a request to this project (of REST, or of the dashboard) that must run only once, or return the stored answer of an earlier one with the same key.
+-- Begin a request to this project that must run only once, or return the stored answer of an earlier one with the same key.
 --
 -- KEYS[1] answer  HASH  field -> value
 --

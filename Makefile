@@ -70,20 +70,23 @@ quick-unit-m-to-r: $(INSTALLED)
 quick-unit-rest: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m "not slow and not proof" $(call BUT_FILES,tests/unit,a-r) tests/unit
 
-# All of it in three parts beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
+# All of it in four parts beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
 test: $(INSTALLED) ## the tests that take minutes, not hours (TEST_ARGS='tests/unit -k receipt')
 ifeq ($(strip $(TEST_ARGS)),)
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rules test-integration-a-to-l test-rest
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-rules test-integration-a-to-e test-integration-f-to-l test-rest
 else
 	$(BIN)/python -m pytest -m "not slow and not proof" $(TEST_ARGS)
 endif
 
-.PHONY: test-rules test-integration-a-to-l test-rest
+.PHONY: test-rules test-integration-a-to-e test-integration-f-to-l test-rest
 test-rules: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES)
 
-test-integration-a-to-l: $(INSTALLED)
-	$(TESTED) -m pytest -m "not slow and not proof" $(call FILES,tests/integration,a-l)
+test-integration-a-to-e: $(INSTALLED)
+	$(TESTED) -m pytest -m "not slow and not proof" $(call FILES,tests/integration,a-e)
+
+test-integration-f-to-l: $(INSTALLED)
+	$(TESTED) -m pytest -m "not slow and not proof" $(call FILES,tests/integration,f-l)
 
 test-rest: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%) $(call BUT_FILES,tests/integration,a-l)

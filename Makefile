@@ -183,7 +183,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # Before that come the environments, which are made beside each other, Spark's classes and short parts.
 PARTS_AT_ONCE ?= 5
 FIRST_PARTS := $(CLIENTS) build/types/.installed build/lowest/.installed $(SPARK_CLASSES) clients user-types types wheel docs lint layers
-PARTS := check-spark check-workers check-shown check-waits check-proofs check-rules check-rooms check-deaths lowest check-databases
+PARTS := check-spark check-workers check-shown check-waits check-proofs check-rooms check-rules check-deaths lowest check-databases
 AT_ONCE := $(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target
 
 check: ## all that CI runs: lint, types, and every test but the deepest proofs

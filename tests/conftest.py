@@ -54,6 +54,7 @@ def pytest_configure() -> None:
     django_settings.TASKS = {"default": {"BACKEND": f"{package}.backends.immediate.ImmediateBackend"}}
     # The default takes a quarter of a second for each password.
     django_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    # pytest-django and the cases of the tests derive from it, and Django has no setting for what empties a database.
     TransactionTestCase._fixture_teardown = empty_tables  # type: ignore[attr-defined]
     check_transitions()
     # A busy machine can pause for a second. Redis is not unavailable then.

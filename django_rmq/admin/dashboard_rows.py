@@ -1,81 +1,18 @@
-"""Rows and totals of the dashboard, the tabs of a topic, and the timeline of a message, in the form that templates use."""
+"""Rows and totals of the dashboard: which figures of a topic are shown, those read now or those of the last sample.
+
+``views.dashboard`` decides which topics are listed, and in which order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import NamedTuple
 
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
-
-from django_rmq.admin.body_display import visible
 from django_rmq.admin.charts import Recent, Trends
-from django_rmq.admin.labels import END_NAMES, REASONS, Text
-from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import ScheduleStats, TopicStats
-from django_rmq.operations.health import USUAL_LIMITS, USUAL_UNDRAINED
+from django_rmq.operations import TopicStats
+from django_rmq.operations.health import USUAL_LIMITS
 from django_rmq.operations.measurements import Depth
-
-
-class TimelineStep(NamedTuple):
-    """One thing that happened, or will."""
-
-    what: Text
-    at_ms: float | None
-    """None: the time is not known."""
-    note: Text = ""
-
-
-def timeline(one: MessageStatus) -> list[TimelineStep]:
-    """Return the steps of a message. What Redis does not keep is said, and not guessed."""
-    steps = sorted(_known(one), key=lambda step: step.at_ms or 0)
-    sent = TimelineStep(
-        _("Sent"), None, _("When it was sent, and how often sends were merged, is not recorded.")
-    )
-    return [sent, *steps, *_coming(one)]
-
-
-def _known(one: MessageStatus) -> Iterator[TimelineStep]:
-    ended = one.state in ENDS
-    # The last delivery of what was removed or cancelled counts, but is no failure.
-    succeeded = one.state == "done" or (one.state in ("removed", "cancelled") and one.delivered is not None)
-    runs = one.state.startswith("running")
-    failures = one.attempts - (1 if succeeded or runs else 0)
-    if one.first_failed and one.first_failed != one.last_failed:
-        yield TimelineStep(_("Failed for the first time"), _ms(one.first_failed))
-    if one.last_failed:
-        times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
-            "count": failures
-        }
-        yield TimelineStep(
-            _("Failed"), _ms(one.last_failed), f"{times}, {one.error_class}" if one.error_class else times
-        )
-    elif failures > 0 and ended:
-        times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
-            "count": failures
-        }
-        yield TimelineStep(_("Failed"), None, f"{times}, {one.error_class}" if one.error_class else times)
-    if one.delivered:
-        yield TimelineStep(_("Delivered"), _ms(one.delivered), visible(one.worker))
-    if one.progress_at and one.progress is not None:
-        note = _("%(percent)s %% done") % {"percent": round(one.progress * 100)}
-        text = visible(one.progress_text)
-        yield TimelineStep(_("Progress"), _ms(one.progress_at), f"{note}: {text}" if text else note)
-    if ended:
-        yield TimelineStep(END_NAMES[one.state], _ms(one.ended), REASONS.get(one.reason, one.reason))
-
-
-def _coming(one: MessageStatus) -> Iterator[TimelineStep]:
-    if one.due:
-        yield TimelineStep(_("Next delivery"), _ms(one.due))
-
-
-def _ms(when: datetime | None) -> float | None:
-    return None if when is None else when.timestamp() * 1000
-
 
 LONG_SECONDS = 60.0
 """Seconds from which pages say for how long a delivery has run."""
@@ -234,71 +171,3 @@ class DashboardTotals:
             if of_last_hour.failed is not None:
                 totals.failed = (totals.failed or 0.0) + of_last_hour.failed
         return totals
-
-
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A tab of a topic."""
-
-    name: str
-    label: str
-    url: str
-    current: bool
-    count: int | None = None
-    alarm: bool = False
-    word: str = ""
-    """The state of its messages in plain words, if its label is another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A way to another page, with what is to be known of it."""
-
-    label: str
-    url: str
-    note: str = ""
-    alarm: bool = False
-
-
-def is_old_in_outbox(seconds: float) -> bool:
-    """Return whether a message has been in the outbox for longer than is usual."""
-    return seconds > (USUAL_LIMITS.max_outbox_age or 0)
-
-
-def is_late_topic(one: TopicStats) -> bool:
-    """Return whether messages of a topic have been due for longer than is usual."""
-    age, undrained = (one.age_ms or 0) / 1000, (one.undrained_ms or 0) / 1000
-    return age > (USUAL_LIMITS.max_age or 0) or undrained > USUAL_UNDRAINED
-
-
-def is_late(one: ScheduleStats) -> bool:
-    """Return whether a schedule is later than is usual."""
-    return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
-
-
-def needs_attention(one: ScheduleStats) -> bool:
-    """Return whether the last run of a schedule died, or the next one is late, unknown or missing."""
-    return bool(one.outcome == "dead" or one.problem or one.is_missing or is_late(one))
-
-
-@dataclass(frozen=True, slots=True)
-class Banner:
-    """The content of a banner."""
-
-    title: str
-    text: str
-
-
-@dataclass(slots=True)
-class PageAddresses:
-    """The addresses to which a page links."""
-
-    topic: str = ""
-    live: str = ""
-    act: str = ""
-    send: str = ""
-    log: str = ""
-    claims: str = ""
-    causes: str = ""
-    pin: str = ""
-    export: str = ""

@@ -427,7 +427,7 @@ def run_part(
     done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
     """
     lease, token = f"action{action}", uuid4().hex
-    word, _answer = broker.run(results.begin_answer(lease, lease, token, LEASE_MS))
+    word, _answer = broker.run(results.begin_request(lease, lease, token, LEASE_MS))
     if word != "new":
         return False
     try:
@@ -450,7 +450,7 @@ def run_part(
             _end(broker, stored, problem=str(error))
             return True
     finally:
-        broker.run(results.keep_answer(lease, token, b"", LEASE_MS))
+        broker.run(results.store_answer(lease, token, b"", LEASE_MS))
 
 
 def _do_part(

@@ -138,7 +138,7 @@ def run_once(
     """
     name, token = _name(actor, key), uuid4().hex
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, answer = broker.run(results.begin_answer(name, fingerprint, token, ATTEMPT_MS))
+    word, answer = broker.run(results.begin_request(name, fingerprint, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
@@ -153,7 +153,7 @@ def run_once(
         yield attempt
     finally:
         try:
-            broker.run(results.keep_answer(name, token, attempt.kept, KEPT_MS))
+            broker.run(results.store_answer(name, token, attempt.kept, KEPT_MS))
             # The attempt has failed. Redis forgets it, so it may be repeated, and its charge would count twice.
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)

@@ -314,7 +314,7 @@ def _of(question: tuple[object, ...]) -> _Kept:
 def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the survey that Redis keeps, or make one and let Redis keep it.
 
-    The store of the answers to REST's requests that run only once serves as the cache: ``begin_answer`` gives one process the
+    The store of the answers to REST's requests that run only once serves as the cache: ``begin_request`` gives one process the
     lease to make the survey, and the others its answer.
     """
     name, token, began = _name(topics), uuid4().hex, time.monotonic()
@@ -322,7 +322,7 @@ def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
     while word == "running" and time.monotonic() - began < WAIT_SECONDS:
         asked = time.monotonic()
         try:
-            word, stored = broker.run(results.begin_answer(name, name, token, LEASE_MS))
+            word, stored = broker.run(results.begin_request(name, name, token, LEASE_MS))
         except RmqError:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
@@ -356,7 +356,7 @@ def kept_ms(overview: Overview) -> int:
 
 def _keep(broker: Broker, name: str, token: str, made: bytes, ms: int) -> None:
     try:
-        broker.run(results.keep_answer(name, token, made, ms))
+        broker.run(results.store_answer(name, token, made, ms))
     except RmqError:
         pass  # The other processes make a survey of their own after the lease.
 

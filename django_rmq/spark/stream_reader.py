@@ -1,7 +1,7 @@
 """Stream read: a query consumes a topic in two phases.
 
 The driver decides how much to claim, and claims it in ``latestOffset``. Tasks read all of one claim or none, so Spark may
-repeat them. The next poll acknowledges what Spark has recorded, unless ``listening`` has done so. The offset names the
+repeat them. The next poll acknowledges what Spark has recorded, unless ``acknowledger`` has done so. The offset names the
 consumer, which therefore belongs to the checkpoint.
 """
 

@@ -99,7 +99,7 @@ def is_released(broker: Broker, key: str) -> bool:
 
 def note_release(key: str) -> Call[str]:
     """Return the call that records that a task was sent from the topic where it waited to its queue."""
-    return results.keep_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
+    return results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
 def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | None:

@@ -324,7 +324,7 @@ class Attempt:
         # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
-        return results.keep_result(self.key, stamp, keep_ms, self.message.raw, record)
+        return results.store_result(self.key, stamp, keep_ms, self.message.raw, record)
 
     def _keep(self, call: Call[str]) -> None:
         """Write to Redis, and repeat it for ``PATIENCE`` seconds while Redis is unavailable."""

@@ -72,7 +72,7 @@ def test_two_workers_write_one_history(start: Start, broker: Broker, happened: H
         assert worker.wait() == 0
     # What was counted last is given away by whoever ends.
     minute = broker.now_ms() // 60_000 + 1
-    broker.keep_minute(WORK, minute, "", 60)
+    broker.store_minute(WORK, minute, "", 60)
     records = [raw for raw in broker.minutes(WORK, minute - 5, minute) if raw]
     late = [pair.partition(b":") for raw in records for pair in raw.partition(b"|")[2].split()]
     assert sum(int(count) for _, _, count in late) == 50, records

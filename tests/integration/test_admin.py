@@ -1211,7 +1211,7 @@ def test_a_topic_of_many_slots_shows_a_dated_sample(boss: Client, broker: Broker
     assert "slots were read" in page
     now = broker.now_ms()
     numbers = (now - 1000, 8192, 8192, 777, 5, 0, 0, 0, 3, 0, *[0] * 6)
-    assert broker.keep_minute(topic, now // 60_000, " ".join(map(str, numbers)), 60) == "kept"
+    assert broker.store_minute(topic, now // 60_000, " ".join(map(str, numbers)), 60) == "kept"
     page = text(boss.get(url("change", "wide")))
     assert "slots were read" not in page
     assert "data from" in page

@@ -42,7 +42,7 @@ def shop(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         for name in NAMES:
             for minute in range(now - 60, now + 1):
                 record = " ".join(map(str, (minute * 60_000, 2, 2, 9, 3, 0, 0, 0, 0, 0, *[minute] * 6)))
-                broker.keep_minute(get_config().topic(name), minute, record, 60)
+                broker.store_minute(get_config().topic(name), minute, record, 60)
         yield broker
 
 

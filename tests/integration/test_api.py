@@ -262,21 +262,21 @@ def test_what_failed_may_be_tried_again_with_the_same_key(program: Program) -> N
 
 def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker: Any) -> None:
     begun: list[Any] = []
-    real = broker.begin_answer
+    real = broker.begin_request
 
     def begin(call: Any) -> Any:
         begun.append((call.place.name, *call.own))
         return run(call)
 
-    run = intercept(broker, "answers/begin", begin)
+    run = intercept(broker, "idempotent_requests/begin_request", begin)
     program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
     name, content, *_ = begun[0]
-    broker.keep_answer(name, "x", b"", 1)
+    broker.store_answer(name, "x", b"", 1)
     assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
     broker.run = run
-    third = results.begin_answer("f" * 32, content, "t3", 30_000)
-    intercept(broker, "answers/begin", lambda call: run(third))
+    third = results.begin_request("f" * 32, content, "t3", 30_000)
+    intercept(broker, "idempotent_requests/begin_request", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
     )

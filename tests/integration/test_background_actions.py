@@ -89,7 +89,7 @@ def test_a_worker_that_was_killed_is_replaced_when_its_lease_has_ended(
     action = operations().start_action("letters", "purge").action.id
     # A worker that was killed has begun a part, and does not give the lease back.
     lease = f"action{action}"
-    assert shop.run(results.begin_answer(lease, lease, "killed", lease_ms))[0] == "new"
+    assert shop.run(results.begin_request(lease, lease, "killed", lease_ms))[0] == "new"
     assert not run_part(action) and one().done == 0
     # A lease that is longer than any counts as ended.
     monkeypatch.setattr(bulk_actions, "LEASE_MS", 1)

@@ -259,16 +259,16 @@ def test_no_more_minutes_are_kept_than_asked_for(broker: Any, clock: Clock) -> N
 
 def test_forgetting_is_bounded_and_catches_up(broker: Any) -> None:
     for minute in range(2500):
-        assert broker.keep_minute(TOPIC, 30_000_000 + minute, "r", 10_000) == "kept"
+        assert broker.store_minute(TOPIC, 30_000_000 + minute, "r", 10_000) == "kept"
     for more in range(1, 4):
-        broker.keep_minute(TOPIC, 30_002_500 + more, "r", 60)
+        broker.store_minute(TOPIC, 30_002_500 + more, "r", 60)
     found = broker.minutes(TOPIC, 30_000_000, 30_002_600)
     assert sum(record is not None for record in found) <= 60
 
 
 def test_a_minute_is_kept_once(broker: Any) -> None:
-    assert broker.keep_minute(TOPIC, 7, "first", 60) == "kept"
-    assert broker.keep_minute(TOPIC, 7, "second", 60) == "present"
+    assert broker.store_minute(TOPIC, 7, "first", 60) == "kept"
+    assert broker.store_minute(TOPIC, 7, "second", 60) == "present"
     assert broker.minutes(TOPIC, 6, 8) == [None, b"first|", None]
 
 
@@ -276,7 +276,7 @@ def test_a_topic_that_nobody_samples_any_more_leaves_nothing(redis_url: str, pre
     with client_of(redis_url) as client:
         broker = Broker(client, prefix)
         broker.take_minute(TOPIC, 30_000_000)
-        broker.keep_minute(TOPIC, 30_000_000, "r", 60)
+        broker.store_minute(TOPIC, 30_000_000, "r", 60)
         for key in history_keys(prefix, TOPIC.name):
             assert 0 < client.ttl(key) <= 120 * 60
 
@@ -288,8 +288,8 @@ def test_48_hours_of_a_topic_take_less_than_a_megabyte(redis_url: str, prefix: s
     with client_of(redis_url) as client:
         broker = Broker(client, prefix)
         for minute in range(2880):
-            broker.note_late(TOPIC, [1234] * 8)
-            broker.keep_minute(TOPIC, 30_000_000 + minute, record, 2880)
+            broker.count_lateness(TOPIC, [1234] * 8)
+            broker.store_minute(TOPIC, 30_000_000 + minute, record, 2880)
         size = client.memory_usage(history_keys(prefix, TOPIC.name).minutes, samples=0)
         assert size is not None
         assert size < 1_000_000
@@ -301,10 +301,10 @@ def test_both_brokers_keep_the_same(redis_url: str, prefix: str, clock: Clock) -
         for broker in (Broker(client, prefix, clock), OracleBroker(prefix, clock)):
             merge(broker, 0, "a", "b")
             assert broker.take_minute(TOPIC, 30_000_000)
-            broker.note_late(TOPIC, [3, 0, 5] + [0] * 20 + [1])
-            broker.note_late(TOPIC, [1] + [0] * 23)
+            broker.count_lateness(TOPIC, [3, 0, 5] + [0] * 20 + [1])
+            broker.count_lateness(TOPIC, [1] + [0] * 23)
             for minute in (30_000_000, 30_000_001, 30_000_070):
-                broker.keep_minute(TOPIC, minute, f"r{minute}", 60)
+                broker.store_minute(TOPIC, minute, f"r{minute}", 60)
             dumps = [
                 dict(broker.keyspace[key]) if isinstance(broker, OracleBroker) else client.hgetall(key)
                 for key in history_keys(prefix, TOPIC.name)
@@ -319,7 +319,7 @@ def test_a_foreign_key_is_named_and_left_alone(redis_url: str, prefix: str) -> N
         broker = Broker(client, prefix)
         client.set(history_keys(prefix, TOPIC.name).minutes, "foreign")
         with pytest.raises(WrongType, match="minutes_"):
-            broker.keep_minute(TOPIC, 1, "r", 60)
+            broker.store_minute(TOPIC, 1, "r", 60)
 
 
 # --- what is read
@@ -367,7 +367,7 @@ def test_an_hour_of_several_topics_that_is_read_on_is_the_same_as_one_that_is_re
             if chance.random() < 0.6 and not 60 <= at < 75:
                 depths = (minute * 60_000 + 9, 4, 4, at, at + number, 0, 0, 0, number, 0)
                 record = " ".join(map(str, (*depths, 3 * at, 0, at, 2 * at, number, 0)))
-                assert broker.keep_minute(topic, minute, record, 2880) == "kept"
+                assert broker.store_minute(topic, minute, record, 2880) == "kept"
         if chance.random() < 0.3 or at == 149:
             found = read_on.read(broker)
             assert found == SummedHour(topics).read(broker)
@@ -382,7 +382,7 @@ def test_several_minutes_are_read_as_one(broker: Any, clock: Clock) -> None:
     sampler = Sampler(broker, TOPIC, clock)
     for number in range(20):
         merge(broker, 0, f"m{number}")
-        broker.note_late(TOPIC, [number] + [0] * 23)
+        broker.count_lateness(TOPIC, [number] + [0] * 23)
         sampler.minutes(1)
     found = history.read(broker, TOPIC, 1, step=5)
     assert len(found) == 12
@@ -448,7 +448,7 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
     steps = count.flushing()
     next(steps)
     steps.close()
-    broker.keep_minute(TOPIC, broker.now_ms() // 60_000, "", 60)
+    broker.store_minute(TOPIC, broker.now_ms() // 60_000, "", 60)
     (raw,) = [
         record
         for record in broker.minutes(TOPIC, broker.now_ms() // 60_000 - 1, broker.now_ms() // 60_000)
@@ -477,7 +477,7 @@ def test_on_a_cluster_the_slots_of_all_nodes_are_summed(redis_cluster: RedisClus
     sampler.minutes(1)
     for slot in range(64):
         merge(broker, slot, "a", "b", topic=topic)
-    broker.note_late(topic, [5] + [0] * 23)
+    broker.count_lateness(topic, [5] + [0] * 23)
     sampler.minute()
     found = last(broker, topic)
     assert found.depth is not None and found.rates is not None and found.lateness is not None

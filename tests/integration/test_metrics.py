@@ -235,7 +235,7 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
 
 def test_records_of_an_earlier_version_tell_what_they_know(broker: Any) -> None:
     record = f"{broker.now_ms()} 8192 8192 3 2 1 0 0 4 1000 10 2 9 6 3 4"
-    broker.keep_minute(topic("large"), broker.now_ms() // 60_000, record, 60)
+    broker.store_minute(topic("large"), broker.now_ms() // 60_000, record, 60)
     (found,) = history.latest(broker, [topic("large")])
     assert isinstance(found, history.Latest)
     assert found is not None
@@ -258,7 +258,7 @@ class Families(Collector):
 
 def test_the_text_of_a_scrape_says_what_the_client_of_prometheus_would_say(broker: Any) -> None:
     live_through_everything(broker)
-    broker.note_times(topic("work"), [3, 0, 1, *[0] * 21], 17, [0, 2, *[0] * 21, 5], 1_234_567)
+    broker.count_times(topic("work"), [3, 0, 1, *[0] * 21], 17, [0, 2, *[0] * 21, 5], 1_234_567)
     odd = collector.MetricTable(
         "gauge", "odd", "Odd.", ("a", "b"), [(('quoted "x" \\ and\nmore', "100 %s"), 1e17), (("é", ""), 0.1)]
     )
@@ -368,7 +368,7 @@ def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
         count.note(topic("work"), late, now)
         count.note_calls(topic("work"), [0.0004, 0.03, 100_000.0])
         flushed(count)
-    broker.keep_minute(topic("work"), 1, "", 60)
+    broker.store_minute(topic("work"), 1, "", 60)
     times = broker.times(topic("work"))
     assert (sum(times.late), sum(times.took)) == (8, 6)
     assert times.late_ms == 2 * round(1 + 1.5 + 4_000)
@@ -383,7 +383,7 @@ def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
     assert found["rmq_listener_duration_seconds_sum", "work"] == pytest.approx(200_000.0608)
     assert ("rmq_delivery_lateness_seconds_count", "ranked") not in found
     assert found["rmq_listener_duration_seconds_count", "ranked"] == 0
-    assert broker.note_times(topic("work"), [0] * LATENESS_BUCKETS, 0, [1, 2, *[0] * 22], 5) == 2
+    assert broker.count_times(topic("work"), [0] * LATENESS_BUCKETS, 0, [1, 2, *[0] * 22], 5) == 2
 
 
 def test_single_durations_and_long_lists_are_counted_in_the_same_classes(broker: Any) -> None:

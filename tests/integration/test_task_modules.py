@@ -155,7 +155,7 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
         "." * 600: Exception,
     }
     record = {**json.loads(kept.record), "errors": [[path, "a traceback"] for path in paths]}
-    call = results.keep_result(
+    call = results.store_result(
         result.id, kept.stamp + 1, 1_000_000, kept.job, json.dumps(record, separators=(",", ":")).encode()
     )
     assert connections.get_broker().run(call) == "ok"

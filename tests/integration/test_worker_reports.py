@@ -479,7 +479,7 @@ def test_rest_returns_reports_vanished_workers_and_topics_without_one(
 def count_calls(broker: Any, topic: str, bucket: int) -> None:
     """Count a hundred calls of the listener of ``topic``, all in one class of durations."""
     took = [100 if one == bucket else 0 for one in range(LATENESS_BUCKETS)]
-    broker.run(activity.note_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
+    broker.run(activity.count_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
 
 
 def test_what_runs_is_beside_the_usual_times_of_its_topic(shop: Any) -> None:

@@ -6,7 +6,7 @@ from django_rmq.core.model.keys import answer_key
 from tests.oracle.keyspace import Memory
 
 
-def begin_answer(memory: Memory, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+def begin_request(memory: Memory, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
     with memory.hash(answer_key(memory.prefix, request)) as answer:
         now_ms, known = memory.now_ms(), answer.get(b"print")
         if known is not None and known != content.encode():
@@ -20,7 +20,7 @@ def begin_answer(memory: Memory, request: str, content: str, token: str, lease_m
         return "new", b""
 
 
-def keep_answer(memory: Memory, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+def store_answer(memory: Memory, request: str, token: str, kept: bytes, keep_ms: int) -> str:
     with memory.hash(answer_key(memory.prefix, request)) as answer:
         if answer.get(b"token") != token.encode():
             return "stale"

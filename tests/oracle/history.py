@@ -64,7 +64,7 @@ def _buckets(counts: str) -> list[int]:
     return [int(number) for number in counts.split()][:LATENESS_BUCKETS]
 
 
-def note_late(memory: Memory, topic: Topic, counts: str) -> int:
+def count_lateness(memory: Memory, topic: Topic, counts: str) -> int:
     with _opened(memory, topic) as (_, pending):
         for bucket, number in enumerate(_buckets(counts)):
             if number:
@@ -72,7 +72,7 @@ def note_late(memory: Memory, topic: Topic, counts: str) -> int:
         return sum(number > 0 for number in _buckets(counts))
 
 
-def note_times(memory: Memory, topic: str, late: str, late_ms: int, took: str, took_us: int) -> int:
+def count_times(memory: Memory, topic: str, late: str, late_ms: int, took: str, took_us: int) -> int:
     raised = 0
     with memory.hash(times_key(memory.prefix, topic)) as times:
         for name, counts, total in (("late", late, late_ms), ("took", took, took_us)):
@@ -84,7 +84,7 @@ def note_times(memory: Memory, topic: str, late: str, late_ms: int, took: str, t
     return raised
 
 
-def keep_minute(memory: Memory, topic: Topic, minute: int, record: str, keep: int) -> str:
+def store_minute(memory: Memory, topic: Topic, minute: int, record: str, keep: int) -> str:
     with _opened(memory, topic) as (minutes, pending):
         if b"%d" % minute in minutes:
             return "present"

@@ -24,8 +24,8 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace
+from django_rmq.spark.foreach_batch import Batches
 from django_rmq.spark.java import find_java, open_session, prepare_environment
-from django_rmq.spark.sinks import Batches
 from tests.e2e.processes import environment_of
 from tests.spark.clusters import Cluster
 from tests.spark.environments import environment

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from django_rmq.spark.foreach_batch import Batches, Each, Files
 from django_rmq.spark.java import open_session
-from django_rmq.spark.sinks import Batches, Each, Files
 from tests.docs.modules import ROOT, shown
 from tests.spark.transactional import Table
 

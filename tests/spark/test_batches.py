@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_rmq.spark import sinks
-from django_rmq.spark.sinks import Batches
+from django_rmq.spark import foreach_batch
+from django_rmq.spark.foreach_batch import Batches
 
 
 class Told:
@@ -27,7 +27,7 @@ class Told:
 def test_a_batch_that_comes_again_to_the_same_object_may_have_been_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sinks, "query_of", lambda *_: "q")
+    monkeypatch.setattr(foreach_batch, "query_of", lambda *_: "q")
     sink = Told()
     batches = Batches("checkpoint", sink)
     batches(Mock(), 0)

@@ -66,7 +66,7 @@ def test_a_new_checkpoint_writes_beside_what_another_has_written(
 
 
 def test_a_batch_that_lost_its_claim_is_replaced_by_what_it_has_left(spark: Any, tmp_path: Path) -> None:
-    from django_rmq.spark.sinks import Files
+    from django_rmq.spark.foreach_batch import Files
 
     files = Files(str(tmp_path / "out"))
     rows = spark.createDataFrame([("a",), ("b",)], "value string")

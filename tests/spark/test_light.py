@@ -110,7 +110,7 @@ def test_the_module_that_spark_looks_for_can_always_be_imported(missing: str) ->
         ),
         (
             "streaming.datasource",
-            "import django_rmq.spark.listening",
+            "import django_rmq.spark.acknowledger",
             "stream reads need PySpark 4.2, this is ",
         ),
         (

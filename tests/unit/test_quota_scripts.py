@@ -90,9 +90,9 @@ def test_both_brokers_answer_alike(redis_client: redis.Redis, history: list[Any]
     for act, given_, token, ms in history:
         clock.advance(ms / 1000)
         one, other = (
-            broker.begin_answer("request", given_, token, 30_000)
+            broker.begin_request("request", given_, token, 30_000)
             if act == "begin"
-            else broker.keep_answer("request", token, given_, 60_000)
+            else broker.store_answer("request", token, given_, 60_000)
             for broker in brokers
         )
         assert one == other
@@ -102,16 +102,16 @@ def test_both_brokers_answer_alike(redis_client: redis.Redis, history: list[Any]
 def test_a_request_is_done_once_unless_its_attempt_dies(redis_client: redis.Redis) -> None:
     brokers, clock = pair(redis_client, answer_key("alike:", "request"))
     for broker in brokers:
-        assert broker.begin_answer("request", "a", "t1", 30_000) == ("new", b"")
-        assert broker.begin_answer("request", "a", "t2", 30_000) == ("running", b"")
-        assert broker.begin_answer("request", "b", "t2", 30_000) == ("other", b"")
+        assert broker.begin_request("request", "a", "t1", 30_000) == ("new", b"")
+        assert broker.begin_request("request", "a", "t2", 30_000) == ("running", b"")
+        assert broker.begin_request("request", "b", "t2", 30_000) == ("other", b"")
     clock.advance(30)
     for broker in brokers:
-        assert broker.begin_answer("request", "a", "t2", 30_000) == ("new", b"")
-        assert broker.keep_answer("request", "t1", b"late", 60_000) == "stale"
-        assert broker.keep_answer("request", "t2", b"kept", 60_000) == "ok"
-        assert broker.begin_answer("request", "a", "t3", 30_000) == ("done", b"kept")
-        assert broker.keep_answer("request", "t2", b"", 60_000) == "stale"
+        assert broker.begin_request("request", "a", "t2", 30_000) == ("new", b"")
+        assert broker.store_answer("request", "t1", b"late", 60_000) == "stale"
+        assert broker.store_answer("request", "t2", b"kept", 60_000) == "ok"
+        assert broker.begin_request("request", "a", "t3", 30_000) == ("done", b"kept")
+        assert broker.store_answer("request", "t2", b"", 60_000) == "stale"
     assert 30_000 < redis_client.pttl(answer_key("alike:", "request")) <= 60_000
 
 
@@ -121,7 +121,7 @@ def test_what_is_known_of_a_task_never_goes_back(redis_client: redis.Redis, hist
     brokers, _ = pair(redis_client, key)
     known = 0
     for stamp, record in history:
-        answers = {broker.keep_result("task", stamp, 60_000, b"job", record) for broker in brokers}
+        answers = {broker.store_result("task", stamp, 60_000, b"job", record) for broker in brokers}
         assert answers == {"ok" if stamp > known else "stale"}
         known = max(known, stamp)
         check_alike(redis_client, brokers[1], key)
@@ -228,9 +228,9 @@ def test_a_driver_has_a_consumers_name_until_its_lease_ends(redis_client: redis.
 def test_what_did_nothing_is_forgotten(redis_client: redis.Redis) -> None:
     brokers, _ = pair(redis_client, answer_key("alike:", "request"))
     for broker in brokers:
-        broker.begin_answer("request", "a", "t1", 30_000)
-        assert broker.keep_answer("request", "t1", b"", 60_000) == "ok"
-        assert broker.begin_answer("request", "b", "t2", 30_000) == ("new", b"")
+        broker.begin_request("request", "a", "t1", 30_000)
+        assert broker.store_answer("request", "t1", b"", 60_000) == "ok"
+        assert broker.begin_request("request", "b", "t2", 30_000) == ("new", b"")
 
 
 @given(

@@ -23,9 +23,10 @@ SCRIPTS = {name: Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 
 READING = {"history/sample", "workers/roster"}
-REFUSED_BY_A_FULL_SERVER = {"answers/begin", "limits/spend", "results/keep_result"}
+REFUSED_BY_A_FULL_SERVER = {"idempotent_requests/begin_request", "limits/spend", "results/store_result"}
 LOOPING = {
-    "history/keep_minute", "history/note", "history/sample", "history/times", "limits/allow", "workers/beat", "workers/roster",
+    "history/store_minute", "history/count_lateness", "history/sample", "history/count_times",
+    "limits/allow", "workers/beat", "workers/roster",
 }  # fmt: skip
 
 
@@ -50,19 +51,19 @@ class Recorder(Broker):
 
 def calls_of_every_script() -> dict[str, Call[Any]]:
     ask: Any = Recorder()
-    ask.begin_answer("r", "c", "t", 1)
-    ask.keep_answer("r", "t", b"k", 1)
+    ask.begin_request("r", "c", "t", 1)
+    ask.store_answer("r", "t", b"k", 1)
     ask.hold_consumer(TOPIC, "c", "d", "cp", "a", 1)
     ask.leave_consumer(TOPIC, "c", "d")
     ask.sample(TOPIC, [0, 1])
     ask.take_minute(TOPIC, 7)
-    ask.note_late(TOPIC, [1] * LATENESS_BUCKETS)
-    ask.note_times(TOPIC, [1] * LATENESS_BUCKETS, 24, [0] * LATENESS_BUCKETS, 0)
-    ask.keep_minute(TOPIC, 7, "1 2 3", 60)
+    ask.count_lateness(TOPIC, [1] * LATENESS_BUCKETS)
+    ask.count_times(TOPIC, [1] * LATENESS_BUCKETS, 24, [0] * LATENESS_BUCKETS, 0)
+    ask.store_minute(TOPIC, 7, "1 2 3", 60)
     ask.allow(TOPIC, "w", tokens=1, in_use=2, wanted=3, lease_ms=4)
     ask.end_permits(TOPIC, "w", 1, 2)
     ask.spend("s", 1.5, 2, 1)
-    ask.keep_result("r", 3, 1, b"j", b"k")
+    ask.store_result("r", 3, 1, b"j", b"k")
     ask.change_schedule("s", "paused", "1")
     ask.renew_schedule("s")
     ask.plan_tick("s", 1, 2, 3, "reports", 4)

@@ -67,8 +67,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "spark.declaring": ("declare",),
     "spark.failing": ("fail", "fail_batch"),
     "spark.java": ("prepare_environment",),
-    "spark.listening": ("Acknowledger",),
-    "spark.sinks": ("Batches", "Each", "Files"),
+    "spark.acknowledger": ("Acknowledger",),
+    "spark.foreach_batch": ("Batches", "Each", "Files"),
     "spark.source": ("RmqDataSource",),
 }
 """Module → the names that users import; none: its ``__all__``, or all that it defines."""

@@ -21,12 +21,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.forms import PARAMETERS
 from django_rmq.admin.labels import STATES
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
 from django_rmq.admin.views.message_views import cause_text, filter_form
 from django_rmq.admin.views.page import (
+    PageAddresses,
     Pages,
     back_of,
     number,

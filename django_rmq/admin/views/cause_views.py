@@ -10,9 +10,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.charts import Sparkline, sparkline
-from django_rmq.admin.dashboard_rows import PageAddresses
 from django_rmq.admin.page_actions import sweeping_acts
-from django_rmq.admin.views.page import Pages, page, topic_page
+from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,22 +13,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin import charts
-from django_rmq.admin.dashboard_rows import (
-    DashboardTotals,
-    Link,
-    PageAddresses,
-    is_late_topic,
-    is_old_in_outbox,
-    needs_attention,
-    row_of,
-)
+from django_rmq.admin.dashboard_rows import DashboardTotals, row_of
 from django_rmq.admin.labels import state_label
 from django_rmq.admin.views.findings import findings_panel
-from django_rmq.admin.views.page import Pages, page, topic_page
+from django_rmq.admin.views.outbox_views import is_old_in_outbox
+from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of
+from django_rmq.admin.views.schedule_views import needs_attention
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
+from django_rmq.operations.health import USUAL_LIMITS, USUAL_UNDRAINED
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -43,10 +39,17 @@ MOST_PINNED = 30
 
 COOKIE_SECONDS = 365 * 86_400
 
+
+def is_late(one: TopicStats) -> bool:
+    """Return whether messages of a topic have been due for longer than is usual."""
+    age, undrained = (one.age_ms or 0) / 1000, (one.undrained_ms or 0) / 1000
+    return age > (USUAL_LIMITS.max_age or 0) or undrained > USUAL_UNDRAINED
+
+
 _FILTERS: dict[str, Callable[[TopicStats], bool]] = {
     "": lambda one: True,
     "dead": lambda one: one.dead > 0,
-    "late": is_late_topic,
+    "late": is_late,
     "paused": lambda one: one.is_paused or one.is_partly_paused,
 }
 """Name of a filter of topics → whether a topic is shown."""
@@ -58,6 +61,16 @@ _ORDERS: dict[str, Callable[[TopicStats], Any]] = {
     "due": lambda one: -one.due,
 }
 """Name of an order of topics → its key. Without one, topics have the order of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way to another page, with what is to be known of it."""
+
+    label: str
+    url: str
+    note: str = ""
+    alarm: bool = False
 
 
 @page(Permission.VIEW)

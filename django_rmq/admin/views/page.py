@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import TypeVar
@@ -25,7 +26,6 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq.admin.dashboard_rows import Banner, PageAddresses
 from django_rmq.admin.forms import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
@@ -84,6 +84,29 @@ def so_far(text: str | None) -> dict[str, int]:
         }
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The content of a banner."""
+
+    title: str
+    text: str
+
+
+@dataclass(slots=True)
+class PageAddresses:
+    """The addresses to which a page links."""
+
+    topic: str = ""
+    live: str = ""
+    act: str = ""
+    send: str = ""
+    log: str = ""
+    claims: str = ""
+    causes: str = ""
+    pin: str = ""
+    export: str = ""
 
 
 _complain = LogThrottle(logging.getLogger("django_rmq.admin"))

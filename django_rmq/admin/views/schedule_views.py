@@ -10,12 +10,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import Banner, PageAddresses, is_late
 from django_rmq.admin.labels import timing_text
-from django_rmq.admin.views.page import Pages, page, tell
+from django_rmq.admin.views.page import Banner, PageAddresses, Pages, page, tell
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
 from django_rmq.operations import Operations, Permission, ScheduleStats
+from django_rmq.operations.health import USUAL_LIMITS
 
 CATCH_UPS = {"none": gettext_lazy("none"), "last": gettext_lazy("the last one"), "all": gettext_lazy("all")}
 
@@ -136,3 +136,13 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
         "edit_url": pages.url("schedule", quote(one.name)),
     }
+
+
+def is_late(one: ScheduleStats) -> bool:
+    """Return whether a schedule is later than is usual."""
+    return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
+
+
+def needs_attention(one: ScheduleStats) -> bool:
+    """Return whether the last run of a schedule died, or the next one is late, unknown or missing."""
+    return bool(one.outcome == "dead" or one.problem or one.is_missing or is_late(one))

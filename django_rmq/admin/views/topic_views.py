@@ -5,7 +5,7 @@ settings below; and the claims of Spark queries on it.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -17,13 +17,13 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin import charts
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import DashboardRow, PageAddresses, Tab, row_of
+from django_rmq.admin.dashboard_rows import DashboardRow, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import CLAIM_STATES, STATES, state_label, timing_text
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings import findings_panel
-from django_rmq.admin.views.page import Pages, back_of, number, tell, tell_problems, topic_page
+from django_rmq.admin.views.page import PageAddresses, Pages, back_of, number, tell, tell_problems, topic_page
 from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, RmqError, WrongType
@@ -254,6 +254,20 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
     elif tab == "settings":
         context |= settings_panel(pages, operations, topic)
     return context
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A tab of a topic."""
+
+    name: str
+    label: str
+    url: str
+    current: bool
+    count: int | None = None
+    alarm: bool = False
+    word: str = ""
+    """The state of its messages in plain words, if its label is another one."""
 
 
 def _tabs(row: DashboardRow, current: str) -> list[Tab]:

@@ -57,26 +57,26 @@ def take_minute(topic: Topic, minute: int) -> Call[bool]:
     return Call("history/take_minute", OfHistory(topic), (minute,), _is_taken)
 
 
-def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
+def count_lateness(topic: Topic, counts: Sequence[int]) -> Call[int]:
     """Count deliveries by class of lateness; return the number of classes that were raised."""
-    return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int)
+    return Call("history/count_lateness", OfHistory(topic), (" ".join(map(str, counts)),), int)
 
 
-def note_times(
+def count_times(
     topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
 ) -> Call[int]:
     """Count deliveries by lateness and calls by duration, permanently; return the number of classes that were raised."""
     return Call(
-        "history/times",
+        "history/count_times",
         Named(times_key, topic.name),
         (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us),
         int,
     )
 
 
-def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
+def store_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
     """Store the record of a minute, and keep at most ``keep`` minutes. Answers kept or present."""
-    return Call("history/keep_minute", OfHistory(topic), (minute, record, keep), word)
+    return Call("history/store_minute", OfHistory(topic), (minute, record, keep), word)
 
 
 def _times(key: bytes, values: list[Reply]) -> Times:
@@ -84,7 +84,7 @@ def _times(key: bytes, values: list[Reply]) -> Times:
 
 
 def times(topic: Topic) -> Call[Times]:
-    """Return the counts of ``note_times`` for ``topic``. Raises ``WrongType`` for values that are not numbers."""
+    """Return the counts of ``count_times`` for ``topic``. Raises ``WrongType`` for values that are not numbers."""
     return RedisCommand("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times))
 
 

@@ -160,12 +160,12 @@ def hold_consumer(
     driver ``gone`` had it. A driver that held the name before gets it only if no other one has had it since.
     """
     own = (driver, checkpoint, about, lease_ms, int(starts), gone)
-    return Call("consumers/hold", _name(topic, consumer), own, _taken)
+    return Call("spark_consumers/hold_consumer", _name(topic, consumer), own, _taken)
 
 
 def leave_consumer(topic: Topic, consumer: str, driver: str = "") -> Call[str]:
     """End the lease of a consumer's name if ``driver`` has it; an empty text means any driver. Answers left or absent."""
-    return Call("consumers/leave", _name(topic, consumer), (driver,), word)
+    return Call("spark_consumers/leave_consumer", _name(topic, consumer), (driver,), word)
 
 
 def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:

@@ -45,7 +45,7 @@ def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Cal
 
     ``lease_ms``: how long the remaining permits are kept from now on; 0 leaves the lease as it is.
     """
-    return Call("limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int)
+    return Call("limits/end_permits", Named(limits_key, topic.name), (worker, ended, lease_ms), int)
 
 
 def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:

@@ -13,22 +13,22 @@ def _begun(reply: list[bytes]) -> tuple[str, bytes]:
     return reply[0].decode(), reply[1] if len(reply) > 1 else b""
 
 
-def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
+def begin_request(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
     """Begin ``request`` (letters and digits) as attempt ``token``; ``content`` is a hash of the request's content.
 
     Answers new, running or other without a result, or done with the stored result.
     """
     return Call(
-        "answers/begin",
+        "idempotent_requests/begin_request",
         Named(answer_key, request),
         (content, token, lease_ms),
         _begun,
     )
 
 
-def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
+def store_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
     """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
-    return Call("answers/keep_answer", Named(answer_key, request), (token, kept, keep_ms), word)
+    return Call("idempotent_requests/store_answer", Named(answer_key, request), (token, kept, keep_ms), word)
 
 
 class Kept(NamedTuple):
@@ -44,13 +44,13 @@ def _kept(reply: Sequence[Reply]) -> Kept | None:
     return None if stamp is None or job is None or record is None else Kept(int(stamp), job, record)
 
 
-def keep_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) -> Call[str]:
+def store_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes) -> Call[str]:
     """Store the state of ``task`` (letters and digits): its ``job``, and the ``record`` of its attempts.
 
     Answers ok, or stale if the stamp is not above the known one.
     """
     own = (stamp, keep_ms, job, record)
-    return Call("results/keep_result", Named(result_key, task), own, word)
+    return Call("results/store_result", Named(result_key, task), own, word)
 
 
 def result(task: str) -> Call[Kept | None]:

@@ -40,7 +40,7 @@ def change_schedule(
     worker has declared it since that time, which is the one of its record.
     """
     return Call(
-        "schedules/change",
+        "schedules/change_schedule",
         Named(_schedule_key, name),
         (name, field, value, int(from_now), "" if renewed is None else renewed),
         word,
@@ -52,7 +52,7 @@ def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
 
     ``ends``: the worker declared it, and ends.
     """
-    return Call("schedules/renew", Named(_schedule_key, name), (name, int(ends)), word)
+    return Call("schedules/renew_schedule", Named(_schedule_key, name), (name, int(ends)), word)
 
 
 def plan_tick(
@@ -63,13 +63,13 @@ def plan_tick(
     ``walls``: what ``local_times_text`` returns. Answers planned, early or lost.
     """
     own = (name, generation, before, instant, topic, crc, walls)
-    return Call("schedules/plan", Named(_schedule_key, name), own, word)
+    return Call("schedules/plan_tick", Named(_schedule_key, name), own, word)
 
 
 def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
     """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
     own = (name, generation, instant, outcome)
-    return Call("schedules/settle", Named(_schedule_key, name), own, word)
+    return Call("schedules/settle_tick", Named(_schedule_key, name), own, word)
 
 
 def _field(name: str) -> str:

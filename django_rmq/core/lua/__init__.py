@@ -3,9 +3,9 @@
 A file whose name begins with an underscore is a fragment; every other file is a script, named like the function of
 ``core.commands`` that calls it. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others
 are loaded as ``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
-definitions, those in ``limits/`` about rates and permits, those in ``answers/`` about requests that must run only
-once, those in ``results/`` about tasks, those in ``consumers/`` about the consumers of Spark, those in ``history/``
-about the history of topics.
+definitions, those in ``limits/`` about rates and permits, those in ``idempotent_requests/`` about requests that must run
+only once and their answers, those in ``results/`` about tasks, those in ``spark_consumers/`` about the names of Spark's
+consumers (their claims are transitions of a slot), those in ``history/`` about the history of topics.
 
 A fragment is about one subject. Most have several sections, of which a script includes those that it needs. The line
 ``-- section: budget`` begins one. A section that defines one function has its name.

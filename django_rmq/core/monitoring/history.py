@@ -104,9 +104,9 @@ class TimesCount:
         for topic, counted in taken.items():
             try:
                 if any(counted.late):
-                    self._broker.run(activity.note_late(topic, counted.late))
+                    self._broker.run(activity.count_lateness(topic, counted.late))
                 late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
-                self._broker.run(activity.note_times(topic, counted.late, late_ms, counted.took, took_us))
+                self._broker.run(activity.count_times(topic, counted.late, late_ms, counted.took, took_us))
             except RmqError as error:
                 self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
 
@@ -329,7 +329,7 @@ class _Sampling:
             whole = part_sample if whole is None else whole.plus(part_sample)
         assert whole is not None
         record = MinuteRecord.of(whole, self._topic, self._broker.now_ms())
-        self._broker.run(activity.keep_minute(self._topic, minute, record.encode(), self._keep))
+        self._broker.run(activity.store_minute(self._topic, minute, record.encode(), self._keep))
 
 
 LONGEST_GAP_MINUTES = 5

@@ -46,7 +46,7 @@ from django_rmq.core.model import redis_url
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
-from django_rmq.spark.sinks import MALFORMED
+from django_rmq.spark.foreach_batch import MALFORMED
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from django_rmq.spark.listening import Acknowledger
+    from django_rmq.spark.acknowledger import Acknowledger
 
 KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
 """The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
@@ -236,7 +236,7 @@ class Context:
         acknowledged to ``topics``, which it consumes, after each batch. Raises the errors of the query.
         """
         # PySpark is not installed in every process that lists pipelines.
-        from django_rmq.spark.listening import Acknowledger
+        from django_rmq.spark.acknowledger import Acknowledger
 
         acknowledger = Acknowledger(self.options(*topics)) if topics else None
         if self.checkpoint is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
+from django_rmq.spark.foreach_batch import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
 from django_rmq.spark.pipelines import KEY_TEXT, Context, Options, Pipeline, register
-from django_rmq.spark.sinks import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -260,9 +260,9 @@ def history(topic: str, hours: int) -> None:
             continue
         waiting = round(4000 * busy + 1500)
         numbers = (minute * 60_000, found.slots, found.slots, waiting, waiting // 5, 40, 0, 120, died % 60, 0)
-        broker.note_late(found, [50, 80, 200, 300, 120, 60, 20, 8, 3, round(busy), *[0] * 14])
+        broker.count_lateness(found, [50, 80, 200, 300, 120, 60, 20, 8, 3, round(busy), *[0] * 14])
         record = " ".join(map(str, (*numbers, sent, merged, taken, done, failed, died)))
-        broker.keep_minute(found, minute, record, 48 * 60)
+        broker.store_minute(found, minute, record, 48 * 60)
 
 
 def versions(names: list[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from django_rmq.exceptions import InvalidRequest
+from django_rmq.spark.foreach_batch import Files
 from django_rmq.spark.pipelines import Context, Pipeline, register
 from django_rmq.spark.pipelines.consume import Consume
-from django_rmq.spark.sinks import Files
 
 
 @register

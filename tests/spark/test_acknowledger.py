@@ -46,7 +46,7 @@ def started(
 def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
     spark: Any, queue: MakeQueue, tmp_path: Path
 ) -> None:
-    from django_rmq.spark.listening import Acknowledger
+    from django_rmq.spark.acknowledger import Acknowledger
 
     topic = queue(slots=4)
     other = queue(slots=1)

@@ -15,13 +15,10 @@ from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from tests.proof.database_mutants import DATABASE_MUTANTS
 from tests.proof.mutants import serve
-from tests.proof.python_mutants import PYTHON_MUTANTS as WORKER_MUTANTS
-from tests.proof.python_mutants import marks, switched_off
+from tests.proof.python_mutants import PYTHON_MUTANTS, marks, switched_off
 
 ROOT = Path(__file__).parents[2]
-PYTHON_MUTANTS = WORKER_MUTANTS | DATABASE_MUTANTS
 
 
 @cache

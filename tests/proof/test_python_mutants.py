@@ -12,9 +12,17 @@ from concurrent.futures import Future
 
 import pytest
 
-from tests.proof.mutants import GONE, As, If
-from tests.proof.python_mutants import Argument, Function, Operand, PythonMutant, Value, switched_off
-from tests.proof.python_switch import PYTHON_MUTANTS, ROOT, changed_code, files_of, marked
+from tests.proof.mutants import GONE, As, If, Mutant
+from tests.proof.python_mutants import (
+    PYTHON_MUTANTS,
+    Argument,
+    Function,
+    Operand,
+    Switch,
+    Value,
+    switched_off,
+)
+from tests.proof.python_switch import ROOT, changed_code, files_of, marked
 from tests.proof.runner import chosen, running
 
 
@@ -22,13 +30,9 @@ from tests.proof.runner import chosen, running
 def killers(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[list[str]]]]:
     """Who notices each of the mutants that were asked for."""
     asked = chosen(request)
-    caught_by = {name: paths(mutant) for name, mutant in PYTHON_MUTANTS.items() if name in asked}
+    caught_by = {name: mutant.caught_by for name, mutant in PYTHON_MUTANTS.items() if name in asked}
     with running(3, "tests.proof.python_switch", caught_by, TEST_PATIENCE="15") as found:
         yield found
-
-
-def paths(mutant: PythonMutant) -> tuple[str, ...]:
-    return tuple(f"tests/{test}" for test in mutant.caught_by)
 
 
 @pytest.mark.proof
@@ -43,7 +47,7 @@ def test_the_tests_of_a_rule_fail_without_it(name: str, killers: dict[str, Futur
 @pytest.mark.proof
 @pytest.mark.deep
 def test_these_tests_pass_with_all_rules() -> None:
-    tests = {test for mutant in PYTHON_MUTANTS.values() for test in paths(mutant)}
+    tests = {test for mutant in PYTHON_MUTANTS.values() for test in mutant.caught_by}
     with running(1, "tests.proof.python_switch", {"": tuple(sorted(tests))}) as found:
         assert set(found[""].result()) == {""}
 
@@ -55,7 +59,6 @@ def test_a_mutant_changes_one_file(name: str) -> None:
     changed = switched_off(mutant, mutant.mark or name, text)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
     assert changed_code(name), "only functions can be changed while they are used"
-    assert mutant.caught_by
     assert re.fullmatch(r"[A-Z].*\.", mutant.rule)
 
 
@@ -92,15 +95,15 @@ if a:
     ],
 )
 def test_a_mark_holds_for_its_statement_or_for_the_next(
-    mark: str, switch: str | Operand | Argument, old: str, new: str
+    mark: str, switch: Switch, old: str, new: str
 ) -> None:
-    switched = switched_off(PythonMutant(switch, "A rule.", ("a test",)), mark, CODE)
+    switched = switched_off(Mutant(switch, "A rule.", ("a test",)), mark, CODE)
     assert switched == CODE.replace(old, new.format(old))
 
 
 @pytest.mark.parametrize(
     "switch", [If("False"), Operand(4, "True"), Argument(2, "None"), Argument("name", "None"), Function("f")]
 )
-def test_what_is_not_there_cannot_be_switched(switch: str | Operand | Argument) -> None:
+def test_what_is_not_there_cannot_be_switched(switch: Switch) -> None:
     with pytest.raises(ValueError, match="mark: line 1 has nothing for"):
-        switched_off(PythonMutant(switch, "A rule.", ("a test",)), "mark", "a = b and c  # rule: mark")
+        switched_off(Mutant(switch, "A rule.", ("a test",)), "mark", "a = b and c  # rule: mark")

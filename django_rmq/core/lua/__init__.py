@@ -24,7 +24,7 @@ A script's header declares its keys and arguments (`header`). In its code, these
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
     ``unusual`` says whether any of the keys exists that most slots do not have.
 
-``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.py`` switches off. Comments do not reach
+``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.txt`` switches off. Comments do not reach
 Redis.
 """
 

@@ -70,9 +70,6 @@ def page(client: Client, tab: str = "") -> str:
     return html.unescape(client.get(address).content.decode())
 
 
-# --- versions
-
-
 def test_a_version_begins_with_its_first_worker_and_goes_on_with_the_others(shop: Any) -> None:
     began = shop.now_ms()
     report_once(shop, "2026.11.3")
@@ -129,9 +126,6 @@ def test_what_another_program_has_written_is_no_version_and_stops_no_report(shop
     next(reporting)
     assert [one.code for one in shop.run(read_reports()).values()] == ["2026.11.3"]
     assert Operations(Actor("tester", "test")).annotations_of(NAMES, 0) == []
-
-
-# --- actions
 
 
 @pytest.mark.django_db

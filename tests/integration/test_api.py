@@ -61,9 +61,6 @@ def program(broker: Any) -> Program:
     return Program(user_with(*ALL))
 
 
-# --- who may what
-
-
 def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
     public = []
     for route, view in views():
@@ -95,9 +92,6 @@ def test_nobody_does_what_is_not_permitted(broker: Any, method: str, path: str, 
 def test_a_method_that_a_route_does_not_have_is_405(program: Program) -> None:
     program.refused(405, "method_not_allowed", "PUT", "topics/")
     assert program("HEAD", "topics/").status_code == 200
-
-
-# --- sending
 
 
 def test_a_send_says_what_became_of_each_message(program: Program, broker: Any) -> None:
@@ -281,9 +275,6 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
     )
     assert refused["Retry-After"] == "1"
-
-
-# --- looking
 
 
 SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -549,9 +540,6 @@ def test_what_strangers_have_sent_is_shown_whatever_it_is(
     assert program.ok("POST", "topics/ranked/commit/", {"deliveries": named})["outcomes"] == {"ok": 1}
 
 
-# --- acts
-
-
 def sent(program: Program, name: str, body: Any, **options: Any) -> str:
     return program.ok("POST", f"topics/{name}/messages/", {"body": body, **options}, 202)["results"][0]["id"]
 
@@ -736,9 +724,6 @@ def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(
     Program(user_with(Needed.SEND)).refused(403, "permission_denied", "GET", "causes/")
 
 
-# --- topics that a user must not know of
-
-
 class OnlyTimed(TopicPermission):
     """Knows of one topic."""
 
@@ -771,9 +756,6 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
     rmq["API"] = {"PERMISSION": "no.such"}
     with override_settings(RMQ=rmq), connections.replaced_broker(broker):
         program.refused(503, "misconfigured", "GET", "topics/")
-
-
-# --- when Redis is away or full; health
 
 
 def test_health_is_told_to_anybody_and_details_to_those_who_may_see_topics(program: Program) -> None:

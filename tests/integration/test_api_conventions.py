@@ -55,9 +55,6 @@ def rendering(*kinds: type[Any]) -> Any:
     return override_settings(REST_FRAMEWORK=ours)
 
 
-# --- addresses
-
-
 def test_the_routes_of_version_1_answer_without_the_version_too(program: Program) -> None:
     for path in ("topics/", "topics/ranked/", "workers/", "slots/?topic=ranked"):
         answers = [program.ok("GET", f"{version}{path}") for version in ("v1/", "")]
@@ -91,9 +88,6 @@ def test_a_probe_gets_no_redirect(program: Program, path: str) -> None:
         assert [program("GET", f"{version}{path}{end}").status_code for end in ("", "/")] == [200, 200]
 
 
-# --- OPTIONS
-
-
 @pytest.mark.parametrize(("path", "view"), ROUTES)
 def test_options_says_what_a_route_does_and_requires(path: str, view: Any) -> None:
     public = issubclass(view, PublicView)
@@ -119,9 +113,6 @@ def test_options_says_what_a_route_does_and_requires(path: str, view: Any) -> No
 def test_options_tells_nothing_of_topics(program: Program) -> None:
     told = [program("OPTIONS", f"topics/{name}/prepare/").content for name in ("ranked", "nosuch")]
     assert told[0] == told[1]
-
-
-# --- browsers
 
 
 def test_a_browser_gets_the_browsable_api_of_the_project(program: Program) -> None:
@@ -170,9 +161,6 @@ def test_the_format_can_be_chosen_in_the_address(program: Program) -> None:
             assert program("GET", f"{path}format=json", **BROWSER)["Content-Type"] == "application/json"
             assert program("GET", f"{path}format=api")["Content-Type"].startswith("text/html")
             program.refused(404, "not_found", "GET", f"{path}format=evil")
-
-
-# --- shapes
 
 
 def test_every_list_is_in_results(program: Program) -> None:

@@ -57,9 +57,6 @@ def message(n: int, size: int = 1) -> dict[str, Any]:
     return {"body": f"{n:0>{size}}", "priority": 50}
 
 
-# --- bytes and messages
-
-
 def test_sends_are_limited_in_bytes_per_user(broker: Any) -> None:
     with limited(broker, SEND_BYTES="5kB/h"):
         one, other = Program(user_with(*ALL)), Program(user_with(*ALL))
@@ -163,9 +160,6 @@ def topic(program: Program, name: str) -> int:
     return int(program.ok("GET", f"topics/{name}/")["waiting"])
 
 
-# --- answers that are kept
-
-
 def test_answers_that_are_kept_are_bounded_and_those_that_are_there_are_still_given(broker: Any) -> None:
     with limited(broker, IDEMPOTENT_RATE="3/day"):
         program = Program(user_with(*ALL))
@@ -192,9 +186,6 @@ def test_a_send_that_fails_keeps_no_answer_and_is_not_charged(broker: Any) -> No
             program.refused(507, "topic_full", "POST", path, message(2), Idempotency_Key="k")
         program.ok("DELETE", f"topics/small/messages/{sent['id']}/")
         program.ok("POST", path, message(2), 202, Idempotency_Key="k")
-
-
-# --- requests: the project's own throttles
 
 
 @pytest.fixture
@@ -246,9 +237,6 @@ def test_a_throttle_without_a_rate_throttles_nothing_and_the_log_says_so(
         f"The throttle rest_framework.throttling.{kind}RateThrottle does not limit the API of RMQ"
         for kind in ("Anon", "User")
     ]
-
-
-# --- requests that wait
 
 
 def test_seats_are_bounded_in_all_and_per_user() -> None:
@@ -308,9 +296,6 @@ def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(
     assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is True
     with limited(broker, LONG_POLLS=1):
         assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is False
-
-
-# --- deleting
 
 
 def test_deleting_needs_the_permission_to_delete_and_no_other(broker: Any) -> None:

@@ -174,9 +174,6 @@ def test_the_orm_without_await_is_refused_as_everywhere_in_django(threads: SyncT
         together(threads.around(TOPIC, listen), 1)
 
 
-# --- the registry
-
-
 def test_a_coroutine_function_overlaps_and_with_once_it_does_not() -> None:
     async def later(message: Any) -> str:
         return f"{message} handled"
@@ -190,9 +187,6 @@ def test_a_coroutine_function_overlaps_and_with_once_it_does_not() -> None:
         assert found["a"].function("x") == "x handled", "tests call it without an event loop"
         assert found["b"].coroutine is None
         assert found["c"].coroutine is None
-
-
-# --- signals and spans
 
 
 def test_receivers_of_the_start_are_called_where_they_may_use_the_database(threads: SyncThreads) -> None:

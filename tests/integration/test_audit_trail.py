@@ -65,9 +65,6 @@ def sealed(member: str, topic: str = "ranked") -> str:
     return sealed_id(topic, 0, member.encode())
 
 
-# --- acts on many messages
-
-
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
@@ -124,9 +121,6 @@ def test_what_has_died_since_an_act_began_is_no_filter_of_it() -> None:
         Filter().as_of("dead", 1e300).check(get_config().topics["ranked"], "dead")
 
 
-# --- acts on chosen messages
-
-
 def test_chosen_messages_are_named_by_sealed_ids(broker: Any, operations: Operations) -> None:
     one, other = put(broker, '"secret-1"', '"secret-2"')
     (late,) = put(broker, '"secret-3"', topic="timed")
@@ -178,9 +172,6 @@ def test_the_history_page_shows_acts_of_the_admin_and_of_rest(broker: Any, admin
 def test_what_a_database_cannot_store_is_not_written(operations: Operations) -> None:
     record(operations.actor, "act", "ranked", {"done": 1}, "a\0b")
     assert notes() == ["Act (a\N{REPLACEMENT CHARACTER}b): 1 done (admin)"]
-
-
-# --- schedules
 
 
 def test_an_edit_of_a_schedule_says_the_values_before_and_after(broker: Any, operations: Operations) -> None:

@@ -67,9 +67,6 @@ def operations() -> Operations:
     return Operations(Actor("tester", "test"))
 
 
-# --- what is kept
-
-
 def test_limits_are_read_as_they_were_written() -> None:
     assert decode(CHANGED.encode().encode()) == CHANGED
     assert limited(LIMITED, CHANGED).max_rate == 2.5
@@ -130,9 +127,6 @@ def test_a_value_of_another_type_leaves_the_settings_in_effect(shop: Any) -> Non
     with closing(duty()) as steps:
         next(steps)
     assert applied == []
-
-
-# --- what a worker applies
 
 
 def test_a_topic_becomes_limited_and_free_again() -> None:
@@ -230,9 +224,6 @@ def test_consumers_over_rest_and_the_reasons_of_a_wait_have_the_limits(shop: Any
     operations().reset_limits("busy")
     assert "in_flight_limit" not in [one.reason for one in operations().holds("busy", waiting.id)]
     assert len(operations().deliveries("busy").take(second, 5)) >= 1
-
-
-# --- what is shown
 
 
 def test_the_card_says_where_each_value_comes_from(shop: Any) -> None:

@@ -120,9 +120,6 @@ def worker(broker: Broker) -> Iterator[Worker]:
     coordinator.stop()
 
 
-# --- rmqsend
-
-
 def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) -> None:
     assert run("rmqsend", "renders", '{"sku": 1}', "--priority", "500").startswith("stored in slot ")
     found = json.loads(run("rmqsend", "renders", "--priority", "600", "--json", stdin='{"sku":1}'))
@@ -192,9 +189,6 @@ def test_a_full_topic_is_exit_1(broker: Broker, run: Run) -> None:
         "rmqsend", "notes", "--jsonl", stdin="".join(f'"{n}"\n' for n in range(30)), code=1
     )
     assert len(stored(broker, "notes")) == 6
-
-
-# --- rmqreplay and rmqpurge
 
 
 def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
@@ -296,9 +290,6 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     assert found["outcomes"] == {"waiting": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
 
 
-# --- rmqreslot
-
-
 def test_rmqreslot_as_json(broker: Broker, run: Run) -> None:
     send_messages("orders", list(range(20)), fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     dry = json.loads(run("rmqreslot", "orders", "8", "--dry-run", "--json"))
@@ -320,9 +311,6 @@ def test_rmqreslot_refuses_what_cannot_be_done_with_its_reason(broker: Broker, r
         assert broker.definitions() == registered
     resharding.begin(broker, get_config().topic("keyed"), 32)
     assert "is being re-slotted from 2 to 32 slots" in run("rmqreslot", "keyed", "64", code=2)
-
-
-# --- rmqreschedule
 
 
 def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: Run) -> None:
@@ -406,9 +394,6 @@ def test_rmqsend_sends_unless_the_message_is_there(broker: Broker, run: Run) -> 
     for wrong in (("--id", first["id"], "--key", "k"), ("--jsonl",)):
         run(*one, *wrong, code=2)
     run("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", "--id", first["id"], code=2)
-
-
-# --- rmqlist
 
 
 def test_rmqlist_shows_dead_messages_with_their_errors(broker: Broker, run: Run) -> None:
@@ -561,9 +546,6 @@ def _shop_topics() -> Any:
     return settings.RMQ["TOPICS"]
 
 
-# --- rmqclaims
-
-
 def claimed(broker: Broker, count: int, consumer: str = "query") -> None:
     """Let a query hold messages of the topic renders."""
     topic = get_config().topic("renders")
@@ -630,9 +612,6 @@ def test_rmqclaims_is_told_exactly_what_to_return(run: Run, arguments: tuple[str
     assert "--return" in run("rmqclaims", *arguments, code=2)
 
 
-# --- rmqpause, rmqresume, rmqslots, rmqworkers
-
-
 def test_rmqpause_and_rmqresume(broker: Broker, run: Run) -> None:
     assert run("rmqpause", "orders", "renders") == "orders: 4 paused (slots)\nrenders: 2 paused (slots)\n"
     assert "paused" in run("rmqstats", "orders")
@@ -669,9 +648,6 @@ def test_rmqworkers_names_topics_without_a_free_thread(broker: Broker, run: Run,
 def test_no_worker_is_told(run: Run) -> None:
     assert run("rmqworkers") == "no live worker\n"
     assert "4 without a worker" in run("rmqslots", "orders")
-
-
-# --- rmqstats
 
 
 def test_rmqstats(broker: Broker, run: Run) -> None:
@@ -776,9 +752,6 @@ def test_rmqstats_that_watches_on_a_terminal_is_live(redis_url: str, prefix: str
     assert code == 0 and "Redis does not answer" in text and "Traceback" not in text
 
 
-# --- rmqaudit: what is late, and what is stray (its ledger: test_definitions.py)
-
-
 def test_rmqaudit_tells_what_is_late(broker: Broker, run: Run) -> None:
     topic, now = get_config().topic("orders"), int(time.time() * 1000)
     assert json.loads(run("rmqaudit", "orders", "--json"))[0]["oldest_due_seconds"] is None
@@ -845,9 +818,6 @@ def test_rmqaudit_judges_no_place_that_was_chosen_by_hand(broker: Broker, run: R
     run("rmqsend", "orders", "2", "--in", "1h", "--slot-basis", "other")
     run("rmqsend", "keyed", "1", "--in", "1h", "--key", "a", "--slot-basis", "some")
     run("rmqaudit", "--strays")
-
-
-# --- rmqhealth
 
 
 def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worker) -> None:
@@ -935,9 +905,6 @@ def test_rmqhealth_while_redis_is_away_is_unwell_and_with_wrong_settings_cannot_
         assert "does not answer" in run("rmqhealth", code=1)
     with override_settings(RMQ={"REDIS": "nowhere", "TOPICS": TOPICS}):
         run("rmqhealth", code=2)
-
-
-# --- all of them
 
 
 COMMANDS = {

@@ -110,9 +110,6 @@ def server_of_its_own(**options: Any) -> Iterator[tuple[RedisServer, Party]]:
             party.end()
 
 
-# --- coming and going
-
-
 class TestSharing(coordinators.Sharing):
     """Workers that meet in Redis."""
 
@@ -170,9 +167,6 @@ def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
         assert {slot for (_, slot), owner in owners.items() if owner == member.id} == member.serial()
 
 
-# --- ids
-
-
 def test_who_lost_the_reply_to_its_joining_may_start_again(
     party: Party, redis_client: redis.Redis, prefix: str
 ) -> None:
@@ -205,9 +199,6 @@ def test_whose_id_was_taken_while_it_was_away_gives_up_its_slots(
     redis_client.hset(worker_keys(party.connect().prefix).workers.decode(), first.id, "another {}")
     party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "the first gives up")
     assert not first.coordinator.wait_settled(0)
-
-
-# --- Redis away
 
 
 def test_who_is_cut_off_longer_than_its_session_gives_up_and_comes_back(
@@ -372,9 +363,6 @@ def test_a_full_redis_keeps_its_workers_and_takes_new_ones() -> None:
         client.close()
 
 
-# --- the audit
-
-
 def spoiled_plans() -> dict[str, Callable[[Party], bytes]]:
     def owner(party: Party, worker: str, slots: int = 64) -> bytes:
         plan = {"workers": [worker], "times": [1], "topics": {"serial": [slots, 0, 0]}}
@@ -465,9 +453,6 @@ def test_a_registered_definition_decides_how_many_slots_there_are(party: Party) 
     assert len(first.serial()) == len(second.serial()) == 64
 
 
-# --- what it costs
-
-
 @pytest.mark.slow
 def test_idle_workers_send_a_command_per_second_each() -> None:
     with server_of_its_own() as (server, party):
@@ -490,9 +475,6 @@ def test_idle_workers_send_a_command_per_second_each() -> None:
         client.close()
 
 
-# --- what is shown to people
-
-
 def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
     first = party.add(identity="1" * 32, threads=3)
     party.wait_until_shared_out()
@@ -505,9 +487,6 @@ def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
     assert 0 < member.session_left <= SESSION
     first.leave()
     assert members(party.connect()) == []
-
-
-# --- one worker, no others
 
 
 def test_a_static_coordinator_gives_all_to_one() -> None:
@@ -528,9 +507,6 @@ def test_a_static_coordinator_gives_all_to_one() -> None:
     assert [member.worker.threads for member in coordinator.members()] == [1]
     coordinator.stop()
     assert slots == set()
-
-
-# --- the scripts and their Python
 
 
 STEP = st.one_of(

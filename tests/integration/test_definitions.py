@@ -70,9 +70,6 @@ def run(command: str, *args: str, returncode: int = 0) -> Any:
     return json.loads(out.getvalue()) if "--json" in args else out.getvalue()
 
 
-# --- registering
-
-
 def test_what_is_not_known_is_registered_and_then_agreed_upon(broker: Any) -> None:
     topic_registration.register_topics(broker, [PRIORITY])
     topic_registration.register_topics(broker, [PRIORITY])
@@ -133,9 +130,6 @@ def test_a_definition_of_another_version_differs_by_what_only_it_has() -> None:
     assert topic_registration.differences(PRIORITY, registered) == [("COLOUR", None, "red")]
 
 
-# --- following Redis
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -187,9 +181,6 @@ def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, 
         }
         client.close()
         assert settled == {b"40"}
-
-
-# --- applying
 
 
 def obstacles(broker: Any, topic: Topic, **change: Any) -> list[str]:
@@ -292,9 +283,6 @@ def test_applying_gives_every_slot_its_new_time_out(broker: Any) -> None:
     assert broker.time_out(later, 0) == 0
 
 
-# --- rmqtopics
-
-
 def test_rmqtopics_tells_what_is_new_and_registers_it(shop: Any) -> None:
     with shop(renders=RENDERS):
         (row,) = run("rmqtopics", "--json", returncode=1)
@@ -393,9 +381,6 @@ def test_from_a_shell_an_error_is_one_line_and_its_exit_code(redis_url: str) -> 
     assert (answer.returncode, answer.stdout) == (3, "")
     assert len(answer.stderr.splitlines()) == 1
     assert answer.stderr.startswith("CommandError: Redis does not answer")
-
-
-# --- rmqaudit
 
 
 def test_rmqaudit_finds_a_system_that_does_its_work_balanced(shop: Any) -> None:

@@ -192,9 +192,6 @@ def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPat
     assert not stream._is_closed
 
 
-# --- who watches
-
-
 def test_whoever_may_not_see_bodies_may_not_watch(broker: Any) -> None:
     with pytest.raises(NotPermitted, match="view_bodies"):
         Operations(Actor("ann", "rest", permits=lambda one: one is Permission.VIEW)).events()

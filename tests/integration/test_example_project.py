@@ -70,9 +70,6 @@ def waiting(topic: str) -> list[bytes]:
     ]
 
 
-# --- images
-
-
 def test_a_rendered_image_shows_the_price_and_the_row_says_which(product: Product, settings: Any) -> None:
     assert render_price(product)
     product.refresh_from_db()
@@ -124,9 +121,6 @@ def test_a_missing_photo_leaves_the_product_as_it_was(product: Product, settings
     product.refresh_from_db()
     assert product.rendered_at is None
     assert images(settings.MEDIA_ROOT) == []
-
-
-# --- listeners
 
 
 def message(topic: str, body: dict[str, int], retries_left: int = 16) -> Message:
@@ -254,9 +248,6 @@ def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, 
     assert (order.state, paid.state) == (State.CLOSED, State.PAID)
 
 
-# --- orders
-
-
 @pytest.mark.django_db(transaction=True)
 def test_the_mail_of_an_order_is_a_task_that_sends_it_once(product: Product) -> None:
     order = create_order(1, quantity=3)
@@ -313,9 +304,6 @@ def test_closing_twice_restocks_once_and_a_closed_order_cannot_be_paid(product: 
     product.refresh_from_db()
     assert product.stock == 100
     assert order.state == State.CLOSED
-
-
-# --- pages and commands
 
 
 @pytest.mark.django_db(transaction=True)
@@ -409,9 +397,6 @@ def test_no_migration_is_missing(db: None) -> None:
     call_command("makemigrations", "prices", "orders", check=True, dry_run=True, verbosity=0)
 
 
-# --- accounts
-
-
 @pytest.fixture
 def accounts(product: Product) -> Accounts:
     """Of a shop in which everything is as it should be."""
@@ -486,9 +471,6 @@ def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Acco
     direct(get_broker()).client.delete("order-timeouts_3")
     (complaint,) = accounts.complaints(Done())
     assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced:")
-
-
-# --- the report of the day
 
 
 def test_the_report_of_the_night_counts_the_orders_of_the_day_before_however_often_it_runs(

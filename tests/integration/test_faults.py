@@ -36,9 +36,6 @@ SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"}
 
 
-# --- a slot that holds a message in every state
-
-
 def connect(url: str, seconds: float = 60, **options: Any) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=seconds, retry=Retry(NoBackoff(), 0), **options)
 
@@ -281,9 +278,6 @@ SUITABLE = [
 ]
 
 
-# --- lost replies
-
-
 @pytest.fixture(scope="module")
 def proxy(redis_client: redis.Redis) -> Iterator[TcpProxy]:
     with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
@@ -328,9 +322,6 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
     without = {"epoch", "last_place", *TOLD_TWICE}
     assert comparable(once, *without) == comparable(slot, *without)
     assert drift(slot) == drift(once) == Drift(0, 0, 0, 0)
-
-
-# --- forgotten scripts
 
 
 class Nowhere:
@@ -383,9 +374,6 @@ def test_a_flush_of_all_scripts_costs_a_pipeline_nothing(
     assert [sent[0].status for sent in (first, second, third)] == ["stored", "replaced", "replaced"]
     assert committed == ["ok"]
     assert slot.zset("store")[b"x"] == slot.now_ms + 9
-
-
-# --- foreign types
 
 
 class Recorder(Methods):
@@ -518,9 +506,6 @@ def test_the_slow_poll_calls_a_slot_with_a_foreign_type_due_and_answers_for_the_
         redis_client.delete(key)
         if whole:
             redis_client.restore(key, 0, whole)
-
-
-# --- memory full
 
 
 @pytest.fixture(scope="module")
@@ -679,9 +664,6 @@ def test_on_a_full_server_a_record_dated_ahead_is_dated_now(small_server: redis.
     assert slot.commit(receipt, [b"a"]) == ["ok"]
 
 
-# --- servers that refuse
-
-
 def every_write(slot: Slot) -> Iterator[Callable[[], Any]]:
     """Yield a call of each script that must write when nothing has been staged."""
     yield lambda: slot.send(b"a")
@@ -772,9 +754,6 @@ def test_a_server_that_knows_us_not_or_allows_us_not_refuses() -> None:
                     with pytest.raises(ServerRefused):
                         call()
         assert raw(admin, "p:") == before
-
-
-# --- connections that end, servers that stand still
 
 
 def test_a_cut_in_the_middle_of_a_pipeline_fails_every_call_and_the_next_gets_its_own_answer(

@@ -67,9 +67,6 @@ def operations() -> Operations:
     return Operations(Actor("shell", "test"))
 
 
-# --- Python
-
-
 def test_single_and_bulk_sends_stand_in_one_line(clock: Clock) -> None:
     send_message("line", 9)
     send_messages("line", [7, 8])
@@ -159,9 +156,6 @@ def test_a_delay_may_be_as_long_as_its_bounds(clock: Clock, delay: timedelta) ->
             send_message("line", 1, delay=wrong)
 
 
-# --- REST
-
-
 def test_over_rest_a_line_is_sent_listed_and_consumed_in_its_order(clock: Clock) -> None:
     consumer = Consumer("accounts")
     messages: list[dict[str, Any]] = [{"body": {"account": 7, "n": n}} for n in (9, 8, 7)]
@@ -199,9 +193,6 @@ def test_rest_refuses_what_a_line_does_not_take(clock: Clock, fields: dict[str, 
     assert next(iter(fields)).removesuffix("_ms") in json.dumps(answer)
 
 
-# --- commands
-
-
 def test_rmqsend_keeps_the_order_of_its_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("rmqsend", "line", "9", stdout=StringIO())
     lines = [b"%d" % n for n in (7, 8, 5, 6)]
@@ -211,9 +202,6 @@ def test_rmqsend_keeps_the_order_of_its_lines(clock: Clock, monkeypatch: pytest.
     assert heard("line", clock) == [9, 7, 8, 5, 6]
     clock.advance(60)
     assert heard("line") == [1]
-
-
-# --- the admin
 
 
 def test_the_admin_sends_with_a_delay_and_lists_a_line_in_its_order(
@@ -230,9 +218,6 @@ def test_the_admin_sends_with_a_delay_and_lists_a_line_in_its_order(
     page = person.get(reverse("admin:django_rmq_topic_change", args=["line"]) + "?tab=store")
     shown = re.findall(r'"rmq-message"><a[^>]*>([^<]*)</a>', html.unescape(page.content.decode()))
     assert [one[-1] for one in shown] == ["9", "7", "8"]
-
-
-# --- tests of a project
 
 
 def test_drain_keeps_the_order_also_behind_a_failure(clock: Clock) -> None:

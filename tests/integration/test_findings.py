@@ -355,9 +355,6 @@ def test_the_findings_ask_redis_for_no_second_survey(boss: Client, monkeypatch: 
     assert asked == [1]
 
 
-# --- the servers
-
-
 def test_the_page_of_the_servers_shows_a_real_one(boss: Client, settings: Any) -> None:
     with RedisServer() as server:
         settings.RMQ = {"REDIS": server.url, "TOPICS": TOPICS}

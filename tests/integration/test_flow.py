@@ -142,9 +142,6 @@ def test_a_flow_and_a_limit_hold_together(broker: Any) -> None:
     assert bottleneck.most == 2
 
 
-# --- threads
-
-
 def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
     flow_threads, load = FlowThreads([SLOW, FREE], 4), [0.0] * 4
     flow_threads.flows["slow"].limit = 2

@@ -69,9 +69,6 @@ def last(broker: Any, topic: Topic = TOPIC, **options: Any) -> Minute:
     return [one for one in history.read(broker, topic, **options) if one.depth][-1]
 
 
-# --- what is sampled
-
-
 def test_depths_and_rates_are_sums_over_all_slots(broker: Any, clock: Clock) -> None:
     sampler = Sampler(broker, TOPIC, clock)
     sampler.minutes(1)
@@ -181,9 +178,6 @@ def test_the_slots_of_now_are_sampled(broker: Any, clock: Clock) -> None:
     assert second.rates is None, "of other slots before"
 
 
-# --- who samples
-
-
 def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
     clock.advance(10)
     samples: list[int] = []
@@ -242,9 +236,6 @@ def test_a_clock_that_was_set_back_does_not_end_the_history(broker: Any) -> None
 
 def test_nothing_is_sampled_with_zero_hours(broker: Any) -> None:
     assert history.sampling(broker, [TOPIC], 0, lambda _: True) == []
-
-
-# --- what is kept
 
 
 def test_no_more_minutes_are_kept_than_asked_for(broker: Any, clock: Clock) -> None:
@@ -322,9 +313,6 @@ def test_a_foreign_key_is_named_and_left_alone(redis_url: str, prefix: str) -> N
             broker.store_minute(TOPIC, 1, "r", 60)
 
 
-# --- what is read
-
-
 def test_minutes_without_a_sample_are_gaps(broker: Any, clock: Clock) -> None:
     sampler = Sampler(broker, TOPIC, clock)
     sampler.minutes(2)
@@ -400,9 +388,6 @@ def test_what_is_no_record_is_a_gap(broker: Any, clock: Clock, raw: bytes) -> No
     key = history_keys(broker.prefix, TOPIC.name).minutes
     broker.client.hset(key, str(minute), raw)
     assert history.read(broker, TOPIC, 1)[-1] == Minute(START_MS)
-
-
-# --- lateness
 
 
 def test_percentiles_are_interpolated_in_their_class() -> None:

@@ -65,9 +65,6 @@ def is_whole(slot: Slot) -> bool:
     return not left and drift(slot) == Drift(0, 0, 0, 0)
 
 
-# --- parts that fail
-
-
 @kinds
 @pytest.mark.parametrize("waiting", [[], [b"a", b"x"]], ids=["empty", "waiting"])
 @pytest.mark.parametrize("failing", [[BEGIN], [ADD], [BEGIN, ADD]], ids="-".join)
@@ -166,9 +163,6 @@ def test_a_server_that_has_lost_its_scripts_has_inserted_nothing(
     assert slot.snapshot() == before
 
 
-# --- servers that refuse
-
-
 def refused(slot: Slot) -> None:
     """Check that an insertion is refused, and changes nothing."""
     before = slot.snapshot()
@@ -252,9 +246,6 @@ def test_a_server_that_is_a_replica_by_the_time_of_exec_runs_nothing(prefix: str
         client.execute_command("REPLICAOF", "NO", "ONE")
         assert slot.insert(*MEMBERS) == {"stored": 2, "merged": 1}
         assert primary.running
-
-
-# --- connections, replicas and files
 
 
 @kinds

@@ -199,9 +199,6 @@ def test_under_pytest_each_test_begins_with_nothing(project: Path) -> None:
     assert "32 passed" in run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
-# --- TESTING
-
-
 TOPICS = {"orders": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 60}}
 
 
@@ -225,9 +222,6 @@ def test_with_testing_a_deployment_is_refused(capsys: pytest.CaptureFixture[str]
         pytest.raises(SystemCheckError, match=r"django_rmq\.E013"),
     ):
         call_command("check", "--deploy", "--tag", "rmq")
-
-
-# --- which test runs
 
 
 def test_outside_of_test_cases_no_test_case_runs() -> None:

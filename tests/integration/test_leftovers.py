@@ -206,9 +206,6 @@ def test_drain_raises_what_is_left_open_and_keeps_the_transaction_of_the_test(li
     assert effects() == ["a", "by the test"]
 
 
-# --- the context
-
-
 customer: ContextVar[str] = ContextVar("customer", default="nobody")
 
 

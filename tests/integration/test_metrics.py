@@ -324,9 +324,6 @@ def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(redis_url: str,
     client.close()
 
 
-# --- workers, slots, durations
-
-
 def test_slots_and_workers(redis_url: str, prefix: str) -> None:
     client = client_of(redis_url)
     broker = Broker(client, prefix)
@@ -452,9 +449,6 @@ def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.Lo
     client.close()
 
 
-# --- the page
-
-
 @pytest.fixture
 def page(broker: Any, django_user_model: type[User]) -> Client:
     return Client()
@@ -545,8 +539,6 @@ assert "django_http_requests" in text
     )
     assert done.returncode == 0, done.stderr
 
-
-# --- what else names the metrics
 
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 

@@ -111,9 +111,6 @@ def commit(broker: InMemoryBroker, messages: list[Message]) -> None:
     broker.run(ack.commit(messages[0].topic, 0, messages[0].receipt, members))
 
 
-# --- one message
-
-
 def test_a_delivery_whose_end_was_lost_has_no_second_effect(broker: InMemoryBroker, clock: Clock) -> None:
     calls: list[str] = []
 
@@ -364,9 +361,6 @@ def test_a_listener_whose_connection_has_autocommit_off_has_failed(
     assert groups() == []
 
 
-# --- coroutines
-
-
 def test_what_a_coroutine_writes_belongs_to_the_transaction(broker: InMemoryBroker, clock: Clock) -> None:
     @listener("payments", once=True)
     async def pay(message: Message) -> None:
@@ -386,9 +380,6 @@ def test_what_a_coroutine_writes_belongs_to_the_transaction(broker: InMemoryBrok
     give_back(broker, messages)
     assert [outcome is None for outcome in deliver(broker, clock)[1]].count(True) == 1
     assert groups() == ["good"]
-
-
-# --- lists
 
 
 def pay_in_lists() -> list[list[str]]:
@@ -548,9 +539,6 @@ def test_a_list_that_fails_is_rolled_back_and_settled_one_by_one(
     assert groups() == ["a", "c"]
 
 
-# --- origins
-
-
 def origin_of(message: Message) -> str:
     assert message.origin is not None
     return message.origin
@@ -664,9 +652,6 @@ def replace_origin(message: Message, origin: str) -> Message:
     return Message(message.topic, message.slot, 1, message.delivery._replace(envelope=envelope))
 
 
-# --- the rows
-
-
 def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processed_messages, "ROWS_AT_ONCE", 3)
     now = timezone.now()
@@ -733,9 +718,6 @@ def test_what_is_no_uuid_becomes_one_by_which_it_is_known(
     assert (found.version, found.variant) == (8, RFC_4122)
     assert found.bytes[8] & 0x20, "of version 8, MariaDB refuses those whose ninth byte is 0x80"
     assert row != processed_messages.row_of(messages[0])[1] == messages[0].origin
-
-
-# --- what is refused
 
 
 @pytest.mark.parametrize("given", [0, 1, "", ["default"], None])
@@ -897,9 +879,6 @@ def test_databases_that_hang_are_asked_at_once_and_for_a_bounded_time(
     assert len(waits) == 6
     # Nothing is left that a fork could meet.
     assert (threading.active_count(), multiprocessing.active_children()) == (threads, [])
-
-
-# --- a project's own tests
 
 
 class InATestCase(RMQTestMixin, TestCase):

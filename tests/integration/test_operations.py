@@ -123,9 +123,6 @@ def ids_of(copies: list[MessageCopy]) -> list[str]:
     return [copy.id for copy in copies]
 
 
-# --- looking
-
-
 def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations: Operations) -> None:
     put(broker, "timed", b"1", b"2", b"3")
     put(broker, "timed", b"later", score=int(time.time() * 1000) + 3_600_000)
@@ -371,9 +368,6 @@ def test_what_spark_has_claimed_is_shown_and_counts_as_in_flight(broker: Any, op
         operations.listing("keyed", "claim", wanted=Filter(older_than=5))
 
 
-# --- acts
-
-
 def test_replay_says_what_it_found(broker: Any, operations: Operations) -> None:
     kill(broker, "timed", b'"a"', b'"b"', b'"c"')
     ids = {copy.member: copy.id for copy in operations.listing("timed", "dead").copies}
@@ -577,9 +571,6 @@ def test_an_edited_fifo_message_is_in_the_line_of_its_new_body(
     assert Message(topic, waiting.slot, 1, delivery).body == body
     # Where it would be with another number of slots.
     assert stored_basis(topic, delivery.member, delivery.envelope) == str(other).encode()
-
-
-# --- groups
 
 
 @pytest.mark.parametrize(
@@ -804,9 +795,6 @@ def test_messages_that_wait_are_filtered_by_priority(broker: Any, operations: Op
             operations.listing(name, state, wanted=Filter(priority=100))
 
 
-# --- why a message waits
-
-
 def reasons(operations: Operations, name: str, slot: int, member: bytes) -> list[str]:
     return [hold.reason for hold in operations.holds(name, message_id(slot, member))]
 
@@ -876,9 +864,6 @@ def test_what_holds_a_message_names_others_by_sealed_ids_where_bodies_are_hidden
     assert [hold.reason for hold in followed.held_by] == ["no_worker", "behind"]
     assert "~" in followed.held_by[1].message_id and "c2VjcmV0" not in repr(followed)
     assert viewer.get("timed", followed.held_by[1].message_id)[0].size == len(b"secret-content")
-
-
-# --- many
 
 
 def test_replaying_a_topic_goes_in_steps_and_leaves_what_dies_meanwhile(
@@ -1154,9 +1139,6 @@ def test_no_operation_on_a_large_topic_keeps_redis_from_others(busy: tuple[Opera
     assert max(page_seconds) <= 5 * 0.3
 
 
-# --- sending
-
-
 def test_send_one_and_many(broker: Any, operations: Operations) -> None:
     assert operations.send("merging", {"a": 1}).status == "stored"
     assert operations.send("merging", {"a": 1}).status == "merged"
@@ -1164,9 +1146,6 @@ def test_send_one_and_many(broker: Any, operations: Operations) -> None:
     with pytest.raises(InvalidMessage, match="item 1"):
         operations.send_many("merging", [{"b": 1}, float("nan")])
     assert operations.topic("merging").store == 2
-
-
-# --- who may do what
 
 
 def follow_what_is_not_there(operations: Operations) -> None:
@@ -1425,9 +1404,6 @@ def test_who_may_not_see_bodies_gets_nothing_of_them(broker: Any, operations: Op
     assert len(everything(viewer, "timed", "dead", limit=3)) == 20
 
 
-# --- the trace
-
-
 @pytest.mark.django_db
 def test_acts_of_users_are_in_the_admins_history_and_hold_no_content(
     broker: Any, caplog: pytest.LogCaptureFixture
@@ -1478,9 +1454,6 @@ def test_no_migration_is_missing() -> None:
     from django.core.management import call_command
 
     call_command("makemigrations", "django_rmq", "--check", "--dry-run", verbosity=0)
-
-
-# --- what may go wrong
 
 
 def test_redis_being_away_is_told(redis_url: str) -> None:

@@ -431,9 +431,6 @@ def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
     assert 1 <= seen.most <= 64
 
 
-# --- the loop alone
-
-
 def a_batch(
     slot: ConsumedSlot, listener: Any, members: list[bytes], topic: Topic = TOPIC, receipt: int = 1
 ) -> Batch:

@@ -80,9 +80,6 @@ def evaluated(product_set: ProductSet, *skus: int, items: Collection[int] = rang
     return Evaluation(items, {product_set.pk: product_set.revision}, {product_set.pk: set(skus)})
 
 
-# --- events
-
-
 def test_the_newest_event_counts_whenever_it_comes() -> None:
     first = [Event("price", 1, 10, "9.99"), Event("stock", 1, 5, "3"), Event("rating", 2, 1, "4.5")]
     assert write_events(first) == 0
@@ -118,9 +115,6 @@ def test_feeds_know_what_they_have_written(tmp_path: Path) -> None:
     lines = sum(len(path.read_text().splitlines()) for path in tmp_path.iterdir())
     assert lines == feeds.written == 4 * 20 + 100
     assert all(len(values) == 4 for values in feeds.latest.values())
-
-
-# --- sets
 
 
 def test_new_bounds_have_all_items_evaluated_and_a_new_name_none(cheap: ProductSet) -> None:
@@ -181,9 +175,6 @@ def test_a_first_start_has_sets_and_a_second_one_leaves_them() -> None:
     assert set(ProductSet.objects.values_list("name", flat=True)) == names - {"Best rated"}
 
 
-# --- memberships and labels
-
-
 def test_a_transaction_that_is_rolled_back_sends_nothing(cheap: ProductSet) -> None:
     with (
         mock.patch.object(Batch.objects, "create", side_effect=InterruptedError),
@@ -242,9 +233,6 @@ def test_a_spark_elsewhere_cannot_write_to_this_database() -> None:
     context = Context("product-sets", remote="sc://127.0.0.1:15002")
     with pytest.raises(InvalidRequest, match="use --master instead of --remote"):
         pipelines()["product-sets"]().run(context)
-
-
-# --- pages
 
 
 def test_the_page_lists_the_sets_with_their_newest_members(cheap: ProductSet, client: Client) -> None:

@@ -263,8 +263,6 @@ def test_the_documented_rights_are_enough_and_without_info_it_is_unknown() -> No
                 send()
 
 
-# --- what INFO says
-
 WELL = {"role": "master", "rdb_last_bgsave_status": "ok", "aof_enabled": "1", "aof_last_write_status": "ok"}
 
 
@@ -297,8 +295,6 @@ def test_what_follows_from_info(
     server = ServerInfo("Redis", {**WELL, **info}, config)
     assert (len(server.refusals), len(server.warnings)) == (reasons, warnings)
 
-
-# --- in the admin
 
 BODY = '{"much": "that somebody has typed"}'
 

@@ -156,9 +156,6 @@ def test_a_million_slots_are_no_matter_of_memory() -> None:
     )
 
 
-# --- lost replies, deaths, and who comes later
-
-
 class Unlucky:
     """A broker whose n-th call fails, before or after it was done."""
 
@@ -240,9 +237,6 @@ def test_families_may_be_moved_by_several_processes(broker: Any) -> None:
     assert filled.entries(16) == before
 
 
-# --- what it waits for
-
-
 @pytest.mark.slow
 def test_a_slot_waits_for_what_runs_and_times_out_what_nobody_runs(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None, slots=1)
@@ -287,9 +281,6 @@ def test_a_pause_and_the_receipts_go_along(broker: Any, slots: int) -> None:
         assert answer.status == ("paused" if is_paused else "ok")
         if not is_paused:
             assert answer.receipt > last
-
-
-# --- what is refused
 
 
 def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker: Any) -> None:
@@ -354,9 +345,6 @@ def test_another_re_slotting_has_to_end_before(broker: Any) -> None:
         resharding.begin(broker, filled.topic, 8)
     with pytest.raises(ConfigurationError, match="power of two"):
         resharding.begin(broker, filled.topic, 6)
-
-
-# --- workers
 
 
 @pytest.mark.parametrize("serial", [True, False])

@@ -174,9 +174,6 @@ def test_the_admin_and_rest_show_and_do_everything(redis_url: str, prefix: str, 
         connections.close()
 
 
-# --- neighbours
-
-
 @pytest.mark.parametrize("neighbour", ["workshop:", "shop2:", "SHOP:", "sho", "x_shop:", "rmq:shop:"])
 def test_keys_of_a_neighbour_are_out_of_reach(
     server: RedisServer, redis_client: redis.Redis, neighbour: str

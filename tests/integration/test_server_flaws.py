@@ -97,9 +97,6 @@ def test_an_old_server_is_named(monkeypatch: pytest.MonkeyPatch, server: RedisSe
     broker.close()
 
 
-# --- rights
-
-
 def restricted(server: RedisServer, *rules: str) -> Broker:
     ask(server.port, "ACL", "SETUSER", "shop", "reset", "on", ">secret", *rules)
     client = redis.Redis(port=server.port, username="shop", password="secret", protocol=2)
@@ -166,9 +163,6 @@ def test_a_server_that_does_not_say_is_doubted_only_by_the_strict(server: RedisS
     hidden.close()
 
 
-# --- clusters
-
-
 def test_every_primary_of_a_cluster_is_asked(redis_cluster: RedisCluster, prefix: str) -> None:
     client = cluster_of(redis_cluster)
     broker = ClusterBroker(client, prefix)
@@ -194,9 +188,6 @@ def test_a_node_that_is_away_does_not_keep_the_others_from_being_asked(
         monkeypatch.setattr(client, "some_node", lambda: node)
         assert flaws(broker, [WORK], strict=True) == []
         client.close()
-
-
-# --- where it is said
 
 
 def test_workers_warn_and_start_or_refuse_where_durability_is_strict(

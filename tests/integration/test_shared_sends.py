@@ -267,9 +267,6 @@ def test_a_topic_that_is_re_slotted_meanwhile_is_followed() -> None:
     assert result.status == "stored"
 
 
-# --- transactions, receivers and brokers that need the thread
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_send_of_a_transaction_waits_for_its_commit(trips: list[int]) -> None:
     async def send() -> tuple[SendResult, SendResult]:
@@ -335,9 +332,6 @@ def test_a_cluster_is_served_by_the_thread(
     with override_settings(RMQ={"REDIS": cluster, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
         assert asyncio.run(send()) == ["stored"] * 10
     assert trips == []
-
-
-# --- loops and processes
 
 
 def test_the_connection_closes_with_its_loop() -> None:

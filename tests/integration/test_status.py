@@ -293,9 +293,6 @@ def test_status_from_a_coroutine() -> None:
     assert isinstance(message_status("kept", 1), django_rmq.MessageStatus)
 
 
-# --- progress
-
-
 def test_progress_is_shown_while_it_runs_and_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [100.0]
     monkeypatch.setattr(delivery_handle, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
@@ -402,18 +399,12 @@ def test_coroutines_report_progress(broker: Any) -> None:
     assert seen == [(True, "a quarter")]
 
 
-# --- records of others
-
-
 @pytest.mark.parametrize("raw", [b"", b"x", b"done", b"done - x 1 1 \n", b"running 1 2\n", b"\xff \xfe\n"])
 def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
     found = FoundReply(None, None, None, 5.0, None, raw, raw, raw, "", raw)
     assert read(KEPT, 0, b"a", found).state == "dead"
     assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
     assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"
-
-
-# --- one message, named by its body, its key or its id
 
 
 def named(way: str, topic: str, sent: SendResult) -> dict[str, Any]:

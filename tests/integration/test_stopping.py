@@ -40,9 +40,6 @@ def ends(broker: Any, *topics: Topic) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-# --- cancelling
-
-
 def test_a_sync_listener_sees_that_it_is_cancelled_and_stops(broker: Any) -> None:
     begun, seen = threading.Event(), list[float]()
 
@@ -334,9 +331,6 @@ def test_a_worker_asks_only_about_what_it_has_in_hand_of_that_slot(broker: Any) 
     beat.beat()
     assert asked == []
     assert read_wakeup(-1048580) == ("look_again", 3)
-
-
-# --- HARD_TIMEOUT
 
 
 def test_a_coroutine_that_runs_for_too_long_is_cancelled_and_tried_again(

@@ -108,9 +108,6 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
     assert {error.exception_class for error in result.errors} == {ValueError}
 
 
-# --- cancelled
-
-
 def test_a_task_that_fails_after_it_was_cancelled_has_ended(using: Use, told: list[Any]) -> None:
     using()
     result = errands.fails.enqueue()
@@ -211,9 +208,6 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
         assert (result.status, result.return_value, told) == (Status.SUCCESSFUL, 1, [Status.SUCCESSFUL])
 
 
-# --- exits
-
-
 @pytest.mark.parametrize("task", [errands.exits, errands.aexits])
 def test_a_task_that_exits_has_failed_and_ends_nothing_else(using: Use, told: list[Any], task: Any) -> None:
     using(MAX_RETRIES=0)
@@ -267,9 +261,6 @@ def test_a_receiver_that_exits_ends_nothing(using: Use, caplog: pytest.LogCaptur
     result.refresh()
     assert result.return_value == 1
     assert "A receiver of a signal of tasks asked the process to exit" in caplog.text
-
-
-# --- in the log
 
 
 LOGGERS = ("django_rmq.consumer", FRAMEWORK.package)
@@ -362,9 +353,6 @@ def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.Log
     assert f"(task tests.support.tasks.fails, result {result.id})" in line.getMessage()
 
 
-# --- ended by Redis
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "name"),
     [
@@ -391,9 +379,6 @@ def test_an_error_of_which_only_redis_knows_has_a_class(using: Use, kind: str, t
     assert text in result.errors[-1].traceback
 
 
-# --- options of their topics
-
-
 @pytest.mark.parametrize("where", ["queue", "defaults"])
 def test_a_queue_limits_how_long_its_tasks_run_and_keeps_how_they_ended(using: Use, where: str) -> None:
     options = {"HARD_TIMEOUT": 5, "OUTCOME_RETENTION": "1h"}
@@ -415,9 +400,6 @@ def test_a_queue_may_do_without_the_limit_of_all_topics(using: Use) -> None:
     using({"TOPIC_DEFAULTS": {"HARD_TIMEOUT": 5}}, HARD_TIMEOUT=None, MAX_RUNTIME=7200)
     topic = get_config().topics["tasks.default"]
     assert (topic.hard_timeout, topic.max_runtime) == (None, 7200)
-
-
-# --- sent again with retries of their own
 
 
 def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> None:
@@ -446,9 +428,6 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     while drain("tasks-later", live=True) == 0:
         assert timezone.now() < deadline
     assert take(result.id).key == result.id
-
-
-# --- cancelled after its time has come
 
 
 def test_a_task_that_was_cancelled_after_its_release_does_not_come_back(using: Use) -> None:
@@ -495,9 +474,6 @@ def end_of_waiting(later: Message, result: Any) -> None:
     call = ack.commit(later.topic, 0, later.receipt, [later.delivery.member])
     connections.get_broker().run(call)
     result.refresh()
-
-
-# --- re-slotted
 
 
 @pytest.mark.parametrize("state", ["waiting", "resting", "dead", "until its time"])

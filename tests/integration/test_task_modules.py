@@ -92,9 +92,6 @@ def enqueue_as_sender(path: Any) -> str:
     return "sent"
 
 
-# --- names from outside
-
-
 def test_a_worker_imports_no_module_that_a_message_names(using: Use, uploaded: None) -> None:
     using()
     enqueue_as_sender(f"{UPLOADED}.Boom")
@@ -190,9 +187,6 @@ def test_a_body_whose_task_is_no_path_is_refused(using: Use, path: Any) -> None:
     enqueue_as_sender(path)
     with pytest.raises(ValueError, match="not that of a task"):
         drain()
-
-
-# --- modules of the project
 
 
 @pytest.fixture

@@ -88,9 +88,6 @@ def looked(key: str, name: str = "tasks.default") -> Any:
     return connections.get_broker().run(inspect.describe_messages(topic(name), 0, [key.encode()]))[0]
 
 
-# --- enqueueing
-
-
 def test_what_the_backend_supports(backend: Any) -> None:
     assert backend.supports_defer
     assert backend.supports_async_task
@@ -189,9 +186,6 @@ def test_an_unknown_queue_a_naive_time_and_a_wrong_context_are_refused(backend: 
 
 def test_a_backend_is_checked_without_problems(backend: Any) -> None:
     assert list(backend.check()) == []
-
-
-# --- running
 
 
 def test_a_task_runs_and_its_result_says_so(backend: Any) -> None:
@@ -382,9 +376,6 @@ def test_a_full_queue_holds_back_what_is_due(using: Callable[..., None]) -> None
     assert errands.noop.get_result(result.id).status == Status.READY
 
 
-# --- retries
-
-
 def test_a_task_that_fails_is_tried_again_and_its_result_tells_each_attempt(
     using: Callable[..., None],
 ) -> None:
@@ -472,9 +463,6 @@ def test_what_is_no_task_is_never_called(backend: Any) -> None:
     assert "not a task" in result.errors[0].traceback
 
 
-# --- states between
-
-
 def test_a_task_in_the_hands_of_a_worker_is_ready_until_it_begins(backend: Any) -> None:
     result = errands.returns.enqueue(1)
     broker = connections.get_broker()
@@ -539,9 +527,6 @@ def test_results_are_kept_for_their_time(using: Callable[..., None]) -> None:
     assert 4_000 < left <= 5_000
 
 
-# --- transactions
-
-
 def test_a_task_is_enqueued_at_the_commit(backend: Any) -> None:
     heard: list[Any] = []
     signals.task_enqueued.connect(heard_by := lambda task_result, **_: heard.append(task_result.id))
@@ -584,9 +569,6 @@ def test_with_the_outbox_a_task_is_a_row_of_its_transaction(using: Callable[...,
     assert not OutboxMessage.objects.exists()
     assert errands.returns.get_result(now.id).status == Status.READY
     assert errands.returns.get_result(later.id).status == Status.READY
-
-
-# --- signals
 
 
 @pytest.mark.parametrize("name", ["returns", "areturns"])
@@ -646,9 +628,6 @@ def test_a_receiver_that_fails_does_not_fail_the_task(backend: Any, caplog: pyte
     result.refresh()
     assert result.return_value == 1
     assert "a receiver" in caplog.text
-
-
-# --- settings
 
 
 def test_no_queue_named_means_one_topic_for_all(using: Callable[..., None]) -> None:

@@ -45,9 +45,6 @@ def broker() -> OracleBroker:
     return OracleBroker("m:")
 
 
-# --- log calls
-
-
 class Poisoned(logging.Filter):
     """What a project's filter does that wants what only a request has."""
 
@@ -119,9 +116,6 @@ def test_an_error_whose_class_fails_is_a_failure_like_any_other(broker: Any, bat
         eventually(lambda: live(broker, topic) == 0, "the end of all")
     assert (total(broker, topic, "committed"), total(broker, topic, "expired")) == (19, 0)
     assert sum(ledger.dead for ledger in audit(broker, topic)) == 1
-
-
-# --- threads that die
 
 
 def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged(
@@ -328,9 +322,6 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
     assert sum(ledger.prepare for ledger in audit(broker, MERGE)) == 0, "nothing is held"
 
 
-# --- threads that hang
-
-
 def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,9 +465,6 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     assert [message.body for message in following.messages] == ["next"]
 
 
-# --- receipts
-
-
 def test_of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads() -> None:
     topic = replace(MERGE, type=TopicType.PRIORITY, time_range_ms=None)
     here, there = ConsumedSlot(MERGE, 0, 0), ConsumedSlot(MERGE, 1, 0)
@@ -506,9 +494,6 @@ def test_receipts_of_a_slot_rise_while_priorities_overtake(broker: Any) -> None:
             send(broker, topic, [i], priority=17 + i * 7919 % 1000)
         heard.wait(600)
     assert all(found == sorted(found) for found in receipts.values())
-
-
-# --- listeners that fork
 
 
 @pytest.mark.parametrize("how", ["returns", "raises", "exits"])

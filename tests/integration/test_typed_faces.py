@@ -145,9 +145,6 @@ def test_what_openapi_3_0_lacks_is_rewritten(broker: OracleBroker) -> None:
     assert shapes["maybe"]["anyOf"] == [{"$ref": "#/components/schemas/Body_views.all_OneA"}]
 
 
-# --- the admin
-
-
 def test_the_form_shows_the_schema_and_errors_by_field(
     broker: OracleBroker, staff: Callable[..., Client]
 ) -> None:

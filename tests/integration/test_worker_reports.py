@@ -66,9 +66,6 @@ def overview() -> Any:
     return Operations(Actor("tester", "test")).worker_overview()
 
 
-# --- what a report says
-
-
 def test_a_report_is_read_as_it_was_written() -> None:
     assert decode(REPORT.encode().encode()) == REPORT
 
@@ -131,9 +128,6 @@ def test_long_texts_and_lists_of_a_report_are_cut() -> None:
     assert found is not None
     assert (len(found.host), found.code, len(found.calls)) == (200, "?", MOST_CALLS)
     assert {len(one.progress_text) for one in found.calls} == {200}
-
-
-# --- what a worker writes
 
 
 def test_a_worker_reports_what_its_threads_run_and_since_when(shop: Any) -> None:
@@ -215,9 +209,6 @@ def test_reports_of_workers_that_vanished_long_ago_are_deleted(shop: Any) -> Non
     assert list(shop.run(read_reports())) == ["young"]
     shop.run(delete_reports("young"))
     duty.forget(now_ms)
-
-
-# --- what people ask of a worker
 
 
 def ask(worker: str, request: Any, names: Any = None) -> str:
@@ -400,9 +391,6 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
         call_command("rmqworkers", "--stop", "unknown-one")
 
 
-# --- what is shown
-
-
 def test_workers_are_live_or_vanished_and_topics_are_served_or_not(shop: Any) -> None:
     now_ms = shop.now_ms()
     join(shop, "live", "timed")
@@ -439,9 +427,6 @@ def test_a_foreign_value_in_place_of_the_reports_hides_no_worker(shop: Any) -> N
     assert [(one.stats.member.worker.id, one.report) for one in overview().workers] == [("live", None)]
 
 
-# --- the faces
-
-
 @pytest.mark.django_db
 def test_the_page_and_rest_show_workers(shop: Any, staff: Callable[..., Client]) -> None:
     join(shop, "0123456789", "timed", "other")
@@ -471,9 +456,6 @@ def test_rest_returns_reports_vanished_workers_and_topics_without_one(
     assert (one["worker"], one["report"]["taken"], one["report"]["code_version"]) == ("live", 3, "2026.11")
     assert [(each["worker"], each["report"]["pid"]) for each in answer["vanished"]] == [("gone", 4242)]
     assert answer["unserved"] == ["idle"]
-
-
-# --- what runs now
 
 
 def count_calls(broker: Any, topic: str, bucket: int) -> None:
@@ -578,9 +560,6 @@ def test_rest_lists_running_messages(shop: Any, staff: Callable[..., Client]) ->
     assert (other["p50_ms"], other["p99_ms"], answer["unlisted"]) == (None, None, 3)
 
 
-# --- how far a listener has got
-
-
 @pytest.mark.parametrize("kind", ["thread", "loop"])
 def test_a_worker_reports_the_progress_of_what_it_runs_without_a_round_trip(shop: Any, kind: str) -> None:
     topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
@@ -640,9 +619,6 @@ def test_progress_is_shown_with_its_text_to_who_may_read_bodies(
         assert "card 4111" not in reader.get(running).content.decode()
     report(shop, "live", calls=calls[1:], running=1)
     assert "Progress" not in reader.get(running).content.decode()
-
-
-# --- where a listener is
 
 
 def stacks(message: str, topic: str = "timed") -> Any:

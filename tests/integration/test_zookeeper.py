@@ -184,9 +184,6 @@ def losses(party: Party) -> list[Counter[str]]:
     return [member.lost for member in party.live()]
 
 
-# --- coming and going
-
-
 class TestSharing(coordinators.Sharing):
     """Workers that meet in ZooKeeper."""
 
@@ -244,9 +241,6 @@ def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
         return owners == {slot: member.id for member in party.live() for slot in member.serial()}
 
     eventually(is_known, "ZooKeeper knowing who owns what")
-
-
-# --- ids and sessions
 
 
 def test_who_meets_a_node_of_its_own_earlier_session_replaces_it(party: Party) -> None:
@@ -319,9 +313,6 @@ def test_a_fork_leaves_the_session_of_its_parent_alone(party: Party) -> None:
         party.add()
         party.wait_until_shared_out()
         assert client.exists(path).ephemeralOwner == number
-
-
-# --- it cannot start
 
 
 def test_nobody_starts_without_zookeeper(party: Party) -> None:
@@ -441,9 +432,6 @@ def test_logins_may_be_introduced_one_worker_after_the_other(
     old.leave()
     party.wait_until_shared_out()
     assert len(new.serial()) == 32
-
-
-# --- ZooKeeper away
 
 
 @pytest.mark.slow
@@ -623,9 +611,6 @@ def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: 
     assert [member.serial() for member in workers] == had
 
 
-# --- an ensemble of three
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("java")
 def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
@@ -663,9 +648,6 @@ def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
             party.wait_until_shared_out()
         finally:
             party.end()
-
-
-# --- the assignment
 
 
 def spoiled_plans() -> Mapping[str, Callable[[Party], bytes]]:
@@ -765,9 +747,6 @@ def test_definitions_are_published_and_decide_how_many_slots_there_are(party: Pa
     party.wait_for(lambda: party.is_shared_out(128), TAKE_OVER * PATIENCE, "all of the published slots")
 
 
-# --- what it costs
-
-
 def packets(server: ZooKeeperServer) -> int:
     with socket.create_connection(("127.0.0.1", server.port), timeout=LONG) as connection:
         connection.sendall(b"mntr")
@@ -850,9 +829,6 @@ def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit(
     assert largest < MAX_NODE / 10
 
 
-# --- what is shown to people
-
-
 def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
     assert survey(party.ensemble) == ([], AssignmentPlan({}))
     first = party.add(identity="1" * 32, threads=3)
@@ -920,9 +896,6 @@ def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCa
     loud = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert len([record for record in loud if "ZooKeeper is unavailable" in record.getMessage()]) == 1
     assert all(record.name == "django_rmq.coordination" for record in loud)
-
-
-# --- TLS
 
 
 # kazoo leaves a socket to the garbage collector when a handshake fails.

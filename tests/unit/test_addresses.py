@@ -207,9 +207,6 @@ def test_an_option_that_redis_py_refuses_is_named(colour: str) -> None:
     connections.close()
 
 
-# --- Spark
-
-
 def hidden_by_spark(name: str) -> bool:
     """Whether Spark hides the value of an option of this name (spark.redaction.regex, as of 4.0)."""
     words = ("secret", "password", "token", "accesskey", "access.key")

@@ -337,8 +337,6 @@ def test_many_slots_are_assigned_in_no_time_and_little_space(slots: int) -> None
     assert longest < 500_000
 
 
-# --- the stored form
-
 SPANS = st.lists(
     st.tuples(st.integers(1, 9), st.sampled_from(WORKERS), st.integers(0, 5)), min_size=1, max_size=12
 )
@@ -411,9 +409,6 @@ def test_a_plan_names_its_flaw() -> None:
     ).flaw(crew)
     assert "up to slot 3 only" in AssignmentPlan({"a": laid_out([(3, "w", 0)])}).flaw(crew)
     assert "which does not serve it" in AssignmentPlan({"a": laid_out([(4, "w", 0)])}).flaw({})
-
-
-# --- ranges
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))

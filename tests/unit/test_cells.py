@@ -62,9 +62,6 @@ def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
     nowhere.end()
 
 
-# --- turns
-
-
 def batch(topic: Topic, slot: ConsumedSlot, score: float = 1.0, receipt: int = 1) -> Batch:
     message = Message(topic, 0, receipt, Delivery(b"m", score, 16))
     return Batch(slot, Listener(topic.name, print), receipt, [message], 0.0)

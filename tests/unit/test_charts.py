@@ -118,8 +118,6 @@ def test_labels_of_time_lie_on_round_hours_of_the_viewers_clock() -> None:
     assert 2 <= len(kolkata.columns) <= 9
 
 
-# --- trends
-
 TOPICS = [Topic(name, TopicType.FIXED_TIME, slots=1) for name in ("one", "other")]
 
 
@@ -228,9 +226,6 @@ def test_a_short_history_fills_its_chart(points: int, asked: list[Any], shown: i
     reads = Reads(one=[sampled(at, 1) for at in range(points)])
     found = read(reads, TOPICS[0], 6)  # type: ignore[arg-type]
     assert (reads.asked, len(found)) == (asked, shown)
-
-
-# --- markers
 
 
 def happened(*seconds: float, kind: Any = "action") -> list[Annotation]:

@@ -269,9 +269,6 @@ def test_the_example_project_passes_its_checks_and_loads_listeners_only_then(
     assert answer.stdout.splitlines() == ["[False, False]", "[]", "[True, True]"]
 
 
-# --- ZooKeeper, with --deploy
-
-
 def test_zookeeper_is_asked_only_where_it_is_the_coordinator() -> None:
     assert told(check_zookeeper, TOPICS=ORDERS) == []
     assert check_zookeeper not in set[Any](checks.registry.registry.get_checks())

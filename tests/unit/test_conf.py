@@ -382,9 +382,6 @@ def test_the_sections_arrive() -> None:
     assert api.waiting(has_threads=False) == (8, 3)
 
 
-# --- what is wrong
-
-
 def test_a_missing_setting_says_how_it_looks() -> None:
     with override_settings(RMQ=None):
         found, (problem,) = read_settings()
@@ -714,9 +711,6 @@ def test_all_problems_are_told_at_once() -> None:
     ]
 
 
-# --- Redis
-
-
 def test_a_broker_of_redis_needs_to_know_where() -> None:
     (problem,) = problems(BROKER="redis", TOPICS={})
     assert problem.id == "django_rmq.E009"
@@ -892,9 +886,6 @@ def test_a_cluster_that_cannot_be_used_is_reported(given: dict[str, Any], wanted
     assert [problem.id for problem in problems(REDIS=given)] == [wanted]
 
 
-# --- reading once
-
-
 def test_the_configuration_is_read_once_and_again_when_settings_change() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"a": {"TYPE": "priority"}}}):
         first = get_config()
@@ -916,9 +907,6 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
     found = config(TOPICS={"orders": {"TYPE": "priority"}})
     with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
         found.topic("order")
-
-
-# --- the document
 
 
 def test_every_check_is_documented_in_both_places() -> None:

@@ -60,9 +60,6 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# --- each file is read by the program that it is for
-
-
 def verify_unit(folder: Path, text: str) -> str:
     """Return what systemd finds wrong with a unit whose program and files exist."""
     environment = folder / "shop.env"
@@ -168,9 +165,6 @@ def test_gunicorn_loads_its_configuration_and_the_settings_of_production(tmp_pat
     broken = tmp_path / "gunicorn.conf.py"
     broken.write_text((DEPLOY / "gunicorn.conf.py").read_text() + "\nbacklog = 'long'\n")
     assert gunicorn_check(broken, **environment).returncode != 0
-
-
-# --- what they say is what the worker does
 
 
 def flags() -> set[str]:
@@ -308,9 +302,6 @@ def variables() -> dict[str, str]:
 def metric_names() -> set[str]:
     table = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     return set(re.findall(r"`(rmq_\w+)`", table))
-
-
-# --- alerts
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:

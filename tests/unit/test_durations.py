@@ -49,8 +49,6 @@ def _settings() -> Iterator[None]:
         yield
 
 
-# --- the parser
-
 FORMS: list[tuple[Any, int]] = [
     (0, 0),
     (5, 5_000),
@@ -131,9 +129,6 @@ def test_no_text_whatever_is_another_error(value: str) -> None:
     except InvalidDuration:
         return
     assert timedelta() <= found <= LONGEST
-
-
-# --- every place that takes a duration
 
 
 def setting(*path: str) -> Callable[[Any], Any]:
@@ -266,9 +261,6 @@ def test_every_typed_duration_refuses_what_is_none(place: str, value: str) -> No
     assert "such as " in str(caught.value) and len(str(caught.value)) < 400
 
 
-# --- numbers that may be milliseconds
-
-
 @pytest.mark.parametrize("value", [1000, 5000, 5000.0, 60_000, "5000", 3_600_000], ids=repr)
 @pytest.mark.parametrize("place", SHORT)
 def test_a_number_that_may_be_milliseconds_is_asked_for_its_unit(place: str, value: Any) -> None:
@@ -299,9 +291,6 @@ def test_the_check_of_the_settings_has_an_id_and_a_hint_of_its_own() -> None:
     assert problem.hint == 'In milliseconds? Say 5 or "5s". For 5000 seconds say "5000s".'
 
 
-# --- retries
-
-
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
@@ -327,9 +316,6 @@ def test_a_retry_has_its_delay_in_seconds() -> None:
         3600,
         None,
     )
-
-
-# --- instants
 
 
 @pytest.mark.parametrize("name", ["fixed_time", "expires"])
@@ -370,9 +356,6 @@ def test_the_calls_that_are_shown_are_right() -> None:
         assert send_message("timed", 1, fixed_time=call).status == "stored"
     with override_settings(USE_TZ=False):
         assert send_message("timed", 2, fixed_time=datetime(2050, 1, 1)).status == "stored"  # noqa: DTZ001
-
-
-# --- in the tests of a project
 
 
 def test_a_test_may_name_a_duration_in_any_form() -> None:

@@ -45,9 +45,6 @@ def nested(levels: int, inner: Any = 1) -> Any:
     return inner
 
 
-# --- lazy objects of Django
-
-
 @pytest.mark.parametrize(
     ("given", "stored"),
     [
@@ -73,8 +70,6 @@ def test_a_lazy_object_with_keys_that_are_not_text_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="JSON keys must be str"):
         encode_json({"at": SimpleLazyObject(lambda: {1: 2})})
 
-
-# --- numbers
 
 tokens = st.from_regex(r"\A-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?\Z")
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=5).map(json.dumps)
@@ -155,15 +150,9 @@ def test_numbers_outside_of_bodies_are_floats() -> None:
     assert found == {"rate": 0.5, "messages": [{"body": {"rate": ExactNumber("0.50")}, "at": 1000.0}]}
 
 
-# --- durations
-
-
 @given(st.timedeltas())
 def test_a_duration_is_read_back_by_django(duration: timedelta) -> None:
     assert parse_duration(json.loads(encode_json(duration))) == duration
-
-
-# --- nesting
 
 
 @pytest.mark.parametrize("encode", [encode_json, encode_decoded])

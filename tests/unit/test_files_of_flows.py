@@ -53,9 +53,6 @@ def test_a_flow_passes_no_more_files_than_before(flow: str, passed: dict[str, li
     assert 1 < len(files) <= MOST[flow], f"{len(files)} files:\n" + "\n".join(files)
 
 
-# --- the process that counts
-
-
 def main() -> None:
     """Print the files of all flows as JSON."""
     set_up_project()

@@ -278,9 +278,6 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     assert functions | {"insert"} >= set(lua.names()) == set(CALLS)
 
 
-# --- headers
-
-
 @each_script
 def test_a_header_begins_with_one_sentence_and_says_what_is_returned(source: Source) -> None:
     assert re.fullmatch(r"[A-Z].*\.", source.header[0])
@@ -418,9 +415,6 @@ def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
                 assert key.kind == ("ZSET" if key.name in zsets else "HASH"), key
 
 
-# --- code
-
-
 @each_file
 def test_commands_are_named_literally_and_known_to_redis_6_2(path: Path) -> None:
     code = Source(path.stem).code
@@ -506,8 +500,6 @@ def test_the_sha_is_the_one_that_redis_computes(redis_client: redis.Redis) -> No
         script = lua.load(name)
         assert redis_client.script_load(script.text).encode() == script.sha
 
-
-# --- what Redis makes of it
 
 KNOWN_GLOBALS = {"redis", "string", "math", "KEYS", "ARGV", "tonumber", "type", "ipairs", "pairs", "unpack"}
 GETGLOBAL, SETGLOBAL = 5, 7

@@ -64,9 +64,6 @@ def refusal(producer: Producer, topic: Topic, body: Any = "x", **options: Any) -
     return str(caught.value)
 
 
-# --- times and priorities
-
-
 @pytest.mark.parametrize("given", [0, -1, 0.5, "5", True, 10**18, float("nan"), timedelta(seconds=1)])
 def test_a_time_range_that_is_none_is_refused(producer: Producer, given: Any) -> None:
     assert "time_range must be" in refusal(producer, MERGE, time_range=given)
@@ -150,9 +147,6 @@ def test_an_option_of_another_type_is_refused(
     assert topic.type.value in told
 
 
-# --- bodies
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -200,9 +194,6 @@ def test_a_body_larger_than_the_topic_allows_is_refused_with_its_size(producer: 
     assert producer.build(small, "x" * 8).member == b'"xxxxxxxx"'
     with pytest.raises(MessageTooLarge, match=r"has 11 bytes.*MAX_BODY = 10"):
         producer.build(small, "x" * 9)
-
-
-# --- keys, headers, expiry
 
 
 @pytest.mark.parametrize("key", ["", 5, b"k", "\ud800", "ä" * 257])
@@ -277,9 +268,6 @@ def test_what_travels_with_a_keyed_body_comes_back(producer: Producer) -> None:
     assert 0 <= expires_ms - TOMORROW < 1
 
 
-# --- slots
-
-
 def test_the_slot_is_that_of_the_basis_the_field_the_key_or_the_body(producer: Producer) -> None:
     by_field = replace(PRIORITY, slot_basis="shop")
     body = {"shop": 7, "sku": 1}
@@ -343,9 +331,6 @@ def test_nothing_is_sent_while_the_basis_cannot_be_noted(
             producer.send([message])
     assert broker.count(MERGE, message.slot).store == 0
     assert producer.send([message])[0].status == "stored"
-
-
-# --- sending
 
 
 def test_results_come_in_order_and_say_what_happened(producer: Producer) -> None:
@@ -712,9 +697,6 @@ def test_batches_are_drawn_as_they_are_needed() -> None:
     assert next(batches) == [0, 1]
     assert drawn == [0, 1]
     assert list(batches) == [[2, 3], [4]]
-
-
-# --- origins
 
 
 def test_each_send_to_a_topic_with_origins_has_its_own_and_they_rise_with_time(producer: Producer) -> None:

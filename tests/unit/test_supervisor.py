@@ -293,9 +293,6 @@ def test_a_sigterm_that_was_blocked_at_the_start_ends_it(diary: Diary) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- what user code leaves at the end of a process
-
-
 def test_exit_handlers_run_after_an_end_that_was_announced(diary: Diary) -> None:
     def child(notes: SharedNotes) -> int:
         atexit.register(diary.write, "e")
@@ -421,9 +418,6 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-# --- the watchdog
 
 
 def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> None:

@@ -319,9 +319,6 @@ def test_spans_say_where_redis_is(server: Any, told: dict[str, Any]) -> None:
     assert {name: value for name, value in found.items() if name.startswith("server.")} == told
 
 
-# --- ends of deliveries
-
-
 def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
     broker: OracleBroker, clock: Clock, spans: InMemorySpanExporter
 ) -> None:

@@ -158,9 +158,6 @@ def members(prefix: str, count: int) -> list[bytes]:
     return [b'{"n":"%s%d"}' % (prefix.encode(), number) for number in range(count)]
 
 
-# --- every address
-
-
 def our_urls() -> list[URLPattern]:
     return admin.site.get_model_admin(TopicModel).get_urls()
 
@@ -228,30 +225,6 @@ def ids_of_dead(broker: Broker) -> str:
         for entry in broker.list_messages(topic, slot, "dead").entries:
             return id_of(slot, entry.member)
     raise AssertionError("nothing is dead")
-
-
-@pytest.mark.parametrize(
-    ("act", "permission"),
-    [
-        ("replay", "replay_messages"),
-        ("delete", "delete_messages"),
-        ("replay_all", "replay_messages"),
-        ("purge", "purge_topic"),
-        ("pause", "pause_topic"),
-        ("resume", "pause_topic"),
-    ],
-)
-def test_each_act_needs_its_own_permission_and_no_other(
-    broker: Broker, log_in: Callable[..., Client], act: str, permission: str
-) -> None:
-    kill(broker, "timed", b'{"a":1}')
-    given = {"act": act, "state": "dead", "id": ids_of_dead(broker), "confirmed": "yes", "name": "timed"}
-    others = {one.value for one in Permission} - {permission}
-    assert log_in(*others).post(url("act", "timed"), given).status_code == 403
-    assert log_in("view_topic", permission).post(url("act", "timed"), given).status_code == 302
-    entry = LogEntry.objects.get()
-    assert entry.object_id == "timed"
-    assert entry.get_admin_url() == url("change", "timed")
 
 
 def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
@@ -533,9 +506,6 @@ def test_posts_need_the_token(broker: Broker) -> None:
     assert not broker.count(topic_of("timed"), 0).paused
 
 
-# --- names, sites, strange requests
-
-
 def test_names_arrive_quoted_as_everywhere_in_the_admin(boss: Client, broker: Broker) -> None:
     page = text(boss.get(url("changelist")))
     (address,) = set(re.findall(r'href="([^"?]*under[^"?]*)"', page))
@@ -611,9 +581,6 @@ def test_the_way_back_leads_to_the_topic_and_nowhere_else(boss: Client, back: st
     location = answer["Location"]
     assert location.startswith(f"{url('change', 'timed')}?")
     assert "evil" not in location
-
-
-# --- content
 
 
 def test_who_may_not_read_bodies_sees_no_content(broker: Broker, log_in: Callable[..., Client]) -> None:
@@ -771,9 +738,6 @@ def test_a_key_with_a_dead_and_a_waiting_copy_shows_both(boss: Client, broker: B
     assert page.count("rmq-panel") == 6  # two bodies, two lists of facts, one error, the timeline
     assert "Waiting for its time" in page
     assert "Why it died" in page
-
-
-# --- acts
 
 
 def test_one_is_replayed_at_once_and_a_second_person_is_told(boss: Client, broker: Broker) -> None:
@@ -1188,9 +1152,6 @@ def test_a_topic_is_paused_and_resumed(boss: Client, broker: Broker) -> None:
     assert "paused</span>" not in text(boss.get(url("changelist")))
 
 
-# --- figures
-
-
 def test_pages_follow_each_other_without_gaps(boss: Client, broker: Broker) -> None:
     kill(broker, "timed", *members("x", 25))
     seen: list[str] = []
@@ -1291,9 +1252,6 @@ def test_columns_of_the_settings_show_parts_of_bodies_in_lists_and_files(
     assert '<th scope="col">card</th>' not in text(boss.get(url("change", "timed")))
 
 
-# --- trouble
-
-
 def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[..., Client]) -> None:
     with RedisServer() as server:
         address = server.url
@@ -1354,25 +1312,6 @@ def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
     assert "redis://" not in page
     assert "redis://" in caplog.text
     assert "S3CRET" not in page + caplog.text
-
-
-@pytest.mark.slow
-def test_a_redis_that_hangs_is_away_too(log_in: Callable[..., Client], real_waits: None) -> None:
-    import os
-    import signal
-
-    client = log_in("*")
-    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
-        eventually(lambda: client.get(url("changelist")).status_code == 200)
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            for page in (url("changelist"), url("change", "timed"), url("dashboard_live")):
-                began = time.monotonic()
-                answer = client.get(page)
-                assert answer.status_code == 503
-                assert time.monotonic() - began < 5 * 3
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_slot_that_cannot_be_read_does_not_hide_the_others(

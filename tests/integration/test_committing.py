@@ -91,9 +91,6 @@ def statuses(*results: SendResult | RemoveResult) -> list[str]:
     return [result.status for result in results]
 
 
-# --- a removal obeys the commit
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_removal_waits_for_the_commit_and_is_completed_by_it() -> None:
     send_message("prices", 1)
@@ -179,9 +176,6 @@ def test_a_removal_that_cannot_be_is_refused_at_the_call() -> None:
             remove_message("price", 1)
         with pytest.raises(InvalidMessage, match="pass key="):
             remove_message("keyed", 1)
-
-
-# --- in order with the sends
 
 
 SENDS: dict[str, dict[str, Any]] = {
@@ -360,9 +354,6 @@ def test_the_order_holds_where_nodes_of_a_cluster_have_forgotten_some_of_the_scr
         connections.close()
 
 
-# --- a rollback is known when it happens: the five ways that users meet it
-
-
 def send_and_undo() -> SendResult:
     with suppress(Undo), transaction.atomic():
         result = send_message("prices", "lost")
@@ -385,18 +376,6 @@ class WithRealTransactions(RMQTestMixin, TransactionTestCase):
                 raise Undo
         assert statuses(outer, inner) == ["discarded", "discarded"]
         self.assertNoMessages()
-
-    def test_a_savepoint_is_rolled_back(self) -> None:
-        with transaction.atomic():
-            kept = send_message("prices", "kept")
-            with suppress(Undo), transaction.atomic():
-                with transaction.atomic():
-                    lost = send_message("prices", "lost")
-                raise Undo
-            assert statuses(kept, lost) == ["pending", "discarded"]
-            self.assertMessageSent("prices", count=1, body="kept")
-        assert statuses(kept, lost) == ["stored", "discarded"]
-        self.assertMessageSent("prices", count=1)
 
     def test_a_block_without_a_savepoint_dooms_the_one_around_it(self) -> None:
         with transaction.atomic():
@@ -439,10 +418,6 @@ class WithRealTransactions(RMQTestMixin, TransactionTestCase):
 
 
 class WithoutCommits(RMQTestMixin, TestCase):
-    def test_a_block_is_rolled_back(self) -> None:
-        assert send_and_undo().status == "discarded"
-        self.assertNoMessages("prices")
-
     def test_a_block_is_rolled_back_while_callbacks_are_captured(self) -> None:
         with self.captureOnCommitCallbacks(execute=True) as callbacks:
             lost = send_and_undo()
@@ -451,13 +426,6 @@ class WithoutCommits(RMQTestMixin, TestCase):
         assert statuses(lost, kept) == ["discarded", "stored"]
         assert len(callbacks) == 1
         self.assertMessageSent("prices", count=1, body="kept")
-
-    def test_an_exception_passes_through_nested_blocks(self) -> None:
-        with suppress(Undo), transaction.atomic(), transaction.atomic():
-            lost = send_message("prices", 1)
-            raise Undo
-        assert lost.status == "discarded"
-        self.assertNoMessages()
 
     def test_callbacks_that_are_captured_send_and_remove_in_order(self) -> None:
         with self.captureOnCommitCallbacks(execute=True):
@@ -512,9 +480,6 @@ def test_captured_messages_know_a_rollback_too(deliver: bool) -> None:
         "discarded",
     ]
     assert waiting("prices") == ([b"1"] if deliver else [])
-
-
-# --- requests, databases, autocommit
 
 
 def view(request: HttpRequest, ends: str) -> HttpResponse:
@@ -608,9 +573,6 @@ def test_autocommit_that_is_turned_off_by_hand() -> None:
     assert waiting("prices") == [b"3"]
 
 
-# --- callbacks
-
-
 @pytest.mark.django_db(transaction=True)
 def test_callbacks_may_send_and_remove_and_begin_transactions_of_their_own() -> None:
     results: dict[str, Any] = {}
@@ -655,18 +617,6 @@ def test_a_callback_that_raises_before_ours_stops_ours_and_the_result_says_so() 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_fault_of_ours_at_the_commit_leaves_no_result_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    send_message("prices", 1)
-    with monkeypatch.context() as patch, transaction.atomic():
-        sent, removed = send_message("prices", 2), remove_message("prices", 1)
-        patch.setattr(connections.get_producer(), "attempt", None)
-    assert statuses(sent, removed) == ["failed", "failed"]
-
-
-# --- memory
-
-
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("in_a_savepoint", [False, True])
 def test_what_was_rolled_back_is_not_kept_in_memory(in_a_savepoint: bool) -> None:
     send_message("prices", 1)  # what is made once is made
@@ -707,9 +657,6 @@ def test_what_was_sent_is_not_kept_by_its_callback() -> None:
     assert (len(call.messages), len(call.results)) == (0, 0)
 
 
-# --- results
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_result_that_waits_can_be_shown_copied_and_pickled() -> None:
     send_message("prices", 1)
@@ -724,9 +671,6 @@ def test_a_result_that_waits_can_be_shown_copied_and_pickled() -> None:
     assert copy.copy(sent).score == sent.score > 0
     assert [result.status for result in (sent, removed)] == ["stored", "waiting"]
     assert removed == "pending"  # a word does not change; its status does
-
-
-# --- Redis unavailable
 
 
 @pytest.fixture
@@ -771,9 +715,6 @@ def test_redis_unavailable_at_the_commit_is_logged_and_signalled(
     events = [record.__dict__["rmq_event"] for record in caplog.records]
     assert sorted(events) == ["remove_failed", "send_failed"]
     assert "2 message(s) of topic prices could not be removed after the database commit" in caplog.text
-
-
-# --- observers
 
 
 @pytest.mark.django_db(transaction=True)

@@ -62,9 +62,6 @@ def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: flo
     broker.client.zadd(key, {member: score})
 
 
-# --- outcomes
-
-
 def test_what_returns_is_committed_and_leaves_nothing(broker: Any) -> None:
     heard = Heard()
     send(broker, MERGE, range(500))
@@ -120,94 +117,6 @@ def test_a_retry_rests_as_long_as_the_listener_says_and_wakes_the_sleeping_worke
     assert second < first + 300 + 20_000
 
 
-def test_a_retry_counts_down_and_a_receipt_rises(broker: Any) -> None:
-    seen: list[tuple[int, int]] = []
-    topic = replace(MERGE, slots=1, max_retries=3, backoff=AT_ONCE)
-
-    def listener(message: Message) -> bool:
-        seen.append((message.retries_left, message.receipt))
-        return False
-
-    send(broker, topic, ["x"])
-    with Worker(broker, topic, listener):
-        eventually(lambda: dead(broker, topic), "death")
-    assert [left for left, _ in seen] == [3, 2, 1, 0]
-    assert [receipt for _, receipt in seen] == sorted({receipt for _, receipt in seen})
-
-
-def test_a_batch_listener_gets_batches_and_each_message_its_own_fate(broker: Any) -> None:
-    topic = replace(MERGE, slots=1, max_retries=1, backoff=AT_ONCE)
-    calls: list[list[int]] = []
-
-    def listener(many: list[Message]) -> None:
-        calls.append([message.body for message in many])
-        for message in many:
-            if message.body == 3:
-                message.retry(delay=0)
-            if message.body == 4:
-                message.reject("four")
-
-    send(broker, topic, range(10))
-    with Worker(broker, topic, listener, batch_size=5):
-        eventually(lambda: len(dead(broker, topic)) == 2, "two deaths")
-        eventually(lambda: live(broker, topic) == 0, "the end of the others")
-    assert sorted(map(len, calls)) == [1, 5, 5]
-    assert [3] in calls, "a retry is handed out alone"
-    assert dead(broker, topic)[b"4"][0] == "rejected"
-
-
-def test_a_batch_that_raises_costs_only_the_message_that_is_at_fault(broker: Any) -> None:
-    topic = replace(MERGE, slots=1, max_retries=0)
-    calls: list[list[int]] = []
-
-    def listener(many: list[Message]) -> None:
-        calls.append([message.body for message in many])
-        if any(message.body == 2 for message in many):
-            raise ValueError("two")
-
-    send(broker, topic, range(5))
-    with Worker(broker, topic, listener, batch_size=5, burst=True) as worker:
-        worker.join()
-    assert sorted(calls.pop(0)) == [0, 1, 2, 3, 4]
-    assert sorted(calls) == [[0], [1], [2], [3], [4]]
-    assert set(dead(broker, topic)) == {b"2"}
-    assert total(broker, topic, "committed") == 4
-
-
-def test_an_error_text_of_ten_megabytes_reaches_redis_cut(broker: Any) -> None:
-    topic = replace(MERGE, max_retries=0)
-
-    def listener(_: Message) -> None:
-        raise ValueError("x" * 10_000_000)
-
-    send(broker, topic, ["x"])
-    with Worker(broker, topic, listener, burst=True) as worker:
-        worker.join()
-    [(reason, error)] = dead(broker, topic).values()
-    assert reason == "failed"
-    assert error.startswith(b"ValueError: xxx")
-    assert len(error) <= 1024
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
-def test_a_listener_that_wants_to_exit_fails_its_message_once_and_the_worker_goes_on(
-    broker: Any, error: BaseException
-) -> None:
-    topic = replace(MERGE, slots=1, backoff=BackOff(60_000, 60_000))
-    threads: set[int] = set()
-
-    def listener(message: Message) -> None:
-        threads.add(threading.get_ident())
-        if message.body % 2:
-            raise error
-
-    send(broker, topic, range(20))
-    with Worker(broker, topic, listener, threads=1):
-        eventually(lambda: total(broker, topic, "committed") + total(broker, topic, "failed") == 20, "all")
-    assert total(broker, topic, "failed") == live(broker, topic) == 10
-    assert len(threads) == 1
-
-
 def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(broker: Any) -> None:
     topic = replace(MERGE, slots=1)
     answers: list[bool] = []
@@ -222,9 +131,6 @@ def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(br
     with Worker(broker, topic, listener, max_messages=1) as worker:
         worker.join()
     assert answers[:2] == [True, False]
-
-
-# --- one at a time, and several at once
 
 
 @pytest.fixture
@@ -397,9 +303,6 @@ def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
 
 def slot_of(broker: Any, topic: Topic, body: Any, **options: Any) -> int:
     return Producer(broker).build(topic, body, **options).slot
-
-
-# --- time
 
 
 def test_timed_messages_are_never_early_and_hardly_late(broker: Any) -> None:
@@ -583,9 +486,6 @@ def test_an_idle_worker_with_1024_slots_sends_few_commands(broker: Broker) -> No
         assert sent() - before <= 5 * (time.monotonic() - begun)
 
 
-# --- listeners that take long
-
-
 class LongAtFirst(Heard):
     """A listener that holds its first message until it may go on, and takes no time for the others."""
 
@@ -730,25 +630,6 @@ def test_a_message_is_given_back_and_not_begun_when_half_of_its_time_out_is_over
     assert (ledger["committed"], ledger["expired"]) == (5, 0)
 
 
-def test_a_function_for_the_back_off_counts_the_failures_of_a_message_with_few_retries(broker: Any) -> None:
-    counted: list[int] = []
-
-    def rest(failures: int) -> float:
-        counted.append(failures)
-        return 0.0
-
-    topic = replace(MERGE, slots=1, identity="key", backoff=BackOff(0, 0, rest))
-
-    def listener(_: Message) -> None:
-        raise RuntimeError("no")
-
-    producer = Producer(broker)
-    producer.send([producer.build(topic, 1, key="a", max_retries=2)])
-    with Worker(broker, topic, listener, burst=True) as worker:
-        worker.join()
-    assert counted == [1, 2, 3]
-
-
 def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     set_clock(broker, Clock())  # nothing times out
@@ -768,9 +649,6 @@ def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None
         worker.join()
     assert len(heard.bodies) == 1
     assert total(broker, topic, "committed") == 4
-
-
-# --- ownership
 
 
 def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(broker: Any) -> None:
@@ -926,9 +804,6 @@ def test_another_slot_count_ends_the_worker_after_it_has_settled(broker: Any) ->
     assert total(broker, topic, "committed") == 1
 
 
-# --- ends
-
-
 def test_burst_ends_when_nothing_can_be_taken_any_more(broker: Any) -> None:
     heard = Heard()
     send(broker, MERGE, range(50))
@@ -1002,9 +877,6 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
     eventually(lambda: {each for each in threading.enumerate() if each.name.startswith("rmq-")} <= before)
 
 
-# --- what a worker holds
-
-
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "MESSAGES_IN_FLIGHT", 64)
     topic = replace(PRIORITY, slots=16)
@@ -1040,9 +912,6 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         assert max(sizes) <= 2 * topic.slots + 65
         assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
         assert worker.dispatcher._in_flight.batches == {}
-
-
-# --- what may have killed its process
 
 
 def time_out(broker: Any, topic: Topic, slots: Sequence[int], times: int = 1) -> None:
@@ -1175,9 +1044,6 @@ def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:
         worker.join()
 
 
-# --- slots that are told while it runs
-
-
 def test_a_burst_does_not_end_before_all_its_slots_are_told(broker: Any) -> None:
     heard, asked, is_settled = Heard(), threading.Event(), threading.Event()
 
@@ -1222,9 +1088,6 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
     assert worker.dispatcher._table.get("renders", 0) is None
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
-
-
-# --- what nobody serves
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from django_rmq.core.consumer.invoke import groups, run
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.model import log_redaction
+from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -58,9 +59,6 @@ def raising(error: BaseException) -> Callable[[Any], Any]:
         raise error
 
     return listener
-
-
-# --- one message
 
 
 @pytest.mark.parametrize("returned", [None, True, 0, "", "false", [], object()])
@@ -154,11 +152,12 @@ def test_the_topics_own_back_off_is_told_how_often_the_message_has_failed() -> N
         return failures * 10
 
     topic = replace(TOPIC, backoff=BackOff(function=backoff))
-    found = run(
-        Listener(raising(ValueError())), [message(b"1", topic, left=16), message(b"2", topic, left=0)]
-    )
-    assert [failure and failure.delay_ms for failure in found] == [10_000, 170_000]
-    assert told == [1, 17]
+    own = Delivery(b"3", 1.0, 2, encode_envelope(Envelope(b"{}", max_retries=2)))
+    given = [message(b"1", topic, left=16), message(b"2", topic, left=0)]
+    given.append(Message(replace(topic, identity="key"), 3, 7, own))
+    found = run(Listener(raising(ValueError())), given)
+    assert [failure and failure.delay_ms for failure in found] == [10_000, 170_000, 10_000]
+    assert told == [1, 17, 1]
     assert outcome(raising(Retry(delay=1)), topic=topic) == Failure(b"{}", "failed", 1000, "Retry: ")
 
 
@@ -368,9 +367,6 @@ def test_describe_keeps_the_end_of_a_long_traceback() -> None:
     assert text.splitlines()[1].startswith("  ")
 
 
-# --- batches
-
-
 def test_groups_hold_fresh_messages_together_and_each_retry_alone() -> None:
     fresh = numbered(5)
     retried = [message(b"r1", left=3), message(b"r2", left=0)]
@@ -437,9 +433,6 @@ def test_a_batch_of_undecodable_messages_calls_nobody() -> None:
     found = run(Listener(seen.append, 10), [message(b"{"), message(b"[")])
     assert [failure and failure.kind for failure in found] == ["undecodable"] * 2
     assert seen == []
-
-
-# --- the thread
 
 
 def reports(

@@ -83,22 +83,6 @@ def test_each_of_k_equal_priorities_is_among_the_m_that_are_taken_in_m_of_k_prep
     assert_even(counts, members, ROUNDS // 3, limit / size)
 
 
-@pytest.mark.slow
-def test_higher_priorities_come_first_and_the_group_that_is_cut_is_drawn_from(
-    redis_client: redis.Redis, prefix: str
-) -> None:
-    taker, high, equal = Taker(redis_client, prefix), [b"high 1", b"high 2"], names(9)
-    taker.send(high, 60)
-    taker.send(equal, 50)
-    taker.send([b"low"], 40)
-    counts: Counter[bytes] = Counter()
-    for _ in range(ROUNDS):
-        taken = taker.round(3)
-        assert set(taken[:2]) == set(high)
-        counts[taken[2]] += 1
-    assert_even(counts, equal, ROUNDS)
-
-
 def test_each_tenth_of_5000_equal_priorities_is_first_in_a_tenth_of_the_prepares(
     redis_client: redis.Redis, prefix: str
 ) -> None:
@@ -199,46 +183,3 @@ def test_messages_that_fail_one_by_one_come_back_spread_too(redis_client: redis.
     assert len(tenths) == 10, tenths
     # The jitter is that of the clock, which a busy machine reads at regular intervals.
     assert max(tenths.values()) < 250, tenths
-
-
-@pytest.mark.parametrize("kind", [TopicType.FIXED_TIME, TopicType.RANGE_MERGE])
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_neither_retries_nor_fresh_messages_starve(
-    redis_client: redis.Redis, prefix: str, kind: TopicType, limit: int
-) -> None:
-    broker = Broker(redis_client, prefix)
-    topic = Topic("topic", kind, slots=1, max_retries=16, backoff=BackOff(0, 0))
-    fresh, retries = [b"fresh%03d" % i for i in range(100)], [b"retry%03d" % i for i in range(100)]
-
-    def send(members: list[bytes]) -> None:
-        if kind is TopicType.RANGE_MERGE:
-            broker.send_merge(topic, 0, 0, members)
-        else:
-            broker.send_replace(topic, 0, [broker.now_ms()] * len(members), members)
-
-    send(retries)
-    answer = broker.prepare(topic, 0, "A", None, 100)
-    broker.rollback(topic, 0, answer.receipt, [Failure(delivery.member) for delivery in answer.deliveries])
-    send(fresh)
-    seen: list[bytes] = []
-    while len(seen) < 100:
-        answer = broker.prepare(topic, 0, "A", None, limit)
-        taken = [delivery.member for delivery in answer.deliveries]
-        assert len(taken) == limit
-        broker.commit(topic, 0, answer.receipt, taken)
-        seen += taken
-        again = sum(member.startswith(b"retry") for member in seen)
-        assert abs(again - len(seen) / 2) <= max(1, limit / 2)
-    assert 40 <= sum(member.startswith(b"fresh") for member in seen) <= 60
-
-
-def test_a_retry_at_its_own_priority_is_before_fresh_ones_of_that_priority(
-    redis_client: redis.Redis, prefix: str
-) -> None:
-    taker = Taker(redis_client, prefix, backoff=BackOff(0, 0))
-    taker.send([b"failed"], 50)
-    receipt, _ = taker.take(1)
-    taker.broker.rollback(taker.topic, 0, receipt, [Failure(b"failed")])
-    taker.send(names(20), 50)
-    taker.send([b"higher"], 51)
-    assert taker.take(2)[1] == [b"higher", b"failed"]

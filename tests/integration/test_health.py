@@ -75,9 +75,6 @@ def die(broker: Any, name: str, count: int) -> None:
     broker.bury(topic, 0, bodies, "test")
 
 
-# --- what is found
-
-
 def test_a_thousand_topics_that_are_well_are_one_line() -> None:
     with in_memory(MANY):
         lines, error = run("--no-workers")
@@ -278,9 +275,6 @@ def test_the_reference_of_the_command_lists_every_check() -> None:
     assert set(CHECKS) == set(re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE))
 
 
-# --- how long it takes
-
-
 @pytest.fixture
 def silent() -> Iterator[int]:
     """The port of a server that takes connections and never says anything, as one does that was stopped."""
@@ -326,12 +320,6 @@ def test_a_zookeeper_that_does_not_answer_is_asked_once_for_the_topics(
     assert not found["coordinator"].is_well and "vanished" not in found
     # Once beside the topics, and once by the check of the coordinator.
     assert len(asked) == len(set(asked)) == 2
-
-
-@pytest.mark.usefixtures("real_waits")
-def test_a_redis_that_hangs_is_found_in_time(silent: int) -> None:
-    found = timed(REDIS=f"redis://127.0.0.1:{silent}/0")
-    assert list(found) == ["redis"] and "does not answer" in found["redis"].text
 
 
 @pytest.mark.usefixtures("real_waits")

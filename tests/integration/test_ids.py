@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
@@ -19,14 +18,13 @@ import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission as AuthPermission
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections, message_ids
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
@@ -116,9 +114,6 @@ def put(broker: Any, name: str, *members: bytes, score: int | None = None) -> No
 def kill(broker: Any, name: str, *members: bytes, error: str = "shop.Boom: bad") -> None:
     put(broker, name, *members)
     kill_all(broker, name, error)
-
-
-# --- nobody can try out a guess
 
 
 SECRET = b'{"card":"4111111199997777"}'
@@ -256,9 +251,6 @@ def test_a_search_for_a_class_of_errors_tells_nothing_of_bodies_and_texts(broker
     assert replayed.outcomes == {"replayed": 1}
 
 
-# --- cursors
-
-
 @pytest.mark.parametrize("name", ["ranked", "timed", "redacted"])
 @pytest.mark.parametrize("descending", [True, False])
 def test_pages_of_long_bodies_list_each_once_with_short_cursors(
@@ -381,9 +373,6 @@ def test_rest_goes_from_page_to_page_of_long_bodies(broker: Any) -> None:
             assert len(program.ok("GET", f"topics/timed/messages/{one}/")["results"]) == 1
 
 
-# --- every message of a list is found again
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [40, 600])
 def test_each_row_is_found_with_three_scripts_among_100_000_of_one_priority(
@@ -493,17 +482,6 @@ def test_what_was_not_found_is_not_told_to_be_gone(broker: Any, client: Client) 
     assert shell().get("redacted", listed.id)[0].member == members[0]
 
 
-def test_the_id_in_a_log_line_is_enough_for_a_command(broker: Any) -> None:
-    members = [b'"%s%d"' % (b"x" * 700, n) for n in range(300)]
-    kill(broker, "timed", *members)
-    named = sealed_id("timed", slot_of(members[7], 2), members[7])
-    out = StringIO()
-    call_command("rmqreplay", "timed", "--id", named, stdout=out)
-    assert "1 replayed" in out.getvalue()
-    (copy,) = shell().get("timed", named)
-    assert copy.member == members[7] and copy.state == "waiting"
-
-
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["timed", "redacted"])
 def test_what_a_program_has_sent_it_finds_by_the_id_it_was_told(broker: Any, name: str) -> None:
@@ -523,9 +501,6 @@ def test_long_deliveries_are_settled_with_few_scripts(broker: Broker) -> None:
     settled = [SettledDelivery(deliveries.id(one), deliveries.receipt(one)) for one in taken]
     with at_most(broker, 40):
         assert deliveries.commit(settled) == ["ok"] * 200
-
-
-# --- a secret key that was changed
 
 
 @pytest.mark.parametrize("name", ["timed", "redacted"])
@@ -568,13 +543,3 @@ def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:
         shell().get("redacted", wrong.format(sealed))
     identity = message_ids.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
     assert identity.place is not None and identity.place.score == 100
-
-
-def test_foreign_scores_have_ids_that_find_their_messages(broker: Broker) -> None:
-    for index, score in enumerate(("-inf", "inf", "1e300", "0.5", "-3")):
-        key = slot_keys(broker.prefix, "redacted", 0).store
-        broker.client.execute_command("ZADD", key, score, b"m%d" % index)
-    copies = everything(viewer(), "redacted", "store", limit=1)
-    assert len(copies) == 5
-    for copy in copies:
-        assert len(viewer().get("redacted", copy.id)) == 1

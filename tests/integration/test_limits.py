@@ -23,7 +23,7 @@ from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
-from tests.support.brokers import Broker, OracleBroker, intercept, set_clock
+from tests.support.brokers import Broker, OracleBroker, intercept
 from tests.support.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 _IN_USE = [each.name for each in lua.declaration("limits/allow").arguments].index("in_use")
@@ -32,9 +32,6 @@ TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout
 
 def ask(broker: Any, topic: Topic, worker: str, **options: int) -> Any:
     return broker.allow(topic, worker, **{"tokens": 0, "in_use": 0, "wanted": 0, "lease_ms": 3000, **options})
-
-
-# --- deliveries per second, by given time
 
 
 @given(
@@ -81,9 +78,6 @@ def test_what_is_given_back_is_there_for_others(broker: Any) -> None:
     assert ask(broker, topic, "B", tokens=1).tokens == 0
     ask(broker, topic, "A", tokens=-1)
     assert ask(broker, topic, "B", tokens=1).tokens == 1
-
-
-# --- messages in flight, by given time
 
 
 class Crew:
@@ -166,17 +160,6 @@ def test_who_wants_little_leaves_the_rest_to_others() -> None:
     assert crew.permits["C"] == 9
 
 
-def test_the_permits_of_a_silent_worker_are_free_after_its_lease(broker: Any) -> None:
-    clock = Clock()
-    set_clock(broker, clock)
-    topic = replace(TOPIC, max_in_flight=2)
-    assert ask(broker, topic, "A", wanted=2, in_use=2).permits == 2
-    clock.advance(2.9)
-    assert ask(broker, topic, "B", wanted=2).permits == 0
-    clock.advance(0.2)
-    assert ask(broker, topic, "B", wanted=2).permits == 2
-
-
 def test_what_a_dead_worker_held_is_free_at_once_but_for_what_it_ran(broker: Any) -> None:
     topic = replace(TOPIC, max_in_flight=5)
     for slot in (0, 3):
@@ -187,9 +170,6 @@ def test_what_a_dead_worker_held_is_free_at_once_but_for_what_it_ran(broker: Any
     assert ask(broker, topic, "B", wanted=5).permits == 0
     return_permits(broker, [topic, replace(TOPIC, name="other")], "A")
     assert ask(broker, topic, "B", wanted=5).permits == 3
-
-
-# --- dispatchers
 
 
 class Gauge:

@@ -123,9 +123,6 @@ def left_behind(send: Any) -> Any:
         return send()
 
 
-# --- the row is there from the send until Redis has the message
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_send_is_a_row_until_redis_has_it() -> None:
     with transaction.atomic():
@@ -156,14 +153,6 @@ def test_every_kind_of_call_is_a_row() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rollback_takes_the_rows_along() -> None:
-    with suppress(Undo), transaction.atomic():
-        result = send_message("renders", 1, priority=100)
-        raise Undo
-    assert (result.status, rows(), waiting("renders")) == ("discarded", [], {})
-
-
-@pytest.mark.django_db(transaction=True)
 def test_a_savepoint_that_is_rolled_back_takes_its_rows_along() -> None:
     with transaction.atomic():
         send_message("renders", 1, priority=100)
@@ -173,14 +162,6 @@ def test_a_savepoint_that_is_rolled_back_takes_its_rows_along() -> None:
                 send_message("renders", 3, priority=100)
             raise Undo
         assert [bytes(row.member) for row in rows()] == [b"1"]
-    assert (rows(), waiting("renders")) == ([], {b"1": 100})
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_durable_block_is_a_transaction_like_any_other() -> None:
-    with transaction.atomic(durable=True):
-        send_message("renders", 1, priority=100)
-        assert len(rows()) == 1
     assert (rows(), waiting("renders")) == ([], {b"1": 100})
 
 
@@ -257,9 +238,6 @@ def test_coroutines_write_rows_too() -> None:
         async_to_sync(send)()
         assert [row.act for row in rows()] == ["send", "remove"]
     assert (rows(), set(waiting("renders"))) == ([], {b"1"})
-
-
-# --- what is left behind, and the relay
 
 
 @pytest.mark.django_db(transaction=True)
@@ -357,19 +335,6 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_message_that_is_relayed_late_is_due_when_it_would_have_been() -> None:
-    left_behind(lambda: send_message("prices", 1, time_range=60))
-    (row,) = rows()
-    OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 40_000)
-    relay("default")
-    assert abs(waiting("prices")[b"1"] - (row.sent_ms + 20_000)) < 15_000
-    left_behind(lambda: send_message("prices", 2, time_range=60))
-    OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 90_000)
-    relay("default")
-    assert abs(waiting("prices")[b"2"] - timezone.now().timestamp() * 1000) < 15_000
-
-
-@pytest.mark.django_db(transaction=True)
 def test_only_the_newest_state_of_a_message_is_relayed() -> None:
     for priority in (100, 200, 300):
         left_behind(lambda priority=priority: send_message("keyed", priority, key="a", priority=priority))
@@ -409,17 +374,6 @@ def test_a_later_send_at_once_ends_what_was_left_of_the_same_message() -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     send_messages("renders", [1, 2], priority=900)
     assert (rows(), waiting("keyed"), waiting("renders")) == ([], {b"a": 900}, {b"1": 900, b"2": 900})
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_same_body_with_another_slot_basis_is_another_message() -> None:
-    left_behind(lambda: send_message("renders", 1, priority=100, slot_basis="a"))
-    left_behind(lambda: send_message("renders", 1, priority=100, slot_basis="bb"))
-    with transaction.atomic():
-        send_message("renders", 1, priority=100, slot_basis="ccc")
-    assert len(rows()) == 2
-    make_due()
-    assert relay("default").sent == 2
 
 
 @pytest.mark.django_db(transaction=True)
@@ -468,9 +422,6 @@ def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
         send_message("keyed", "new", key="a", priority=900)
     (row,) = rows()
     assert row.score == 900
-
-
-# --- an older state does not win
 
 
 @contextmanager
@@ -639,9 +590,6 @@ def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_remo
     assert waiting("keyed") == {b"a": 100}
 
 
-# --- what Redis does not take
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
@@ -724,9 +672,6 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
     assert rows() == []
 
 
-# --- large messages
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
@@ -767,9 +712,6 @@ def test_a_message_that_does_not_pass_its_link_stops_nobody(monkeypatch: pytest.
     assert relay("default").sent == 2
     (row,) = rows()
     assert (len(bytes(row.member)), row.attempts, set(waiting("renders"))) == (20_002, 0, {b'"a"', b'"b"'})
-
-
-# --- odd cases
 
 
 @pytest.mark.django_db(transaction=True)
@@ -883,27 +825,6 @@ class InTestCase(RMQTestMixin, TestCase):
     def test_callbacks_that_do_not_run_leave_the_row_in_the_transaction_of_the_test(self) -> None:
         result = send_message("renders", 1, priority=100)
         assert (result.status, OutboxMessage.objects.count()) == ("pending", 1)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_request_in_a_transaction_of_its_own_writes_rows(redis_url: str, prefix: str) -> None:
-    from django.core.handlers.base import BaseHandler
-    from django.db import connections as databases
-    from django.http import HttpRequest, HttpResponse
-    from django.test import RequestFactory
-
-    def view(request: HttpRequest) -> HttpResponse:
-        send_message("renders", 1, priority=100)
-        return HttpResponse(str(OutboxMessage.objects.count()))
-
-    handler = BaseHandler()
-    with mock.patch.dict(databases[DEFAULT_DB_ALIAS].settings_dict, ATOMIC_REQUESTS=True):
-        response = handler.make_view_atomic(view)(RequestFactory().get("/"))
-    assert isinstance(response, HttpResponse)
-    assert (response.content, rows(), set(waiting("renders"))) == (b"1", [], {b"1"})
-
-
-# --- the command
 
 
 def command(*arguments: str) -> Any:
@@ -1037,9 +958,6 @@ def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pyte
         call_command("rmqoutbox", "--once")
     assert raised.value.returncode == 3
     assert (rows(), set(waiting("renders"))) == ([], {b"1"})
-
-
-# --- what people and monitoring see
 
 
 @pytest.mark.django_db(transaction=True)
@@ -1289,9 +1207,6 @@ def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     assert (step.sent, step.rows, rows(), waiting("keyed")) == (1, 301, [], {b"a": 900})
 
 
-# --- topics without TYPE, which are fifo and loose
-
-
 def bodies(name: str) -> list[bytes]:
     """The bodies that wait, in the order of their places."""
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
@@ -1357,17 +1272,6 @@ def test_a_removal_that_was_left_comes_before_the_send_that_found_its_message() 
     make_due()
     relay("default")
     assert (rows(), bodies("jobs")) == ([], [b"2"])
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_delay_of_a_message_counts_from_its_send() -> None:
-    left_behind(lambda: send_message("jobs", 1, delay="1h"))
-    sent_ms = rows()[0].sent_ms - 3_000_000
-    OutboxMessage.objects.update(sent_ms=sent_ms)
-    make_due()
-    relay("default")
-    (due_ms,) = waiting("jobs").values()
-    assert 0 <= due_ms - (sent_ms + 3_600_000) < 60_000
 
 
 @pytest.mark.django_db(transaction=True)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.management import call_command
 from django.db import transaction
-from django.test import Client, override_settings
-from django.urls import reverse
+from django.test import override_settings
 
 from django_rmq import (
     InvalidMessage,
@@ -38,7 +34,6 @@ from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from django_rmq.worker.listener_registry import isolated
 from tests.support.brokers import OracleBroker
-from tests.support.programs import Program, user_with
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": "1h", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
@@ -152,9 +147,6 @@ def test_how_a_message_ended_is_known_by_its_id_before_and_after_a_re_slotting(i
     assert shell().follow("prices", before).status.state == "removed"
 
 
-# --- operations by ids from before a re-slotting
-
-
 def shell() -> Operations:
     return Operations(Actor("somebody", "command"))
 
@@ -205,12 +197,6 @@ def sent_before(name: str, changes: tuple[int, ...], form: str) -> list[str]:
 def old(request: pytest.FixtureRequest, name: str, changes: tuple[int, ...]) -> list[str]:
     """The ids of waiting messages whose topic was re-slotted since; a process has looked before."""
     return sent_before(name, changes, request.param)
-
-
-@pytest.fixture
-def old_of_face(name: str) -> list[str]:
-    """The same ids in one form for each topic: faces hand them to the operations, which know all forms."""
-    return sent_before(name, (1, 8), {"prices": "sealed", "orders": "plain"}[name])
 
 
 @pytest.mark.parametrize("operations", [shell, person])
@@ -318,79 +304,6 @@ def test_a_late_delivery_of_a_slot_that_is_no_more_is_stale() -> None:
     connections.with_present_slots(get_config().topics["orders"], at_once=True)
     assert person().deliveries("orders").commit([settled]) == ["stale"]
 
-
-def test_commands_act_by_ids_from_before_a_re_slotting(old_of_face: list[str], name: str) -> None:
-    old = old_of_face
-
-    def run(command: str, *ids: str, **options: Any) -> str:
-        out = StringIO()
-        call_command(command, name, **options, id=ids[0] if command == "rmqstats" else list(ids), stdout=out)
-        return out.getvalue()
-
-    some = old[:3]
-    assert run("rmqreschedule", *some, at="2100-01-01T00:00Z") == f"{name}: 3 rescheduled\n"
-    assert "waiting" in run("rmqstats", some[0]) and "held by" in run("rmqstats", some[0])
-    shell().bury(name, some)
-    assert run("rmqreplay", *some, dry_run=True).startswith(f"{name}: 3 messages would be replayed")
-    assert run("rmqreplay", *some[1:]) == f"{name}: 2 replayed\n"
-    body = json.dumps({**shell().get(name, some[0])[0].body(), "edited": True})
-    assert run("rmqreplay", some[0], new_body=body) == f"{name}: 1 replayed\n"
-    assert run("rmqcancel", *some[1:]) == f"{name}: 2 deleted\n"
-
-
-@pytest.mark.django_db
-def test_rest_acts_by_ids_from_before_a_re_slotting(old_of_face: list[str], name: str) -> None:
-    old = old_of_face
-    program = Program(user_with(*Permission))
-    one, other, third = (f"topics/{name}/messages/{id_}/" for id_ in old[:3])
-
-    def outcome(path: str, body: Any = None) -> str:
-        return str(program.ok("POST", path, {} if body is None else body)["outcome"])
-
-    answer = program.ok("GET", one)
-    assert answer["results"][0]["state"] == "waiting" and answer["results"][0]["id"] == old[0]
-    assert outcome(f"{one}reschedule/", {"due": "2100-01-01T00:00:00Z"}) == "rescheduled"
-    for path in (one, other, third):
-        assert outcome(f"{path}bury/") == "buried"
-    assert outcome(f"{one}replay/") == "replayed"
-    body = {**shell().get(name, old[1])[0].body(), "edited": True}
-    assert outcome(f"{other}replay/", {"body": body}) == "replayed"
-    assert program.ok("POST", f"topics/{name}/replay/", {"ids": [old[2]]})["outcomes"] == {"replayed": 1}
-    assert outcome(f"{one}cancel/") == "deleted"
-    assert program.ok("DELETE", third)["outcome"] == "deleted"
-    assert program.ok("DELETE", f"topics/{name}/messages/{old[3]}/?copy=live")["outcome"] == "deleted"
-
-
-@pytest.mark.django_db
-def test_the_admin_acts_by_ids_from_before_a_re_slotting(
-    old_of_face: list[str], name: str, admin_client: Client
-) -> None:
-    old = old_of_face
-
-    def url(page: str, *args: str) -> str:
-        return reverse(f"admin:django_rmq_topic_{page}", args=[name, *args])
-
-    def act(what: str, state: str, *ids: str, **answers: str) -> str:
-        form = {"act": what, "state": state, "id": ids, "confirmed": "1", **answers}
-        return admin_client.post(url("act"), form, follow=True).content.decode()
-
-    page = admin_client.get(url("message", old[0]))
-    slot = shell().get(name, old[0])[0].slot
-    assert page.status_code == 200 and f"slot {slot}<" in page.content.decode()
-    assert admin_client.get(url("raw", old[0])).status_code == 200
-    act("bury", "store", *old[:3])
-    assert {shell().get(name, one)[0].state for one in old[:3]} == {"dead"}
-    act("replay", "dead", old[0])
-    body = {**shell().get(name, old[1])[0].body(), "edited": True}
-    admin_client.post(url("edit", old[1]), {"body": json.dumps(body)})
-    act("delete", "dead", old[2])
-    act("cancel", "store", old[3])
-    assert shell().get(name, old[0])[0].state == "waiting"
-    listed = shell().listing(name, "store", limit=100).copies
-    assert body in [copy.body() for copy in listed] and len(listed) == len(old) - 2
-
-
-# --- in one step with sends
 
 PRICES = Topic("moving", TopicType.RANGE_MERGE, slots=1, time_range_ms=3_600_000)
 

@@ -16,14 +16,13 @@ from zoneinfo import ZoneInfo
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
-from django.test import TestCase, override_settings
+from django.db import transaction
+from django.test import override_settings
 from django.utils import timezone
 
 from django_rmq import (
     InvalidMessage,
     Send,
-    SendResult,
     ServerUnavailable,
     SlotMoved,
     TopicFull,
@@ -47,7 +46,7 @@ from django_rmq.sending import on_commit
 from django_rmq.sending.on_commit import failed_sends
 from tests.support.brokers import direct
 from tests.support.sends import Undo, counted_trips, waiting
-from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
+from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
@@ -71,9 +70,6 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
         yield
 
 
-# --- at once
-
-
 def test_outside_a_transaction_a_send_goes_at_once_and_tells_what_happened() -> None:
     first = send_message("prices", {"sku": 1})
     again = send_message("prices", {"sku": 1})
@@ -81,14 +77,6 @@ def test_outside_a_transaction_a_send_goes_at_once_and_tells_what_happened() -> 
     assert first.score == again.score
     assert first.slot == slot_of(b'{"sku":1}', 4)
     assert waiting("prices") == [b'{"sku":1}']
-
-
-def test_each_type_takes_its_own_option() -> None:
-    due = timezone.now() + timedelta(minutes=15)
-    assert send_message("renders", {"sku": 1, "shop": 7}, priority=500).score == 500
-    assert 0 <= send_message("orders", {"order": 9}, fixed_time=due).score - due.timestamp() * 1000 < 1
-    assert send_message("prices", {"sku": 1}, time_range=timedelta(hours=1)).status == "stored"
-    assert send_message("keyed", {"sku": 1}, key="k", headers={"a": "b"}, slot_basis="s").member == b"k"
 
 
 @pytest.mark.parametrize("send", [send_message, ensure_message, send_messages, async_to_sync(asend_message)])
@@ -108,12 +96,6 @@ def test_an_unknown_option_of_a_send_names_the_one_of_the_topic(
     with pytest.raises(TypeError) as caught:
         send(topic, [], **{option: 5})
     assert wanted in str(caught.value)
-
-
-def test_ensure_leaves_alone_what_waits() -> None:
-    assert ensure_message("renders", {"sku": 1, "shop": 7}, priority=500).status == "stored"
-    present = ensure_message("renders", {"sku": 1, "shop": 7}, priority=600)
-    assert (present.status, present.score, present.ok) == ("present", 500.0, True)
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
@@ -230,9 +212,6 @@ def test_coroutines_send_alike() -> None:
     assert async_to_sync(all_of_them)() == ["stored", "present", "stored", "merged", "stored"]
 
 
-# --- after the commit
-
-
 @pytest.mark.django_db(transaction=True)
 def test_inside_a_transaction_a_send_waits_for_the_commit_and_is_completed_by_it() -> None:
     with transaction.atomic():
@@ -256,15 +235,6 @@ def test_what_a_transaction_sent_goes_in_one_round_trip(monkeypatch: pytest.Monk
             results.append(send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1)))
         assert len(trips) == 1
     assert [result.status for result in results] == ["stored"] * 20 + ["merged", "stored", "stored"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_was_rolled_back_is_not_sent_and_says_so() -> None:
-    with suppress(Undo), transaction.atomic():
-        result = send_message("prices", {"sku": 1})
-        raise Undo
-    assert result.status == "discarded"
-    assert waiting("prices") == []
 
 
 @pytest.mark.django_db(transaction=True)
@@ -327,22 +297,11 @@ def test_even_a_fault_of_ours_at_the_commit_stops_no_other_callback(
     seen: list[str] = []
     send_message("prices", 1)
     with monkeypatch.context() as patch, transaction.atomic():
-        send_message("prices", 2)
+        sent, removed = send_message("prices", 2), remove_message("prices", 1)
         transaction.on_commit(lambda: seen.append("ran"))
         patch.setattr(connections.get_producer(), "attempt", None)
-    assert seen == ["ran"]
+    assert (sent.status, removed.status, seen) == ("failed", "failed", ["ran"])
     assert "TypeError" in caplog.text
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_callback_may_send_as_well() -> None:
-    results: list[SendResult] = []
-    with transaction.atomic():
-        send_message("prices", 1)
-        transaction.on_commit(lambda: results.append(send_message("prices", 2)))
-        send_message("prices", 3)
-    assert results[0].status == "stored"
-    assert waiting("prices") == [b"1", b"2", b"3"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -356,42 +315,6 @@ def test_a_full_slot_at_the_commit_is_refused_and_told(caplog: pytest.LogCapture
     assert [result.status for result in results] == ["stored", "stored", "refused"]
     assert [(len(call["results"]), type(call["error"])) for call in told] == [(1, TopicFull)]
     assert "MAX_BACKLOG" in caplog.text
-
-
-class InsideTestCase(TestCase):
-    """Django's TestCase never commits: its own tool runs the callbacks."""
-
-    def test_nothing_is_sent_until_the_callbacks_are_run(self) -> None:
-        earlier = send_message("prices", "of another part of the test")
-        with self.captureOnCommitCallbacks(execute=True):
-            first = send_message("prices", 1)
-            second = send_message("prices", 2)
-            assert first.status == "pending"
-        assert (first.status, second.status) == ("stored", "stored")
-        assert earlier.status == "pending"
-        with self.captureOnCommitCallbacks(execute=True):
-            third = send_message("prices", 1)
-        assert third.status == "merged"
-        assert waiting("prices") == [b"1", b"2"]
-
-    def test_without_that_nothing_is_sent(self) -> None:
-        assert send_message("prices", 1).status == "pending"
-        with self.captureOnCommitCallbacks() as callbacks:
-            send_message("prices", 2)
-        assert len(callbacks) == 1
-        assert waiting("prices") == []
-
-    def test_a_savepoint_inside_the_capture_may_roll_back(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            send_message("prices", 1)
-            with suppress(Undo), transaction.atomic():
-                send_message("prices", 2)
-                raise Undo
-            send_message("prices", 3)
-        assert waiting("prices") == [b"1", b"3"]
-
-
-# --- signals
 
 
 @contextmanager
@@ -436,9 +359,6 @@ def test_a_receiver_that_raises_stops_nothing() -> None:
         assert send_message("prices", 1).status == "stored"
     finally:
         signals.message_sent.disconnect(broken)
-
-
-# --- Redis away
 
 
 @pytest.fixture
@@ -547,21 +467,6 @@ def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
     assert result.status == "stored", "a while later it is asked again"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_connection_that_was_closed_in_the_meantime_is_not_used(proxied: TcpProxy) -> None:
-    send_message("prices", 1)
-    proxied.disconnect()
-    assert send_message("prices", 2).status == "stored"
-
-
-def test_a_lost_reply_raises_and_sending_again_merges(proxied: TcpProxy) -> None:
-    proxied.drop_reply(b"EVALSHA")
-    with pytest.raises(ServerUnavailable):
-        send_message("prices", 1)
-    proxied.wait_for_drop()
-    assert send_message("prices", 1).status == "merged"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_waits")
 def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> None:
@@ -576,9 +481,6 @@ def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> No
     proxied.delay(1.5)
     with pytest.raises(ServerUnavailable, match=r"[Tt]imeout"):
         send_message("prices", 1)
-
-
-# --- replicas and disk
 
 
 @pytest.mark.slow
@@ -599,15 +501,6 @@ def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(prefix: str)
         pair.link.cut()
         assert not send_message("prices", 6, replicas=1).durable
         connections.close()
-
-
-def test_a_number_of_replicas_that_is_none_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(InvalidMessage, match="replicas must be a whole number"):
-        send_messages("prices", [1], replicas=-1)
-    assert waiting("prices") == []
-
-
-# --- clusters and sentinels
 
 
 @pytest.mark.slow
@@ -643,20 +536,6 @@ def test_sends_find_the_primary_that_the_sentinels_have_made(prefix: str) -> Non
             assert send_message("prices", 1).status == "merged"
             assert send_message("prices", 2).status == "stored"
             connections.close()
-
-
-def test_a_primary_that_has_become_a_replica_is_transient() -> None:
-    with RedisServer() as other, RedisServer() as server, configured(server.url, "p:"):
-        assert send_message("prices", 1).status == "stored"
-        ask(server.port, "REPLICAOF", "127.0.0.1", other.port)
-        with pytest.raises(ServerUnavailable):
-            send_message("prices", 2)
-        ask(server.port, "REPLICAOF", "NO", "ONE")
-        assert send_message("prices", 2).status == "stored"
-        connections.close()
-
-
-# --- definitions
 
 
 def test_the_first_send_registers_the_topic_and_settings_that_differ_are_refused(
@@ -701,9 +580,6 @@ def test_sends_follow_a_topic_that_is_re_slotted(at: str) -> None:
         is_moved = at == "finished" or (at == "shut" and crc % 4 < 2)
         assert (result.status, result.slot) == ("stored", crc % (16 if is_moved else 4))
     assert [remove_message("prices", body) for body in range(60)] == ["waiting"] * 60
-
-
-# --- connections
 
 
 def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
@@ -773,16 +649,6 @@ def test_the_broker_in_memory_is_one_for_all_purposes(prefix: str) -> None:
         assert waiting("prices") == []
 
 
-def test_no_database_is_needed_to_send() -> None:
-    # Without the mark of pytest-django any query fails the test.
-    assert not connection.in_atomic_block
-    sent: Callable[..., SendResult] = send_message
-    assert sent("prices", 1).status == "stored"
-
-
-# --- taking back
-
-
 @pytest.mark.parametrize(
     ("topic", "body", "options", "address"),
     [
@@ -806,9 +672,6 @@ def test_taking_back_by_the_wrong_name_is_refused() -> None:
         remove_message("prices", key="k1")
     with pytest.raises(InvalidMessage, match="pass key="):
         remove_message("keyed", {"sku": 1})
-
-
-# --- times without a zone
 
 
 def test_without_time_zones_in_the_project_a_naive_time_is_one_of_its_zone() -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import transaction
-from django.test import SimpleTestCase, TestCase, override_settings
+from django.test import TestCase, override_settings
 from django.utils import timezone
 
 from django_rmq import (
@@ -32,7 +31,6 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core.commands import inspect
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import Actor, Operations
 from django_rmq.testing import (
@@ -81,9 +79,6 @@ def depth(name: str) -> dict[str, int]:
         for state in ("store", "prepare", "retry", "dead")
     }
     return {state: number for state, number in found.items() if number}
-
-
-# --- captured
 
 
 def test_captured_messages_go_nowhere_and_are_seen_as_they_were_given() -> None:
@@ -167,9 +162,6 @@ def test_an_assertion_outside_a_capture_says_how_it_is_used() -> None:
         assert_message_sent("renders")
 
 
-# --- draining
-
-
 def test_drain_runs_listeners_on_what_is_due_and_on_what_they_send(clock: Clock) -> None:
     seen: list[Any] = []
 
@@ -230,17 +222,6 @@ def test_drain_takes_one_topic_if_asked(clock: Clock) -> None:
         drain("fewer")
     with pytest.raises(ConfigurationError, match="has no listener"):
         drain("orders")
-
-
-def test_a_timed_message_is_delivered_when_its_time_has_come_and_not_before(clock: Clock) -> None:
-    seen: list[Any] = []
-    listener("orders")(lambda message: seen.append(message.body))
-    send_message("orders", 9, fixed_time=timezone.now() + timedelta(minutes=15))
-    clock.advance(14 * 60)
-    assert drain() == 0
-    clock.advance(61)
-    assert drain() == 1
-    assert seen == [9]
 
 
 class Broken(Exception):
@@ -331,20 +312,6 @@ def test_listeners_that_feed_themselves_for_ever_are_stopped(clock: Clock) -> No
     assert depth("renders") == {"store": 1}
 
 
-@pytest.mark.django_db(transaction=True)
-def test_what_waits_for_a_commit_is_captured_at_the_call_and_rolled_back_messages_do_not_count() -> None:
-    with captured_messages(deliver=True) as messages:
-        with transaction.atomic():
-            send_message("renders", 1, priority=50)
-            assert_message_sent("renders", 1)
-            transaction.set_rollback(True)
-        assert_no_messages()
-        assert messages[0].result.status == "discarded"
-
-
-# --- for Django's test cases
-
-
 class InTestCases(RMQTestMixin, TestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -360,22 +327,6 @@ class InTestCases(RMQTestMixin, TestCase):
         self.advance("16m")  # the clock of the test began before the send
         assert self.drain("orders") == 1
         assert self.seen == [9]
-
-    def test_each_test_begins_with_nothing(self) -> None:
-        self.assertNoMessages()
-        assert self.rmq_broker.run(inspect.count(get_config().topic("orders"), 0)).store == 0
-        with pytest.raises(AssertionError):
-            self.assertMessageSent("orders")
-
-
-class WithoutDatabase(RMQTestMixin, SimpleTestCase):
-    def test_no_database_is_needed(self) -> None:
-        listener("renders")(lambda message: None)
-        send_message("renders", 1, priority=50)
-        assert self.drain() == 1
-
-
-# --- for pytest
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +23,6 @@ from django_rmq import (
     Message,
     Reject,
     Send,
-    asend_message,
     asend_messages,
     connections,
     listener,
@@ -37,7 +36,6 @@ from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations
 from django_rmq.testing import (
     Clock,
-    adrain,
     assert_message_sent,
     captured_messages,
     clock_from_now,
@@ -47,7 +45,7 @@ from django_rmq.testing import (
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start
 from tests.support.brokers import direct
-from tests.support.typed_bodies import Line, Ordered, PriceChanged, Reason
+from tests.support.typed_bodies import Line, PriceChanged, Reason
 
 MERGING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5}
 PRICES = "tests.support.typed_bodies.PriceChanged"
@@ -131,15 +129,6 @@ def test_a_message_is_taken_back_by_an_instance(clock: Clock) -> None:
     assert remove_message("prices", CHANGED, on_commit=False).status == "waiting"
 
 
-def test_a_body_that_does_not_fit_is_refused_at_the_call(clock: Clock) -> None:
-    with pytest.raises(InvalidBody) as error:
-        send_message("prices", {**PLAIN, "lines": [{"sku": 1, "price": 0}]})
-    assert error.value.fields == {"lines[0].price": ["Input should be greater than 0"]}
-    with pytest.raises(InvalidBody):
-        async_to_sync(asend_message)("prices", {}, on_commit=False)
-    assert not stored("prices")
-
-
 @pytest.mark.parametrize(
     "bodies", [[CHANGED, {"shop": 7}], [Send(CHANGED), Send({"shop": 7})]], ids=["plain", "Send"]
 )
@@ -166,19 +155,6 @@ def test_a_list_of_instances_and_plain_data_is_sent(clock: Clock) -> None:
     assert sorted(group, key=lambda body: body.note or "") == [CHANGED, replace(CHANGED, note="b")]
 
 
-def test_an_async_listener_gets_the_instance(clock: Clock) -> None:
-    found: list[PriceChanged] = []
-
-    @listener("prices")
-    async def hear(message: Message[PriceChanged]) -> None:
-        found.append(message.body)
-
-    send_message("prices", CHANGED, on_commit=False)
-    clock.advance(6)
-    async_to_sync(adrain)()
-    assert found == [CHANGED]
-
-
 def test_collected_bodies_are_instances_and_one_that_does_not_fit_kills_the_message(clock: Clock) -> None:
     found: list[list[Any]] = []
 
@@ -202,22 +178,6 @@ def test_collected_bodies_are_instances_and_one_that_does_not_fit_kills_the_mess
     with pytest.raises(InvalidBody, match=r"body 1 of 2: body does not fit .*: ms: Field required"):
         drain()
     assert [one.failed for one in dead("views")] == ["rejected"]
-
-
-def test_an_old_body_is_upcast(clock: Clock) -> None:
-    found = heard("prices")
-    with override_settings(
-        RMQ={
-            "REDIS": "redis://nowhere",
-            "TOPICS": {"prices": {**TOPICS["prices"], "BODY": "json", "UPCAST": None}},
-        }
-    ):
-        send_message(
-            "prices", {"shop": 7, "sku": 1, "price": "9.90", "at": "2026-11-23T12:00:00Z"}, on_commit=False
-        )
-    clock.advance(6)
-    drain()
-    assert found == [replace(CHANGED, reason=Reason.COST)]
 
 
 def test_what_no_longer_fits_is_dead_at_once_with_its_fields(clock: Clock) -> None:
@@ -331,12 +291,3 @@ def test_a_type_that_cannot_be_used_is_found_by_checks_and_stops_workers(
         with pytest.raises(ConfigurationError, match="prices"):
             check_start([get_config().topic("prices")])
         assert check_start([get_config().topic("plain")])
-
-
-def test_a_model_is_a_body(clock: Clock) -> None:
-    found = heard("orders")
-    ordered = Ordered(orderNumber=9, placed=CHANGED.at, total=Decimal("1.50"))
-    send_message("orders", ordered, fixed_time=datetime.now(UTC) + timedelta(seconds=10), on_commit=False)
-    clock.advance(11)
-    drain()
-    assert found == [ordered]

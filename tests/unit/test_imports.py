@@ -120,8 +120,6 @@ def test_the_metrics_name_the_extra_that_they_lack(module: str) -> None:
     assert 'extra "prometheus"' in told
 
 
-# --- names that lead to an import or to code
-
 IMPORTERS = {
     "__import__", "autodiscover_modules", "eval", "exec", "exec_module", "find_spec", "import_by_path", "import_module",
     "import_string", "load_module", "locate", "resolve_name", "run_module", "run_path", "spec_from_file_location",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,38 +90,12 @@ def test_a_port_that_is_taken_is_not_taken_for_ours(server: RedisServer, tmp_pat
         start_redis(tmp_path, port=server.port)
 
 
-def test_a_killed_server_comes_back_on_its_port_with_what_was_on_disk() -> None:
-    with RedisServer(appendonly=True, appendfsync="always") as server:
-        client = client_of(server.url)
-        client.set("kept", "yes")
-        port, pid = server.port, server.pid
-        server.kill()
-        with pytest.raises(redis.ConnectionError):
-            client.ping()
-        server.start()
-        assert server.port == port
-        assert server.pid != pid
-        assert client.get("kept") == b"yes"
-
-
 def test_a_server_without_a_disk_forgets_when_restarted() -> None:
     with RedisServer() as server:
         client = client_of(server.url)
         client.set("kept", "no")
         server.restart()
         assert client.get("kept") is None
-
-
-def test_a_paused_server_is_silent_until_resumed(server: RedisServer) -> None:
-    client = client_of(server.url, seconds=2)
-    client.ping()
-    server.pause()
-    try:
-        with pytest.raises(redis.TimeoutError):
-            client.ping()
-    finally:
-        server.resume()
-    assert client_of(server.url).ping() is True
 
 
 def test_a_free_port_refuses_until_its_server_listens_and_is_kept_for_it() -> None:
@@ -153,29 +126,11 @@ def test_the_directory_of_a_server_goes_away_with_it() -> None:
     assert not directory.exists()
 
 
-def test_the_proxy_passes_everything_on(proxy: TcpProxy) -> None:
-    client = client_of(proxy.url)
-    body = os.urandom(3_000_000)
-    client.set("big", body)
-    assert client.get("big") == body
-
-
 def test_a_disconnected_client_may_come_back(proxy: TcpProxy) -> None:
     client = client_of(proxy.url)
     first = client.client_id()
     proxy.disconnect()
     assert client.client_id() > first
-
-
-def test_a_cut_proxy_lets_nobody_through_until_mended(proxy: TcpProxy) -> None:
-    client = client_of(proxy.url)
-    client.ping()
-    proxy.cut()
-    for _ in range(2):
-        with pytest.raises(redis.ConnectionError):
-            client.ping()
-    proxy.mend()
-    assert client.ping() is True
 
 
 def test_a_dropped_reply_belongs_to_a_request_that_was_done(proxy: TcpProxy, server: RedisServer) -> None:
@@ -226,36 +181,6 @@ def test_a_dropped_reply_of_a_pipeline_leaves_all_of_it_done(
     proxy.wait_for_drop()
     # The reply is dropped as soon as it comes; the server may still be at what follows.
     eventually(lambda: client_of(server.url).exists("key-0", "key-10000", "key-19999") == 3)
-
-
-def test_a_delay_holds_every_request_back(proxy: TcpProxy) -> None:
-    client = client_of(proxy.url)
-    client.ping()
-    proxy.delay(0.1)
-    before = time.monotonic()
-    client.ping()
-    assert time.monotonic() - before >= 0.1
-
-
-def test_a_server_that_is_away_is_a_refused_connection_not_a_hanging_one(tmp_path: Path) -> None:
-    with RedisServer() as server, TcpProxy(server.port) as proxy:
-        client = client_of(proxy.url)
-        client.ping()
-        server.kill()
-        with pytest.raises(redis.ConnectionError):
-            client.ping()
-        server.start()
-        assert client.ping() is True
-
-
-def test_a_proxy_that_swallows_keeps_connections_and_what_was_sent(proxy: TcpProxy) -> None:
-    client = client_of(proxy.url, 2)
-    client.ping()
-    proxy.swallow()
-    with pytest.raises(redis.exceptions.TimeoutError):
-        client.set("x", "y")
-    proxy.let_through()
-    assert client_of(proxy.url).ping()
 
 
 def test_what_is_absent_is_skipped_with_its_reason_and_an_error_in_ci(

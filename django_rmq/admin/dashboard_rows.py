@@ -52,22 +52,6 @@ class DashboardRow:
     failed: float | None = None
 
     @property
-    def name(self) -> str:
-        return self.topic.name
-
-    @property
-    def type(self) -> str:
-        return self.topic.type.value
-
-    @property
-    def slots(self) -> int:
-        return self.topic.slots
-
-    @property
-    def listener(self) -> bool:
-        return self.topic.listener
-
-    @property
     def later(self) -> int:
         return max(self.store - self.due, 0)
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
-from django_rmq.core.commands.background import read_actions
+from django_rmq.core.commands.action_records import read_actions
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.commands.reports import (

@@ -15,7 +15,7 @@ import redis
 from django_rmq.core import lua
 from django_rmq.core.commands import (
     ack,
-    background,
+    action_records,
     claims,
     fetch,
     insert,
@@ -264,7 +264,7 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
             operate,
             reshard,
             inspect,
-            background,
+            action_records,
             limits,
             membership,
             reports,

@@ -74,12 +74,9 @@ class Link:
 
 
 @page(Permission.VIEW)
-def changelist_view(
-    pages: Pages, request: HttpRequest, operations: Operations, extra_context: dict[str, object] | None = None
-) -> HttpResponse:
+def changelist_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     """Show all topics."""
-    context = _dashboard(pages, request, operations)
-    return pages.render(request, "topic/change_list.html", {**context, **(extra_context or {})})
+    return pages.render(request, "topic/change_list.html", _dashboard(pages, request, operations))
 
 
 @page(Permission.VIEW)

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -19,7 +20,7 @@ from django_rmq.admin import charts
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import DashboardRow, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
-from django_rmq.admin.labels import CLAIM_STATES, STATES, state_label, timing_text
+from django_rmq.admin.labels import CLAIM_STATES, STATES, audited, state_label, timing_text
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings import findings_panel
@@ -189,21 +190,24 @@ def limits_view(pages: Pages, request: HttpRequest, operations: Operations, topi
 
 
 @topic_page(Permission.VIEW)
-def change_view(
-    pages: Pages,
-    request: HttpRequest,
-    operations: Operations,
-    topic: Topic,
-    form_url: str = "",
-    extra_context: dict[str, object] | None = None,
-) -> HttpResponse:
+def change_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Show a topic: the list of one state, or its slots, or its history."""
     context = _topic(pages, request, operations, topic)
     tab = str(context["tab"])
     context["is_pinned"] = topic.name in pinned(request)
     if tab in STATES:
         context |= message_views.panel(pages, request, operations, topic, tab)
-    return pages.render(request, "topic/change_form.html", {**context, **(extra_context or {})}, topic)
+    return pages.render(request, "topic/change_form.html", context, topic)
+
+
+@topic_page(Permission.VIEW)
+def history_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
+    """Show the actions of users on a topic, like Django's own page, in the language of the reader."""
+    response = pages.history_view(request, quote(topic.name))
+    if isinstance(response, TemplateResponse) and response.context_data:
+        for entry in response.context_data["action_list"]:
+            entry.change_message = audited(entry.change_message)
+    return response
 
 
 @topic_page(Permission.VIEW)

@@ -78,7 +78,6 @@ def _depth_of(figures: TopicStats, recent: Recent) -> TopicStats | Depth:
 
 
 def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
-    """Return the row of a topic."""
     depth = _depth_of(figures, recent)
     is_sampled = depth is not figures
     return DashboardRow(

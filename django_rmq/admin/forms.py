@@ -65,7 +65,6 @@ class LimitsForm(forms.Form):
 
 
 def limit_text(value: float | None) -> str:
-    """Return a limit as text."""
     return str(_("no limit")) if value is None else f"{value:.9g}"
 
 

@@ -45,7 +45,6 @@ class StateLabel(NamedTuple):
 
 
 def state_label(state: str) -> StateLabel:
-    """Return the names of a state."""
     name, word = str(STATES[state]), str(PLAIN_STATES.get(state, ""))
     return StateLabel(name, "" if word == name else word)
 

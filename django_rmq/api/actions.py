@@ -46,7 +46,6 @@ class ProgressAnswer(ResponseSerializer):
 
 
 def progress(found: BulkProgress) -> Json:
-    """Return the progress of an action."""
     undo_fields = {"undo": found.undo, "kept": found.kept} if found.undo else {}
     return ProgressAnswer.of(found, problems=found.problems[:20], **undo_fields)
 
@@ -372,7 +371,6 @@ class BackgroundActionsAnswer(ResponseSerializer):
 
 
 def background_action(one: ActionProgress, now_ms: int) -> Json:
-    """Return an action in the background."""
     return BackgroundActionAnswer.of(
         one,
         state=STATE_OF.get(one.action.state, one.action.state),

@@ -186,7 +186,6 @@ class SettlingView(RmqView):
     needs = {"POST": Permission.CONSUME}
 
     def settle(self, request: Request, topic: str, verb: str) -> Response:
-        """Settle the deliveries in the request."""
         name = self.topic(topic).name
         fields = self.read(requests.SettleFields, request.data)
         settled = [SettledDelivery(one["id"], one["receipt"]) for one in fields["deliveries"]]

@@ -118,7 +118,6 @@ class CausesAnswer(ResponseSerializer):
 
 
 def causes(found: Causes) -> Json:
-    """Return the causes of deaths."""
     groups = [(name, group) for name, grouped in found.topics for group in grouped.rows]
     rows = [
         CauseAnswer.of(group, topic=name, samples=[sample.id for sample in group.samples])

@@ -66,7 +66,6 @@ class PublicView(RmqView):
         APIView.initial(self, request, *args, **kwargs)
 
     def get_permissions(self) -> list[BasePermission]:
-        """Return no permissions."""
         return [AllowAny()]
 
     def get_throttles(self) -> list[BaseThrottle]:

@@ -77,7 +77,6 @@ class Whole(serializers.IntegerField):
     """A whole number in JSON."""
 
     def to_internal_value(self, data: object) -> int:
-        """Return the number."""
         if not is_whole(data):
             self.fail("invalid")
         return data
@@ -87,7 +86,6 @@ class Number(serializers.FloatField):
     """A number in JSON."""
 
     def to_internal_value(self, data: object) -> float:
-        """Return the number."""
         if not is_number(data):
             self.fail("invalid")
         return float(data)
@@ -97,7 +95,6 @@ class State(serializers.ChoiceField):
     """A state of messages; the name of its queue is taken, too."""
 
     def to_internal_value(self, data: Any) -> str:
-        """Return the state."""
         return super().to_internal_value(STATE_OF.get(data, data) if isinstance(data, str) else data)
 
 
@@ -105,7 +102,6 @@ class Flag(serializers.BooleanField):
     """True or false in JSON."""
 
     def to_internal_value(self, data: object) -> bool:
-        """Return the flag."""
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
         return data
@@ -118,7 +114,6 @@ class Text(serializers.CharField):
         super().__init__(**{"trim_whitespace": False, **options})
 
     def to_internal_value(self, data: object) -> str:
-        """Return the text."""
         if not isinstance(data, str):
             self.fail("invalid")
         return super().to_internal_value(data)
@@ -128,7 +123,6 @@ class Uuid(serializers.UUIDField):
     """A UUID as text."""
 
     def to_internal_value(self, data: object) -> UUID:
-        """Return the UUID."""
         if not isinstance(data, str):
             self.fail("invalid", value=data)
         return super().to_internal_value(data)
@@ -138,7 +132,6 @@ class Seconds(serializers.FloatField):
     """Seconds in an address."""
 
     def to_internal_value(self, data: Any) -> float:
-        """Return the number."""
         seconds = super().to_internal_value(data)
         if not is_number(seconds):
             self.fail("invalid")
@@ -161,7 +154,6 @@ class Instant(serializers.Field[datetime, object, str, object]):
     }
 
     def to_internal_value(self, data: object) -> datetime:
-        """Return an aware datetime."""
         with suppress(ValueError, OverflowError):
             if isinstance(data, int) and not isinstance(data, bool):
                 return _EPOCH + timedelta(milliseconds=data)
@@ -178,7 +170,6 @@ class Anything(serializers.Field[object, object, object, object]):
     """Any JSON."""
 
     def to_internal_value(self, data: object) -> object:
-        """Return it as it is."""
         return data
 
 
@@ -189,7 +180,6 @@ class Scalar(serializers.Field[str | int, object, str, object]):
     default_error_messages = {"invalid": "Give a text or a whole number."}
 
     def to_internal_value(self, data: object) -> str | int:
-        """Return it as it is."""
         if isinstance(data, bool) or not isinstance(data, (str, int)) or data == "":
             self.fail("invalid")
         return data

@@ -91,7 +91,6 @@ class Renderer(BaseRenderer):
         accepted_media_type: str | None = None,
         renderer_context: Mapping[str, object] | None = None,
     ) -> bytes:
-        """Return ``data`` as JSON."""
         if data is None:
             return b""
         # The browsable API asks for an indentation.

@@ -94,7 +94,6 @@ class LimitsAnswer(ResponseSerializer):
 
 
 def limits(found: TopicLimits) -> Json:
-    """Return the limits of a topic."""
     changed = found.changed
     return LimitsAnswer.of(
         found,
@@ -317,7 +316,6 @@ def running_message(one: RunningMessage, found: RunningMessages) -> Json:
 
 
 def worker_stack(one: WorkerStack) -> Json:
-    """Return the stack of a message in a worker."""
     return WorkerStackAnswer.of(
         one,
         thread=one.call.thread if one.call else None,

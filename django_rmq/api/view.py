@@ -112,7 +112,6 @@ class RmqView(APIView):
         return renderers()
 
     def get_permissions(self) -> list[BasePermission]:
-        """Return the configured permission."""
         return [topic_permission() or TopicPermission()]
 
     def get_throttles(self) -> list[BaseThrottle]:

@@ -82,7 +82,6 @@ class Problems(list[SettingsProblem]):
     """Collects problems. Its methods read parts of the settings, and continue after a problem."""
 
     def report(self, problem_id: str, message: str, hint: str = "") -> None:
-        """Add a problem."""
         self.append(SettingsProblem(f"django_rmq.{problem_id}", message, hint))
 
     def section(self, place: str, given: object, keys: Iterable[str]) -> Values:

@@ -22,7 +22,6 @@ NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
 
 
 def body(value: object) -> object:
-    """Return BODY."""
     with suppress(TypeError, ValueError, RecursionError):
         # JSON turns a tuple into a list, and a number that is a key into a text: ticks would carry another body.
         if json.loads(json.dumps(value)) == value:

@@ -105,7 +105,6 @@ class TaskBackend:
 
     @property
     def topics(self) -> Iterable[Topic]:
-        """All topics."""
         return [*self.running, self.later]
 
 

@@ -162,7 +162,6 @@ def typed(problems: Problems, place: str, values: Values, own: Mapping[str, obje
 
 
 def slots(value: object) -> int:
-    """Return SLOTS."""
     try:
         return check_slots(value)
     except ConfigurationError as error:
@@ -194,7 +193,6 @@ def rate(value: object) -> float | PerSlot:
 
 
 def back_off(value: object) -> BackOff:
-    """Return BACKOFF."""
     try:
         path = dotted_path(value)
     except InvalidSetting:

@@ -163,7 +163,6 @@ def text(value: object) -> str:
 
 
 def module_names(value: object) -> tuple[str, ...]:
-    """Return the names of modules."""
     names = tuple(value) if isinstance(value, (list, tuple)) else (None,)
     if not all(isinstance(one, str) and all(map(str.isidentifier, one.split("."))) for one in names):
         raise InvalidSetting("a list of names of modules such as 'shop.orders'")
@@ -254,7 +253,6 @@ def _column_paths(value: object) -> tuple[str, ...]:
 
 
 def prefix(value: object) -> str:
-    """Return KEY_PREFIX."""
     try:
         return check_prefix(value)
     except ConfigurationError:

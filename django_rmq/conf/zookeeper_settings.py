@@ -12,7 +12,6 @@ from django_rmq.conf.values import InvalidSetting, dotted_path, keys_of, one_of,
 
 
 def _hosts(value: object) -> str:
-    """Return HOSTS as one text."""
     if isinstance(value, (list, tuple)):
         value = ",".join(str(host) for host in value)
     if not isinstance(value, str) or not all(
@@ -29,7 +28,6 @@ def _root(value: object) -> str:
 
 
 def _auth(value: object) -> tuple[tuple[str, str], ...]:
-    """Return AUTH as pairs."""
     pairs = [value] if isinstance(value, (list, tuple)) and value and isinstance(value[0], str) else value
     if not isinstance(pairs, (list, tuple)) or not all(
         isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair)

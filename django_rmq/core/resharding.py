@@ -54,7 +54,6 @@ class Reslotting:
         return range(min(self.before, self.topic.slots))
 
     def slots(self, family: int) -> range:
-        """Return the slots of a family."""
         return range(family, max(self.before, self.topic.slots), len(self.families))
 
     def sources(self, family: int) -> range:

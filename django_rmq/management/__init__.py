@@ -124,7 +124,6 @@ class RmqCommand(BaseCommand):
             raise CommandError("nothing was done", returncode=1)
 
     def print_json(self, found: object) -> None:
-        """Print ``found`` as JSON."""
         self.stdout.write(dumps(found, indent=2))
 
     def confirmed(

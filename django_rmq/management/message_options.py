@@ -92,7 +92,6 @@ def add_bulk_options(
 
 
 def filter_of(options: Options) -> Filter:
-    """Return the filter that the options describe."""
     names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
     return Filter(**{name: options[name] for name in names if options.get(name) is not None})
 

@@ -258,7 +258,6 @@ class RmqCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics."""
         return (table.family() for table in self.tables())
 
     def tables(self) -> Iterable[Table]:

@@ -156,7 +156,6 @@ MOST_LINKS = 128
 
 
 def tracer() -> Tracer:
-    """Return the tracer of this package."""
     from opentelemetry import trace
 
     from django_rmq import __version__
@@ -235,7 +234,6 @@ def links_to(messages: Sequence[Message]) -> list[Link]:
 
 
 def of_message(message: Message) -> dict[str, str | int]:
-    """Return the attributes of one message."""
     attributes: dict[str, str | int] = {semantic_conventions.RETRIES_LEFT: message.retries_left}
     if message.topic.keyed:
         # The id of a message without a key contains its body.

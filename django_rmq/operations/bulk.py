@@ -108,7 +108,6 @@ class BulkTally:
         self.problems.append(f"slot {slot}: {error}")
 
     def progress(self, *, is_complete: bool = False) -> BulkProgress:
-        """Return the current progress."""
         return BulkProgress(self.done, self.total, dict(self.outcomes), is_complete, tuple(self.problems))
 
 

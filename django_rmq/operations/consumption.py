@@ -40,7 +40,6 @@ _SIGNER_SALT = "django_rmq.operations.consumption"
 
 
 def sealed(topic: str, slot: int, receipt: int) -> str:
-    """Return the receipt of a delivery."""
     return f"{receipt}.{Signer(salt=_SIGNER_SALT).signature(_signed(topic, slot, receipt))}"
 
 

@@ -88,7 +88,6 @@ a task again."""
 
 
 def broker_of(options: SourceOptions) -> Broker:
-    """Return the broker of this process for these options."""
     url = options.url or os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(

@@ -313,7 +313,6 @@ class Claims:
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
-        """Return the answer of each call."""
         return list(walk(self._broker, calls, HEADS))
 
     def counts(self, slots: Iterable[int]) -> list[Counts]:

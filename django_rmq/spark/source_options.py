@@ -179,14 +179,12 @@ class SourceOptions:
         return [(host.strip("[]"), int(port)) for host, _, port in parts]
 
     def topics(self) -> list[str]:
-        """Return the topics, one or more."""
         names = [check_topic_name(name) for name in self.names("topic")]
         if not names:
             raise ConfigurationError("option topic is missing: the topic to read from or to write to")
         return list(dict.fromkeys(names))
 
     def topic(self) -> str:
-        """Return the one topic."""
         names = self.topics()
         if len(names) > 1:
             raise ConfigurationError(f"option topic must name one topic here, got {', '.join(names)}")

@@ -243,7 +243,6 @@ class TaskRecord:
         return self.status in (FAILED, SUCCESSFUL)
 
     def add(self, error: Error) -> None:
-        """Add the error of an attempt."""
         cut = cut_error(error.traceback, MOST_TRACEBACK).decode("utf-8", "replace")
         self.errors = [*self.errors, error._replace(traceback=cut)][-MOST_ERRORS:]
 

@@ -97,7 +97,6 @@ def insert(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> Inserted:
 
 
 def is_there(connection: BaseDatabaseWrapper, number: int) -> bool:
-    """Return whether there is a row with this id."""
     return bool(ProcessedMessage.objects.using(connection.alias).filter(pk=number).exists())
 
 

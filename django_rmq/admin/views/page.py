@@ -209,7 +209,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return reverse(f"admin:django_rmq_topic_{name}", args=args, current_app=self.admin_site.name)
 
     def places(self, topic: str) -> PageAddresses:
-        """Return the addresses of the pages of a topic."""
         quoted = quote(topic)
         return PageAddresses(
             topic=self.url("change", quoted),

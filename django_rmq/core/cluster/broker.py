@@ -74,7 +74,6 @@ class ClusterBroker(RedisBroker):
         return ClusterPipeline(self.client, self.exchange)
 
     def close(self) -> None:
-        """Close all connections."""
         self.client.close()
 
     def ping(self) -> None:

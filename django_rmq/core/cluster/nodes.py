@@ -238,6 +238,5 @@ class Topology:
         return random.choice([node for node in nodes if not node.rests] or nodes)
 
     def close(self) -> None:
-        """Close all connections."""
         for node in list(self._nodes.values()):
             node.client.connection_pool.disconnect()

@@ -181,7 +181,6 @@ class StaticCoordinator(Coordinator):
         return dict(self._owned)
 
     def members(self) -> list[Member]:
-        """Return the one worker."""
         return [Member(self.worker, float("inf"))]
 
     def describe(self) -> list[Holding]:

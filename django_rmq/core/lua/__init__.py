@@ -196,7 +196,6 @@ def load(name: str) -> Script:
 
 @cache
 def all_names() -> tuple[str, ...]:
-    """Return the names of all scripts."""
     entries = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
     folders = [folder for folder in entries if folder not in ("slot", "__pycache__")]
     second = tuple(name + SECOND for name in names() if _of_second_form(name))

@@ -340,7 +340,6 @@ class ServerConnection:
         return replies
 
     def take_connection(self) -> Connection:
-        """Return a connection of the pool."""
         connection: Connection = self.client.connection_pool.get_connection()
         return connection
 

@@ -404,7 +404,6 @@ class _Subscription:
         return channel, data
 
     def close(self) -> None:
-        """End the subscription."""
         try:
             self._pubsub.close()
         except (RedisError, OSError):

@@ -83,7 +83,6 @@ class Command(RmqCommand):
 
     @staticmethod
     def _add_options(parser: ArgumentParser) -> None:
-        """Add the options of a message."""
         parser.add_argument("--priority", type=int, metavar="N", help="priority topics: the priority")
         parser.add_argument(
             "--time-range", metavar="TIME", help="range_merge topics: due after 5, 250ms, 15m or 2h"

@@ -91,7 +91,6 @@ class Pieces:
             plan.coalesce(1).write.mode("overwrite").parquet(f"{self._folder}/plan")
 
     def sent(self) -> set[int]:
-        """Return the pieces that were sent."""
         pieces = stored_files(self._context.spark, f"{self._folder}/sent")
         return set() if pieces is None else {row.piece for row in pieces.collect()}
 

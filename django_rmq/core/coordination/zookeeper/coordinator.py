@@ -391,7 +391,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._members = members
 
     def _read(self, session: ZooKeeperSession) -> None:
-        """Read the assignment."""
         ((data, stat),) = session.ask(
             session.client.get_async(self.ensemble.path("assignment"), watch=session.watch)
         )

@@ -27,4 +27,4 @@ class DjangoRmqConfig(AppConfig):
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
         # Sends of coroutines ask whether a transaction is open, so every connection from the start on is noted.
-        open_transactions.note_opened_before()
+        open_transactions.record_opened_before()

@@ -44,18 +44,18 @@ _everywhere: WeakValueDictionary[int, BaseDatabaseWrapper] = WeakValueDictionary
 """The connections that any thread has opened, by their ids."""
 
 
-def _note_opened(connection: BaseDatabaseWrapper, **_: object) -> None:
+def _record_opened(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.connections[connection.alias] = connection
     _everywhere[id(connection)] = connection
 
 
-connection_created.connect(_note_opened, dispatch_uid="django_rmq.open_transactions")
+connection_created.connect(_record_opened, dispatch_uid="django_rmq.open_transactions")
 
 
-def note_opened_before() -> None:
+def record_opened_before() -> None:
     """Note the connections that this thread opened before this module was imported, as a test does."""
     for connection in databases.all(initialized_only=True):
-        _note_opened(connection)
+        _record_opened(connection)
 
 
 def close_old() -> None:

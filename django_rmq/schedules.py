@@ -174,7 +174,7 @@ def _of_topic(place: str, schedule: Schedule, topic: Topic) -> Iterator[Schedule
 
 
 logger = safe_logger("django_rmq.schedules")
-_complain = LogThrottle(logger)
+_log_throttled = LogThrottle(logger)
 
 
 def declare() -> None:
@@ -191,7 +191,9 @@ def declare() -> None:
     config = get_config()
     schedules = {name: each for name, each in declared.items() if each.topic in config.topics}
     for name in declared.keys() - schedules.keys():
-        _complain(name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings"))
+        _log_throttled(
+            name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings")
+        )
     flaws = [problem for each in schedules.values() for problem in problems(config, each)]
     if flaws:
         raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in flaws))
@@ -199,7 +201,7 @@ def declare() -> None:
         try:
             connections.agree(config.topics[name])
         except CallerError as error:
-            _complain(name, f"Schedules of topic {name} do not run: %s", error)
+            _log_throttled(name, f"Schedules of topic {name} do not run: %s", error)
     Declarations(broker, schedules, config.topics).start()
     stepper().settle()
 
@@ -220,7 +222,7 @@ def _register(broker: Broker, topics: Iterable[str]) -> None:
         try:
             register_topics(broker, [get_config().topics[name]])
         except CallerError as error:
-            _complain(name, f"Schedules of topic {name} do not run: %s", error)
+            _log_throttled(name, f"Schedules of topic {name} do not run: %s", error)
 
 
 def duties() -> list[Duty]:

@@ -40,7 +40,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.operations.request_limits import OtherContent, RequestRunning
 
-_complain = LogThrottle(logging.getLogger("django_rmq.api"))
+_log_throttled = LogThrottle(logging.getLogger("django_rmq.api"))
 
 
 class ErrorStatus(NamedTuple):
@@ -126,11 +126,11 @@ def answer(error: Exception, context: object) -> Response | None:
     detail = str(error)
     if isinstance(error, ConfigurationError):
         # The content of the settings is not shown to clients.
-        _complain(type(error), "REST API: request failed: %s", error)
+        _log_throttled(type(error), "REST API: request failed: %s", error)
         detail = "The message queue is misconfigured. See the log of the server."
     elif isinstance(error, ServerTrouble):
         # The address and the replies of Redis are not shown to clients either.
-        _complain(type(error), "REST API: request failed: %s", error)
+        _log_throttled(type(error), "REST API: request failed: %s", error)
         detail = "Redis is unavailable. Repeat the request later."
         if error.refuses_writes:
             detail = (

@@ -94,7 +94,7 @@ class _Ready:
         self._found: Health | None = None
         self._checking = threading.Lock()
 
-    def look(self) -> Health:
+    def recent_health(self) -> Health:
         """Return the findings of the last second, or check again.
 
         While a server hangs, one request waits for it, and the others get the findings before that.
@@ -154,7 +154,7 @@ class ReadyView(PublicView):
         elif request.query_params:
             self.permission_denied(request, "Only users with the permission view_topic may set limits.")
         else:
-            readiness = ready(_ready.look(), None)
+            readiness = ready(_ready.recent_health(), None)
         response = Response(readiness, status=200 if readiness["ok"] else 503)
         if not readiness["ok"]:
             response["Retry-After"] = "2"

@@ -256,11 +256,11 @@ def events() -> EventStream | None:
         if built.events is None:
             from django_rmq.core.monitoring.events import EventStream
 
-            built.events = EventStream(get_broker("coordinator"), _told_id)
+            built.events = EventStream(get_broker("coordinator"), _published_id)
         return built.events
 
 
-def _told_id(topic: str, slot: int, member: bytes) -> str:
+def _published_id(topic: str, slot: int, member: bytes) -> str:
     """Return the id published in events. It contains the message only if people may see the message as it is."""
     is_redacted = get_config().admin.formatter_of(topic) is not None
     if is_redacted or len(member) > LONGEST_PLAIN:

@@ -57,7 +57,7 @@ class DutyThread(threading.Thread):
         super().__init__(name=f"rmq-duties-{server}", daemon=True)
         self._duties = list(duties)
         self._stopped = threading.Event()
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
     def stop(self) -> None:
         """End after the current step."""
@@ -79,7 +79,7 @@ class DutyThread(threading.Thread):
             except Exception as error:  # noqa: BLE001 - logged, not raised
                 # All duties fail while their server is unavailable, which is logged as one kind of error.
                 kind = "server" if isinstance(error, ServerTrouble) else duty
-                self._complain(
+                self._log_throttled(
                     kind,
                     f"A background task failed (%s) and restarts in {AGAIN_SECONDS:g} s",
                     error,
@@ -111,7 +111,7 @@ class _Retention:
         self._slots_of = slots_of
         self._retention_ms = topic.dead_retention * 1000
         self._round_seconds = min(3600.0, max(1.0, topic.dead_retention / 20))
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
     def __call__(self) -> Generator[float, None, None]:
         while True:
@@ -154,7 +154,7 @@ class _Retention:
         answers = run_all(self._broker, calls)
         slot_errors = [gone for gone in answers if isinstance(gone, RmqError)]
         if slot_errors:
-            self._complain(
+            self._log_throttled(
                 "trim",
                 f"Cannot discard old dead messages in {len(slot_errors)} slots of topic {self._topic.name}: %s",
                 slot_errors[0],

@@ -96,7 +96,7 @@ class RmqCommand(BaseCommand):
         from django_rmq.operations import Actor, Operations
 
         permits = (lambda _permission: True) if as_shown else None
-        return Operations(Actor(_who(), "command", permits=permits), self.purpose)
+        return Operations(Actor(_shell_user(), "command", permits=permits), self.purpose)
 
     def topics(self, names: Sequence[str]) -> list[Topic]:
         """Return the topics of these names, or all. Raises ``UnknownTopic``."""
@@ -139,14 +139,14 @@ class RmqCommand(BaseCommand):
         counted = self.follow(count(), f"count {name}", options)
         matching = counted.outcomes.get("matching", 0)
         if options["dry_run"] or not matching:
-            self.foretell(name, counted, done, options)
-            self.complain(counted)
+            self.print_count(name, counted, done, options)
+            self.raise_problems(counted)
             return False
         number = messages_text(min(matching, options["limit"] or matching))
         self.confirm(f"{number} {question}", word, options)
         return True
 
-    def foretell(self, what: str, progress: BulkProgress, done: str, options: Options) -> None:
+    def print_count(self, what: str, progress: BulkProgress, done: str, options: Options) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
@@ -156,21 +156,21 @@ class RmqCommand(BaseCommand):
         more = f" (at most {limit} of {count})" if limit < count else _rest(progress)
         self.stdout.write(f"{what}: {messages_text(min(count, limit))} would be {done}{more}")
 
-    def tell(self, what: str, progress: BulkProgress, options: Options) -> None:
+    def print_outcomes(self, what: str, progress: BulkProgress, options: Options) -> None:
         """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
         if options["json"]:
             self.print_json(progress_as_json(progress))
         else:
             self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}")
-        self.complain(progress)
+        self.raise_problems(progress)
 
-    def tell_started(self, started: ActionProgress) -> None:
+    def print_started(self, started: ActionProgress) -> None:
         """Print which action workers do in the background."""
         action = started.action
         number = messages_text(action.total) if action.is_exact else f"up to {messages_text(action.total)}"
         self.stdout.write(f"{action.id}: {action.kind} of {number} of {action.topic}, in the background")
 
-    def complain(self, progress: BulkProgress) -> None:
+    def raise_problems(self, progress: BulkProgress) -> None:
         """Raise ``CommandError`` if part of a long operation could not be done."""
         if progress.problems:
             raise CommandError(
@@ -366,7 +366,7 @@ def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> lis
     ]
 
 
-def _who() -> str:
+def _shell_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -20,7 +20,7 @@ from django_rmq.exceptions import RmqError
 if TYPE_CHECKING:
     from django_rmq.core.monitoring.events import EventStream
 
-_complain = LogThrottle(safe_logger("django_rmq.events"))
+_log_throttled = LogThrottle(safe_logger("django_rmq.events"))
 
 Created = tuple[str, int, Any]
 """A topic, a number of messages, and the context in which they were created."""
@@ -116,5 +116,5 @@ def stream() -> EventStream | None:
     try:
         return connections.events()
     except Exception as error:  # noqa: BLE001 - logged, not raised
-        _complain("stream", "Cannot open the stream of events: %s", error, exc_info=True)
+        _log_throttled("stream", "Cannot open the stream of events: %s", error, exc_info=True)
         return None

@@ -57,13 +57,13 @@ def sent(topic: str, results: Sequence[SendResult]) -> None:
     ):
         if some:
             _send(signal, topic, results=some)
-            _note(event, topic, some)
+            _publish(event, topic, some)
 
 
 def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
     """Announce sends that failed at a commit."""
     _send(signals.send_failed, topic, results=results, error=error)
-    _note("send_failed", topic, results)
+    _publish("send_failed", topic, results)
 
 
 def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
@@ -79,7 +79,7 @@ def around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     def announced(argument: ListenerArgument) -> object:
         messages = argument if isinstance(argument, list) else [argument]
         _send(signals.message_started, topic.name, messages=messages)
-        _note("started", topic.name, messages)
+        _publish("started", topic.name, messages)
         return function(argument)
 
     # Receivers can read the current span.
@@ -95,7 +95,7 @@ def around_async(topic: Topic, function: Coroutine) -> Coroutine:
         messages = argument if isinstance(argument, list) else [argument]
         if signals.message_started.has_listeners(topic.name):
             await _asend_started(topic.name, messages)
-        _note("started", topic.name, messages)
+        _publish("started", topic.name, messages)
         return await function(argument)
 
     return telemetry.around_async(topic, announced)
@@ -117,9 +117,9 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
     if committed:
         topic = committed[0].topic.name
         _send(signals.message_committed, topic, messages=committed)
-        _note("committed", topic, committed)
+        _publish("committed", topic, committed)
     if cancelled := [message for message, failure in failed if failure.kind == "cancelled"]:
-        _note("cancelled", cancelled[0].topic.name, cancelled)
+        _publish("cancelled", cancelled[0].topic.name, cancelled)
         failed = [one for one in failed if one[1].kind != "cancelled"]
     dead = [
         (message, failure)
@@ -136,7 +136,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
             if log_redaction.hides(topic):
                 errors = [error_class(error) for error in errors]
-            _note(event, topic, [message for message, _ in some], errors=errors)
+            _publish(event, topic, [message for message, _ in some], errors=errors)
 
 
 class Reporter:
@@ -146,7 +146,7 @@ class Reporter:
         self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]], int, int]] = deque()
         self._waiting = 0
         self._left_out = 0
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -208,13 +208,15 @@ class Reporter:
                     open_transactions.roll_back_open()
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
-                    self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)
+                    self._log_throttled(
+                        "told", "Cannot call the receivers of signals: %s", error, exc_info=True
+                    )
         finally:
             # The thread ends, and Django closes only the connections of requests.
             databases.close_all()
 
     def _log_left_out(self) -> None:
-        if self._complain.admit("slow") is not None:
+        if self._log_throttled.admit("slow") is not None:
             logger.warning(
                 "Receivers of signals are too slow: they were not called for the end of %d messages",
                 self._left_out,
@@ -230,10 +232,10 @@ def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: i
 def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
     """Announce that an actor or a program has replayed dead messages."""
     _send(signals.message_replayed, topic, outcomes=dict(outcomes), actor=actor)
-    _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
+    _publish("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 
 
-def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: object) -> None:
+def _publish(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: object) -> None:
     if (events := stream()) is not None:
         events.note(event, topic, [_place(message) for message in messages], **more)
 

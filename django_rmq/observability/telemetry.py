@@ -137,12 +137,12 @@ def count_processed(topic: str, messages: int) -> None:
         )
 
 
-def note_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
+def record_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
     """Record how long a send, a commit or a rollback took."""
     instruments().operation.record(seconds, with_error(attributes, error))
 
 
-def note_processing(attributes: Attributes, messages: int, seconds: float, error: str | None) -> None:
+def record_processing(attributes: Attributes, messages: int, seconds: float, error: str | None) -> None:
     """Record a call of a listener."""
     meters = instruments()
     meters.consumed.add(messages, with_error(_counted(attributes), error))
@@ -265,7 +265,7 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
         )
         span.end(ended_ns)
     if get_config().metrics.opentelemetry:
-        note_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
+        record_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
 
 
 class _ObservedCommit(CommitObservation):
@@ -310,7 +310,7 @@ def observed_commit(created: Sequence[Created]) -> Iterator[CommitObservation]:
             span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
             span.set_status(Status(StatusCode.ERROR, str(commit.error)))
         if get_config().metrics.opentelemetry:
-            note_operation(attributes, time.perf_counter() - began, failure)
+            record_operation(attributes, time.perf_counter() - began, failure)
 
 
 class _ObservedSend(SendObservation):
@@ -380,7 +380,7 @@ def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
             if not waits and get_config().metrics.opentelemetry:
                 _measure(topic.name, call, error)
                 failure = None if error is None else semantic_conventions.error_type(error)
-                note_operation(attributes, time.perf_counter() - began, failure)
+                record_operation(attributes, time.perf_counter() - began, failure)
 
 
 def _measure(topic: str, call: _ObservedSend, error: Exception | None) -> None:
@@ -423,13 +423,13 @@ class _ObservedCall:
             with self._span(messages, is_batch=isinstance(argument, list)) as span:
                 yield call
                 failure = _decision(call.returned, messages)
-                _note_failures(span, messages, failure)
+                _record_failures(span, messages, failure)
         except BaseException as error:
             failure = semantic_conventions.error_type(error)
             raise
         finally:
             if self._is_measured:
-                note_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
+                record_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
 
     def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
         from opentelemetry.trace import SpanKind
@@ -457,7 +457,7 @@ class _Call:
     returned: object = None
 
 
-def _note_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:
+def _record_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:
     """Record in a span that the listener has failed messages without raising anything."""
     from opentelemetry.trace import Status, StatusCode
 

@@ -33,8 +33,8 @@ from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Actor, Permission, require_search
 from django_rmq.operations.bulk import BulkProgress, CallOf
 from django_rmq.operations.context import OperationContext, identified, search_rounds
-from django_rmq.operations.message_view import MessageCopy, from_look
-from django_rmq.operations.messages import copies_of, look_at
+from django_rmq.operations.message_view import MessageCopy, from_reply
+from django_rmq.operations.messages import copies_of, locate_message
 from django_rmq.operations.request_limits import charge
 from django_rmq.operations.undo import Trash, open_trash
 
@@ -392,7 +392,7 @@ def replay_edited(
             "replay them as they are"
         )
     encode_body(topic, body)
-    at, reply = look_at(context, topic, message_id)
+    at, reply = locate_message(context, topic, message_id)
     word = "gone"
     if at is not None and at.member is not None and reply is not None:
         if reply.dead is None:
@@ -413,7 +413,7 @@ def _replay_with(
     context: OperationContext, topic: Topic, slot: int, member: bytes, looked: DescribeReply, body: object
 ) -> str:
     # Two slots may change, and no script does that in one step, so order and origin make a repetition harmless.
-    (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
+    (dead,) = (copy for copy in from_reply(topic, slot, member, looked) if copy.state == "dead")
     producer = connections.get_producer()
     broker = context.broker
     # It is due at once, or has its former priority.

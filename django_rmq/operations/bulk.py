@@ -378,7 +378,7 @@ def purge(
     yield tally.progress(is_complete=not left)
 
 
-def tell_every_slot(
+def call_every_slot(
     broker: Broker, topic: Topic, call_of: Callable[[int], Call[str]]
 ) -> Iterator[BulkProgress]:
     """Send every slot a small call that answers a word."""

@@ -221,7 +221,7 @@ def resume(context: OperationContext, name: str) -> BulkRun:
 
 def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
     topic = context.permitted(name, Permission.PAUSE)
-    steps = bulk.tell_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
+    steps = bulk.call_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
     return context.recorded("pause" if paused else "resume", topic, "slots", steps)
 
 

@@ -105,7 +105,7 @@ class Permits:
         self._broker = broker
         self._topic = topic
 
-    def ask(self, request: str, most: int) -> tuple[int, int]:
+    def request(self, request: str, most: int) -> tuple[int, int]:
         """Return how many messages may be taken now, and how many deliveries of MAX_RATE were used for that."""
         topic = self._topic
         if not (topic.max_rate or topic.max_in_flight):
@@ -119,7 +119,7 @@ class Permits:
         by_flight = allowed.permits if topic.max_in_flight else most
         return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
 
-    def tell(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
+    def report_taken(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
         """Report the messages in flight, and give back the deliveries of MAX_RATE that were not used.
 
         ``wish``: it is remembered for a moment that N messages are wanted, so that others leave a share.
@@ -142,7 +142,7 @@ class Permits:
             # The permits stay counted for as long as the taken messages may be in flight.
             logger.warning("Cannot count the taken messages in the limits of topic %s", topic.name)
 
-    def note_end(self, slot: int, receipt: int, ended: int) -> None:
+    def report_end(self, slot: int, receipt: int, ended: int) -> None:
         """Stop counting this many messages of a delivery as in flight; with none, its permits last longer."""
         topic = self._topic
         lease_ms = 0 if ended else _lease_ms(topic)
@@ -245,7 +245,7 @@ class LongPoll:
         finally:
             # The wish of a request that has ended must not keep others back.
             if is_short and wait:
-                self._permits.tell(request, 0, 0, ())
+                self._permits.report_taken(request, 0, 0, ())
 
     def _round(
         self, owner: str, request: str, most: int, wish: int, later: list[float]
@@ -260,13 +260,13 @@ class LongPoll:
         # Nothing is due, so the request takes no permits from others.
         if first is None:
             return [], False
-        room, tokens = self._permits.ask(request, most)
+        room, tokens = self._permits.request(request, most)
         taken: list[Message] = []
         try:
             if room > 0:
                 self._prepare(owner, chain([first], due), room, taken)
         finally:
-            self._permits.tell(request, 0 if room > 0 else wish, tokens, taken)
+            self._permits.report_taken(request, 0 if room > 0 else wish, tokens, taken)
         return taken, room <= 0
 
     def _due(self, later: list[float]) -> Iterator[int]:
@@ -295,7 +295,7 @@ class LongPoll:
             room = most - len(taken)
             now = [tries.popleft() for _ in range(min(len(tries), at_once, room))]
             try:
-                replies = self._ask(owner, now, room, MOST_BYTES - size)
+                replies = self._prepare_each(owner, now, room, MOST_BYTES - size)
             except RmqError as trouble:
                 # The messages that were taken before are returned. Redis may have prepared others whose reply was lost: the
                 # consumer gets these by ``held``.
@@ -326,7 +326,7 @@ class LongPoll:
         if error is not None and not taken:
             raise error
 
-    def _ask(
+    def _prepare_each(
         self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
     ) -> list[Prepared | RmqError]:
         """Prepare in several slots, which share the room. A strict fifo slot delivers one message at a time."""
@@ -417,7 +417,7 @@ class Settlements:
             for index, word in zip(members.values(), answer, strict=True):
                 words[index] = word
             if topic.max_in_flight and (valid := len(answer) - answer.count("stale")):
-                self._permits.note_end(slot, receipt, 0 if verb == "extend" else valid)
+                self._permits.report_end(slot, receipt, 0 if verb == "extend" else valid)
         if error is not None:
             raise error
         return words

@@ -19,7 +19,7 @@ from django_rmq.message_ids import MessageIdentity, id_of, identify
 from django_rmq.operations.authorization import Permission, may_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
+from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
 from django_rmq.operations.messages import get, listing
 from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats
@@ -140,7 +140,7 @@ def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> lis
         if not isinstance(answer, RmqError):
             (reply,) = answer
             name = id_of(topic, slot, member, sealed=False)
-            copies += as_shown(context.actor, topic, list(from_look(topic, slot, member, reply, name)))
+            copies += as_shown(context.actor, topic, list(from_reply(topic, slot, member, reply, name)))
     return copies
 
 

@@ -22,7 +22,7 @@ from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
 from django_rmq.operations.context import OperationContext, identified
-from django_rmq.operations.message_view import MessageCopy, as_shown, from_look
+from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
 from django_rmq.operations.messages import gone, require_seen, whereabouts
 from django_rmq.operations.stats import WorkerList, roster_call, worker_list
 from django_rmq.operations.topic_survey import survey_topics
@@ -81,7 +81,9 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     copies: list[MessageCopy] = []
     status: MessageStatus | None = None
     for at in places:
-        copies, status = _asked(context, topic, at.slot, at.member or b"", message_id, hidden=hidden)
+        copies, status = _copies_and_status(
+            context, topic, at.slot, at.member or b"", message_id, hidden=hidden
+        )
         if status.state in ("waiting", "resting"):
             held_by = holds_of(context, topic, at.slot, at.member or b"")
         if status.state != "unknown":
@@ -97,7 +99,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     return Followed(as_shown(context.actor, topic, copies), status, held_by)
 
 
-def _asked(
+def _copies_and_status(
     context: OperationContext, topic: Topic, slot: int, member: bytes, name: str, *, hidden: bool
 ) -> tuple[list[MessageCopy], MessageStatus]:
     """Return the copies and the status of a message in one round trip, with ``name`` as its id."""
@@ -106,7 +108,7 @@ def _asked(
     looks = pipeline.add(inspect.describe_messages(topic, slot, [member]))
     pipeline.execute()
     (reply,) = looks.get()
-    copies = list(from_look(topic, slot, member, reply, name, hidden=hidden))
+    copies = list(from_reply(topic, slot, member, reply, name, hidden=hidden))
     return copies, replace(read(topic, slot, member, asked.get()), id=name)
 
 

@@ -350,7 +350,7 @@ def _whole(topic: Topic, content: Envelope) -> bytes:
     return b"[" + b",".join(content.bodies) + b"]" if topic.body == "json" else b"\n".join(content.bodies)
 
 
-def from_look(
+def from_reply(
     topic: Topic, slot: int, member: bytes, looked: DescribeReply, name: str = "", *, hidden: bool = False
 ) -> Iterator[MessageCopy]:
     """Yield the existing copies of a member, with ``name`` as their id."""

@@ -29,7 +29,7 @@ from django_rmq.message_ids import ROUNDS, MessageIdentity, Whereabouts, find_me
 from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
 from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_look
+from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_reply
 
 LONGEST_IN_CURSOR = 256
 """Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
@@ -456,14 +456,14 @@ def body(context: OperationContext, name: str, message_id: str, state: str) -> b
 
 def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
     """Return the same as ``get``, whatever the actor may see."""
-    at, reply = look_at(context, topic, message_id)
+    at, reply = locate_message(context, topic, message_id)
     if at is None or reply is None:
         raise gone(topic, message_id)
-    copies = list(from_look(topic, at.slot, at.member or b"", reply, message_id, hidden=_hides(context)))
+    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=_hides(context)))
     return as_shown(context.actor, topic, copies)
 
 
-def look_at(
+def locate_message(
     context: OperationContext, topic: Topic, message_id: str
 ) -> tuple[MessageIdentity | None, DescribeReply | None]:
     """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.

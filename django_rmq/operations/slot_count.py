@@ -76,9 +76,9 @@ def move(
     *,
     at_once: int,
     report: Callable[[DrainProgress], None],
-    complain: Callable[[ServerTrouble], None],
+    report_trouble: Callable[[ServerTrouble], None],
 ) -> DrainProgress:
-    """Move until everything is done, even while Redis fails; ``complain`` receives each error after which it tries again."""
+    """Move until everything is done, even while Redis fails; ``report_trouble`` gets each error after which it tries again."""
     answered = time.monotonic()
 
     def note(step: str, progress: DrainProgress) -> None:
@@ -95,7 +95,7 @@ def move(
             # The time counts from the last step that was done, so a move survives any number of short outages.
             if time.monotonic() - answered > PATIENCE:
                 raise
-            complain(error)
+            report_trouble(error)
             time.sleep(1.0)
 
 

@@ -285,14 +285,14 @@ def stranded(context: OperationContext) -> list[UndeclaredTopic]:
     context.actor.require(Permission.VIEW)
     context.require_all_topics()
     broker, registered = context.broker, context.broker.definitions()
-    return [_looked_at(broker, name, registered[name]) for name in _undeclared(context, registered)]
+    return [_undeclared_topic(broker, name, registered[name]) for name in _undeclared(context, registered)]
 
 
 def some_stranded(context: OperationContext) -> list[UndeclaredTopic]:
     """Return the same as ``stranded`` for at most ``MOST_STRANDED`` topics, of which ``STRANDED_SLOTS`` slots are read."""
     broker, registered = context.broker, context.broker.definitions()
     names = _undeclared(context, registered)[:MOST_STRANDED]
-    return [_looked_at(broker, name, registered[name], STRANDED_SLOTS // len(names)) for name in names]
+    return [_undeclared_topic(broker, name, registered[name], STRANDED_SLOTS // len(names)) for name in names]
 
 
 def _undeclared(context: OperationContext, registered: Iterable[str]) -> list[str]:
@@ -318,10 +318,10 @@ def find_undeclared(context: OperationContext, name: str) -> UndeclaredTopic:
         raise OperationRefused(
             f"topic {name} is being re-slotted: declare it, and let `rmqreslot` finish first"
         )
-    return _looked_at(broker, name, definition)
+    return _undeclared_topic(broker, name, definition)
 
 
-def _looked_at(
+def _undeclared_topic(
     broker: Broker, name: str, definition: Mapping[str, object], most_slots: int | None = None
 ) -> UndeclaredTopic:
     slots = max((*slot_counts(definition), *former_slot_counts(definition)))

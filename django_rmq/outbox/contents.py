@@ -65,7 +65,7 @@ def waiting(alias: str) -> list[Waiting]:
     now = now_ms()
     return [
         Waiting(name, messages, refused, None if oldest is None else max(0, now - oldest))
-        for name, messages, refused, oldest in _asked(alias, _counted(alias))
+        for name, messages, refused, oldest in _rows_if_migrated(alias, _counted(alias))
     ]
 
 
@@ -103,7 +103,7 @@ def rows(
     ``refused``: only those that the relay leaves out, or only the others.
     """
     chosen = with_sizes(_chosen(alias, topics, refused)).values(*LIGHT, "error", "failed_ms", "size")
-    answers, fitting, left = _asked(alias, chosen[:limit]), set[int](), LIST_BYTES
+    answers, fitting, left = _rows_if_migrated(alias, chosen[:limit]), set[int](), LIST_BYTES
     for values in answers:
         if values["size"] <= left:
             left -= values["size"]
@@ -167,7 +167,7 @@ def _problem(alias: str) -> str:
     return ""
 
 
-def _asked(alias: str, query: Iterable[T]) -> list[T]:
+def _rows_if_migrated(alias: str, query: Iterable[T]) -> list[T]:
     """Return the answer of a database; nothing if it has no outbox."""
     try:
         return list(query)

@@ -245,7 +245,7 @@ def write(
     ]
 
 
-def look(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] | None]:
+def read_own_and_older(alias: str, own: Sequence[StoredSend]) -> tuple[set[int], list[Older] | None]:
     """Return which of a transaction's ``own`` rows are still there, and the older rows of the same messages.
 
     The second is None if there are too many older rows, so they are left to the relay.
@@ -509,7 +509,7 @@ def _places(values: Sequence[object]) -> str:
 
 
 logger = safe_logger("django_rmq.outbox")
-_complain = LogThrottle(logger)
+_log_throttled = LogThrottle(logger)
 
 
 class OutboxSend:
@@ -526,10 +526,10 @@ class OutboxSend:
         if all(row.is_first and row.written > sure for row in self._own):  # rule: looks_for_no_older_row
             return
         try:
-            self._there, self._older = look(alias, self._own)
+            self._there, self._older = read_own_and_older(alias, self._own)
         except Exception as error:  # noqa: BLE001 - the message is sent, and sent again by the relay
             self._older = None
-            _complain("older", "Cannot look for older messages in the outbox: %s", error)
+            _log_throttled("older", "Cannot look for older messages in the outbox: %s", error)
         self._own = [row for row in self._own if row.id in self._there]
 
     @property
@@ -568,7 +568,7 @@ class OutboxSend:
         try:
             conclude(self._alias, landed, self._own, self._older)
         except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
-            _complain_of_rows(error)
+            _log_kept_rows(error)
 
     def _is_current(self, row: StoredSend | None) -> bool:
         return row is None or row.id in self._there
@@ -594,7 +594,7 @@ class DirectSend:
                         older_rows = visible(self._alias, identities)
                     self._older = [row for row in older_rows if row.id not in waiting]
             except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
-                _complain("older", "Cannot look for older messages in the outbox: %s", error)
+                _log_throttled("older", "Cannot look for older messages in the outbox: %s", error)
 
     def conclude(self, outcomes: Sequence[SendResult]) -> None:
         """Delete the older rows of what Redis has."""
@@ -609,7 +609,7 @@ class DirectSend:
             with _apart(self._alias):
                 conclude(self._alias, landed, (), self._older)
         except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
-            _complain_of_rows(error)
+            _log_kept_rows(error)
 
 
 def _apart(alias: str) -> AbstractContextManager[object]:
@@ -618,5 +618,5 @@ def _apart(alias: str) -> AbstractContextManager[object]:
     return transaction.atomic(using=alias) if is_in_block else nullcontext()
 
 
-def _complain_of_rows(error: Exception) -> None:
-    _complain("delete", "Cannot delete rows of the outbox; their messages are sent again: %s", error)
+def _log_kept_rows(error: Exception) -> None:
+    _log_throttled("delete", "Cannot delete rows of the outbox; their messages are sent again: %s", error)

@@ -109,7 +109,7 @@ def entry_batch(
         pa.array([slot] * n, pa.int32()),
     ]
     if len(schema) > len(columns):
-        rows = [_told(topic, queue, entry) for entry in entries]
+        rows = [_due_retries_and_lease(topic, queue, entry) for entry in entries]
         failures: Sequence[Death | FailureRecord | None] = deaths or [
             _failure(queue, entry) for entry in entries
         ]
@@ -153,7 +153,9 @@ def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | 
     return list(map(raw_body, repeat(topic), (entry.member for entry in entries), envelopes))
 
 
-def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
+def _due_retries_and_lease(
+    topic: Topic, queue: str, entry: Entry
+) -> tuple[float | None, int | None, float | None]:
     """Return when it is due (ms), the retries left to its delivery, and until when its delivery is valid (ms)."""
     score = entry.score
     if queue == "dead":
@@ -280,7 +282,7 @@ class LiveRows:
         while not self._is_over:
             rows: Rows = ()
             if self._rank is None:
-                rows = self._look_up()
+                rows = self._read_by_script()
                 yield rows
             else:
                 for rows in self._trip(self._rank, size, pages):
@@ -314,7 +316,7 @@ class LiveRows:
             self._place = RowPosition(float(rows[end - 1]), rows[end - 2])
         return rows[:end]
 
-    def _look_up(self) -> Rows:
+    def _read_by_script(self) -> Rows:
         """Return the entries after the place with a script, which is atomic; find the rank again."""
         after = None
         if self._place is not None and self._place.member is not None:

@@ -286,20 +286,20 @@ class Backlog:
     def __init__(self, claims: Claims, slots: int) -> None:
         self._claims = claims
         self._slots = slots
-        self._told: dict[str, object] | None = None
+        self._last_count: dict[str, object] | None = None
         self._next_count = float("-inf")
 
-    def told(self) -> dict[str, object] | None:
+    def count(self) -> dict[str, object] | None:
         """Return the last count. None: there is none, because the topic has too many slots or Redis was unavailable."""
         now = time.monotonic()
         if now >= self._next_count and self._slots <= MOST_SLOTS:
             self._next_count = now + COUNT_SECONDS
             try:
-                self._told = self._count()
+                self._last_count = self._count()
             except RmqError:
                 # The query's own requests report it.
-                self._told = None
-        return self._told
+                self._last_count = None
+        return self._last_count
 
     def _count(self) -> dict[str, object]:
         counts = self._claims.counts(range(self._slots))
@@ -355,7 +355,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._consumer = options.consumer
         self._checkpoint = self._consumer if options.text("consumerId") is None else uuid4().hex
         """The word of a checkpoint that has no offset yet. A consumer without a given name belongs to one checkpoint."""
-        self._topic = self._patience(self._look_up)
+        self._topic = self._patience(self._read_topic)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
         self._gathering = MinBatch(*gathering(options))
         self._sizing = BatchBytes(self._claims, self._topic, most_bytes(options))
@@ -371,7 +371,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
         return {name: self.__dict__[name] for name in names}
 
-    def _look_up(self) -> Topic:
+    def _read_topic(self) -> Topic:
         return topic_of(self._name, self._broker.definitions().of(self._name))
 
     @property
@@ -401,7 +401,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
         """Return the backlog, which Spark shows in its progress as ``latestOffset``. A queue has no final offset."""
-        return self._backlog.told()
+        return self._backlog.count()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Take what is due at the first poll, wherever it is, and nothing that arrives after it.
@@ -453,7 +453,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._rest = max(0, self._rest - rows)
                 return self._offset(consumer, checkpoint, number, rows)
         self._last_empty = time.monotonic()
-        self._look_for_slots()
+        self._check_slots()
         if self._rest:
             logger.warning(
                 "This run of topic %s leaves %d of the messages that were due at its start: another consumer or a worker "
@@ -467,12 +467,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claims.lease.identity.leave()
         return start
 
-    def _look_for_slots(self) -> None:
+    def _check_slots(self) -> None:
         """Check from time to time that an empty topic is empty: after a re-slotting other slots have its messages."""
         if self._last_empty < self._next_look:
             return
         self._next_look = self._last_empty + LOOK_SECONDS
-        if self._look_up().slots != self._topic.slots:
+        if self._read_topic().slots != self._topic.slots:
             raise self._claims.moved()
 
     def commit(self, end: Offset) -> None:

@@ -212,7 +212,7 @@ class PartitionSend:
         in_cluster = self._options.is_cluster
         return Target(topic, self._columns, encoding, producer, bulk, in_cluster, ahead_ms, obstacle)
 
-    def tell_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def log_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log how many rows were left out, and where they are."""
         written = [message.counts for message in messages if isinstance(message, Written)]
         left = sum(counts.get(LEFT_OUT, 0) for counts in written)
@@ -518,7 +518,7 @@ class Writer(PartitionSend, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what was left out. The messages are already sent."""
-        self.tell_left_out(messages)
+        self.log_left_out(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: sent messages stay, and merge if they are sent again."""
@@ -537,7 +537,7 @@ class StreamWriter(PartitionSend, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what was left out. The messages are already sent."""
-        self.tell_left_out(messages)
+        self.log_left_out(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: sent messages stay, and merge if they are sent again."""

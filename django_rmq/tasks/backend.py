@@ -30,7 +30,7 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
 from django_rmq.tasks.frameworks import Framework
-from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, Job, TaskRecord, look, result_of
+from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, Job, TaskRecord, describe_task, result_of
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
@@ -66,7 +66,7 @@ def find(backend: TaskBackend, key: str) -> FoundTask | None:
     task = known(broker, key)
     if task is not None and task.record.is_finished:
         return task
-    reply = look(broker, backend, key.encode())
+    reply = describe_task(broker, backend, key.encode())
     if reply is None or _is_over(reply):
         # An attempt may have ended between the two requests. A worker keeps its record before it acknowledges the message,
         # so the second read finds it.
@@ -97,7 +97,7 @@ def is_released(broker: Broker, key: str) -> bool:
     return broker.run(results.result(key)) is not None
 
 
-def note_release(key: str) -> Call[str]:
+def record_release(key: str) -> Call[str]:
     """Return the call that records that a task was sent from the topic where it waited to its queue."""
     return results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 

@@ -146,7 +146,7 @@ class StartRecords:
         self._wanted = threading.Event()
         self._starting = threading.Lock()
         self._pid = 0
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
     def begin(self, attempt: Attempt) -> None:
         """Note the start of ``attempt``, soon."""
@@ -174,7 +174,7 @@ class StartRecords:
                 try:
                     self.note()
                 except Exception as error:  # noqa: BLE001 - the thread has to go on
-                    self._complain("noted", "Cannot note which tasks run: %s", error)
+                    self._log_throttled("noted", "Cannot note which tasks run: %s", error)
 
     def note(self) -> None:
         """Note the starts that are due, in one round trip."""
@@ -189,7 +189,7 @@ class StartRecords:
                 raise answer
 
 
-_complain = LogThrottle(logger)
+_log_throttled = LogThrottle(logger)
 together = WriteBatching(lambda: connections.get_broker("worker"))
 
 PATIENCE = 10.0
@@ -303,7 +303,7 @@ class Attempt:
                 self._keep(call)
             except RmqError as trouble:
                 # The message is rolled back in any case; only the error is missing from the result.
-                _complain("kept", "The error of a task is not in its result: %s", trouble)
+                _log_throttled("kept", "The error of a task is not in its result: %s", trouble)
 
         return keep
 
@@ -512,7 +512,7 @@ def release(message: Message) -> None:
         # The queue is full. The message rests, and the task is sent later.
         raise Retry(str(error)) from None
     # The release is recorded after the send. A worker that dies between the two sends the task again, and loses none.
-    together.run(result_lookup.note_release(key))
+    together.run(result_lookup.record_release(key))
 
 
 def listeners(config: Config) -> dict[str, ListenerFunction]:

@@ -132,7 +132,7 @@ class Job(NamedTuple):
         )
 
 
-def look(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
+def describe_task(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
     """Return the description of the task's message by its topic, or None if no topic has it. Raises ``RmqError``."""
     counts = {topic.name: connections.slots_now(topic) for topic in backend.topics}
     # A re-slotting that this process has not seen may have moved the message, so the second search asks for the

@@ -62,7 +62,7 @@ def drain(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
-    open_transactions.note_opened_before()
+    open_transactions.record_opened_before()
     total = 0
     while True:
         handled = 0

@@ -53,7 +53,7 @@ class OnceListener:
             new, row = _record(connection, [argument])
             returned = self._call(connection, argument, new, row) if new else None
         if not new:
-            _note_done([argument])
+            _log_done_before([argument])
         return returned
 
     def _call_list(self, messages: list[Message]) -> object:
@@ -79,7 +79,7 @@ class OnceListener:
             if returned is False:
                 return False
             called, before = set(map(id, new)), _before_the_hold(messages)
-            _note_done([message for message in before if id(message) not in called])
+            _log_done_before([message for message in before if id(message) not in called])
             if all(message.outcome is None for message in new):
                 break
             messages = [message for message in before if id(message) in called and message.outcome is None]
@@ -191,7 +191,7 @@ def _has_lost_transaction(connection: BaseDatabaseWrapper, row: int | None) -> b
     return bool(connection.errors_occurred and row is not None and not is_there(connection, row))
 
 
-def _note_done(messages: Sequence[Message]) -> None:
+def _log_done_before(messages: Sequence[Message]) -> None:
     """Count and log messages that were processed before."""
     if not messages:
         return

@@ -38,12 +38,12 @@ class SourceWatch:
     """Returns, when called, whether loaded Python files have changed and the command can start with them."""
 
     def __init__(self) -> None:
-        self._seen = self._look()
+        self._seen = self._modified_times()
         self._broken = ""
         self._next_trial = 0.0
 
     def __call__(self) -> bool:
-        now = self._look()
+        now = self._modified_times()
         changed = [path for path, at in self._seen.items() if now.get(path) != at]
         self._seen = {**now, **{path: None for path in changed if path not in now}}
         if not changed and not (self._broken and time.monotonic() >= self._next_trial):
@@ -63,7 +63,7 @@ class SourceWatch:
         return not trouble
 
     @staticmethod
-    def _look() -> dict[Path, int | None]:
+    def _modified_times() -> dict[Path, int | None]:
         times: dict[Path, int | None] = {}
         for path in autoreload.iter_all_python_module_files():
             try:

@@ -82,7 +82,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
     coordinators.check_coordinator()
     broker = connections.get_broker("worker")
     broker.ping()
-    _look_at_server(chosen)
+    _check_server(chosen)
     known = broker.definitions()
     for topic in chosen:
         if topic.name in known.unreadable:
@@ -176,7 +176,7 @@ def _check_once(topics: list[Topic]) -> None:
         raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in flaws))
 
 
-def _look_at_server(topics: list[Topic]) -> None:
+def _check_server(topics: list[Topic]) -> None:
     """Warn about settings of the server that may lose messages, and raise an error if DURABILITY is strict.
 
     A server that refuses writes is no reason not to start: consuming may be what makes room in it.

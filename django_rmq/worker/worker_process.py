@@ -110,13 +110,13 @@ def _begun(
     topics: Iterable[Topic], options: ProcessOptions, notes: SharedNotes, parent: int, asked: list[int]
 ) -> WorkerProcess | None:
     """Return a worker as soon as Redis (or the coordinator) answers, or None if a signal or the end of the parent came first."""
-    complain = LogThrottle(logger)
+    log_throttled = LogThrottle(logger)
     while not asked and os.getppid() == parent:
         try:
             return WorkerProcess(topics, options, notes=notes, parent=parent)
         except ServerTrouble as error:
             # The process waits for its server itself. Its beats keep the watchdog from killing it.
-            complain("server", "A worker process is waiting for its server (%s)", error)
+            log_throttled("server", "A worker process is waiting for its server (%s)", error)
             notes.beat(0, False)
             time.sleep(START_SECONDS)
     return None
@@ -225,9 +225,9 @@ class BackgroundActions:
         self._run_parts = run_parts
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
-    def look(self, found: Sequence[ActionProgress]) -> None:
+    def begin_if_needed(self, found: Sequence[ActionProgress]) -> None:
         """Begin if one of these actions has not ended."""
         is_alive = self._thread is not None and self._thread.is_alive()
         if is_alive or self._stopped.is_set() or all(one.ended_ms is not None for one in found):
@@ -251,7 +251,7 @@ class BackgroundActions:
                     return
         except RmqError as error:
             # The next report begins again.
-            self._complain("actions", "An action in the background cannot continue now: %s", error)
+            self._log_throttled("actions", "An action in the background cannot continue now: %s", error)
         finally:
             # The audit trail may have used a database.
             databases.close_all()
@@ -367,7 +367,7 @@ class WorkerProcess:
                 settled=lambda: self.coordinator.wait_settled(0.0),
                 confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made afterwards
                 leaving=self._leave,
-                on_moved=self._note_move,
+                on_moved=self._record_move,
             ),
             callbacks=callbacks,
         )
@@ -394,7 +394,7 @@ class WorkerProcess:
                 self.obey,
                 self._parent or 0,
                 self.limit,
-                self._actions.look,
+                self._actions.begin_if_needed,
             ),
         ]
         return [DutyThread(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
@@ -453,7 +453,7 @@ class WorkerProcess:
         self._wants_successor = True
         self.dispatcher.stop()
 
-    def _note_move(self, topic: str) -> None:
+    def _record_move(self, topic: str) -> None:
         self._moved = True
         self._next_look = 0.0
 

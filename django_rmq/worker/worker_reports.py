@@ -181,7 +181,7 @@ class ReportDuty:
                         if self._code:
                             # Another program may have put a value of another type there. The report is written all the same.
                             with contextlib.suppress(RmqError):
-                                self._note_code_version(clock_ms)
+                                self._record_code_version(clock_ms)
                     now_ms = clock_ms + round((time.monotonic() - read_at) * 1000)
                     is_changed = self._exchange(now_ms)
                     if time.monotonic() >= cleaning:
@@ -193,7 +193,7 @@ class ReportDuty:
         finally:
             self._broker.run(delete_reports(self._worker))
 
-    def _note_code_version(self, now_ms: int) -> None:
+    def _record_code_version(self, now_ms: int) -> None:
         """Keep since when and until when workers have reported the version of this one."""
         known = self._broker.run(read_code_versions())
         before = next((one for one in known if one.name == self._code), None)

@@ -328,14 +328,14 @@ def test_requests_of_one_consumer_side_by_side_are_bounded_as_well(broker: Any) 
     consumer.send(*range(20))
     ours = Deliveries(Actor("a", "rest"), topic_of("narrow"), broker)
     permits = ours._taking._permits
-    asking, told = permits.ask, threading.Barrier(2, timeout=LONG)
+    asking, told = permits.request, threading.Barrier(2, timeout=LONG)
 
     def ask(request: str, most: int) -> Any:
         found = asking(request, most)
         told.wait()
         return found
 
-    permits.ask = ask  # type: ignore[method-assign]
+    permits.request = ask  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(ours.take, uuid.UUID(int=1), 3) for _ in range(2)]
         assert sum(len(one.result(LONG)) for one in both) == 3

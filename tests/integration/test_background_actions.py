@@ -214,7 +214,7 @@ def test_a_worker_sees_an_action_with_its_report_and_writes_one_row(
     (row,) = LogEntry.objects.all()
     assert row.change_message == f"Replay all in the background (dead, slot 1): {total} asked (admin)"
     actions = BackgroundActions("worker", bulk_actions.run_parts)
-    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0, act=actions.look)
+    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0, act=actions.begin_if_needed)
     steps = duty()
     next(steps)
     eventually(lambda: one().ended_ms is not None)

@@ -414,14 +414,14 @@ def test_while_one_probe_waits_for_a_server_others_get_what_was_known(
 
     ready = _Ready()
     with in_memory(TOPIC):
-        known = ready.look()
-        assert ready.look() is known
+        known = ready.recent_health()
+        assert ready.recent_health() is known
         ready._until = 0.0
         monkeypatch.setattr(Operations, "health", wait)
-        waiting = threading.Thread(target=ready.look)
+        waiting = threading.Thread(target=ready.recent_health)
         waiting.start()
         assert began.wait(60)
-        assert ready.look() is known
+        assert ready.recent_health() is known
         goes_on.set()
         waiting.join(60)
-        assert ready.look().findings == []
+        assert ready.recent_health().findings == []

@@ -198,7 +198,7 @@ def test_whatever_is_no_success_rolls_back(
 
 
 def test_a_listener_that_leaves_a_block_open_keeps_nothing(broker: InMemoryBroker, clock: Clock) -> None:
-    open_transactions.note_opened_before()
+    open_transactions.record_opened_before()
     left: list[Iterator[None]] = []
 
     def rows() -> Iterator[None]:

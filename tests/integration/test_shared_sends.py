@@ -52,7 +52,7 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 def _no_transaction_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget connections that other tests have left in a transaction and that are not collected yet."""
     monkeypatch.setattr(open_transactions, "_everywhere", WeakValueDictionary())
-    open_transactions.note_opened_before()
+    open_transactions.record_opened_before()
 
 
 @pytest.fixture

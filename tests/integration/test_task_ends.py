@@ -93,16 +93,16 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
             execution.run(message)
         fail(message, raised.value)
 
-    def look(*given: Any) -> Any:
+    def describe_task(*given: Any) -> Any:
         """Look at the message only after both attempts have failed; what is kept of them was read before."""
         monkeypatch.undo()
         for _ in range(2 - attempts_before):
             run_once()
-        return records.look(*given)
+        return records.describe_task(*given)
 
     for _ in range(attempts_before):
         run_once()
-    monkeypatch.setattr(backend, "look", look)
+    monkeypatch.setattr(backend, "describe_task", describe_task)
     result.refresh()
     assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 2, 2)
     assert {error.exception_class for error in result.errors} == {ValueError}

@@ -32,10 +32,10 @@ from django_rmq.admin.views.page import (
     number,
     outcomes_sentence,
     page,
+    show_outcomes,
+    show_problems,
+    show_slot_outcomes,
     so_far,
-    tell,
-    tell_problems,
-    tell_slots,
     topic_page,
 )
 from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
@@ -106,7 +106,7 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
         return HttpResponseRedirect(places.topic)
     if name in ("pause", "resume"):
         run = operations.pause(topic.name) if name == "pause" else operations.resume(topic.name)
-        tell_slots(request, _("Pause") if name == "pause" else _("Resume"), run.result())
+        show_slot_outcomes(request, _("Pause") if name == "pause" else _("Resume"), run.result())
         return HttpResponseRedirect(leave)
     act, state = ACTS.get(name), request.POST.get("state", "")
     if act is None or not act.fits(topic, state):
@@ -140,7 +140,7 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
         messages.error(request, str(error))
     else:
         undo = undo_form(pages, request, done.undo, topic, back) if done.undo else ""
-        tell(request, str(act.label), done.outcomes, undo)
+        show_outcomes(request, str(act.label), done.outcomes, undo)
     return HttpResponseRedirect(leave)
 
 
@@ -278,8 +278,8 @@ def _go_on(
     if progress.is_complete or is_stuck:
         _end_trace(request, work.run)
         undo = undo_form(pages, request, progress.undo, asked.topic, asked.back) if progress.undo else ""
-        tell(request, str(act.label), work.outcomes, undo)
-        tell_problems(request, progress)
+        show_outcomes(request, str(act.label), work.outcomes, undo)
+        show_problems(request, progress)
         if is_stuck and not progress.is_complete:
             messages.warning(request, _("The search took too long. Narrow the filter."))
         return HttpResponseRedirect(leave)
@@ -365,8 +365,8 @@ def undo_view(pages: Pages, request: HttpRequest, operations: Operations) -> Htt
     if request.method == "POST":
         try:
             progress = operations.undo(request.POST.get("deletion", "")).result()
-            tell(request, _("Undo"), progress.outcomes)
-            tell_problems(request, progress)
+            show_outcomes(request, _("Undo"), progress.outcomes)
+            show_problems(request, progress)
         except OperationRefused as error:
             messages.error(request, str(error))
     return HttpResponseRedirect(leave)

@@ -28,7 +28,7 @@ from django_rmq.admin.views.page import (
     back_of,
     page,
     short_id,
-    tell,
+    show_outcomes,
     topic_page,
 )
 from django_rmq.core.model.body_codec import dumps
@@ -284,7 +284,7 @@ def edit_view(
                 # The form stays, with what was typed.
                 banner, status = pages.banner_of(request, error)
             else:
-                tell(request, _("Edit and replay"), done.outcomes)
+                show_outcomes(request, _("Edit and replay"), done.outcomes)
                 return HttpResponseRedirect(leave)
     else:
         dead = _dead_copy(operations, topic, short_id(message_id))
@@ -358,7 +358,7 @@ def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
             # The form stays, with what was typed.
             banner, status = pages.banner_of(request, error)
         else:
-            tell(request, _("Send"), {sent.status: 1})
+            show_outcomes(request, _("Send"), {sent.status: 1})
             return HttpResponseRedirect(places.topic)
     return pages.render(
         request,

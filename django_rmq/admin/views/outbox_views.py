@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.body_display import summary, visible
-from django_rmq.admin.views.page import PageAddresses, Pages, page, tell
+from django_rmq.admin.views.page import PageAddresses, Pages, page, show_outcomes
 from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import Operations, OutboxRow, Permission
 from django_rmq.operations.health import USUAL_LIMITS
@@ -77,9 +77,9 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
     else:
         try:
             if act == "retry":
-                tell(request, _("Retry"), operations.retry_outbox(ids))
+                show_outcomes(request, _("Retry"), operations.retry_outbox(ids))
             else:
-                tell(request, _("Delete"), operations.delete_outbox(ids))
+                show_outcomes(request, _("Delete"), operations.delete_outbox(ids))
         except CallerError as error:
             if isinstance(error, NotPermitted):
                 raise

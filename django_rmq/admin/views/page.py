@@ -109,7 +109,7 @@ class PageAddresses:
     export: str = ""
 
 
-_complain = LogThrottle(logging.getLogger("django_rmq.admin"))
+_log_throttled = LogThrottle(logging.getLogger("django_rmq.admin"))
 
 View = Callable[..., HttpResponseBase]
 Answer = TypeVar("Answer", bound=HttpResponseBase)
@@ -297,7 +297,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return what a page says about an error, and its status."""
         text = str(error)
         if isinstance(error, ServerTrouble):
-            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            _log_throttled(type(error), "A page of the admin could not be shown: %s", error)
             if not text.startswith("Redis "):
                 return Banner(_("A server is unavailable."), text), 503
             title = _("Redis refuses writes.") if error.refuses_writes else _("Redis is unavailable.")
@@ -309,7 +309,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             return Banner(_("This has changed in the meantime."), text), 409
         if isinstance(error, ConfigurationError):
             # They contain more than users with the permission to see topics may see.
-            _complain(type(error), "A page of the admin could not be shown: %s", error)
+            _log_throttled(type(error), "A page of the admin could not be shown: %s", error)
             return Banner(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
         return Banner(_("This action is not possible."), text), 400
 
@@ -341,7 +341,7 @@ def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
     return _(", ").join(parts) or _("nothing")
 
 
-def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int], undo: str = "") -> None:
+def show_outcomes(request: HttpRequest, what: str, outcomes: Mapping[str, int], undo: str = "") -> None:
     """Show the outcomes of an action. ``undo``: the form that undoes it."""
     did = any(count and word in DID for word, count in outcomes.items())
     text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": outcomes_sentence(outcomes)}
@@ -350,16 +350,16 @@ def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int], undo: str
     )
 
 
-def tell_slots(request: HttpRequest, what: str, progress: BulkProgress) -> None:
+def show_slot_outcomes(request: HttpRequest, what: str, progress: BulkProgress) -> None:
     """Show the outcomes of an action on all slots."""
     slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
     outcomes = outcomes_sentence(progress.outcomes)
     text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
     messages.success(request, text)
-    tell_problems(request, progress)
+    show_problems(request, progress)
 
 
-def tell_problems(request: HttpRequest, progress: BulkProgress) -> None:
+def show_problems(request: HttpRequest, progress: BulkProgress) -> None:
     """Show which slots could not be processed."""
     for problem in progress.problems[:5]:
         messages.error(request, problem)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.labels import timing_text
-from django_rmq.admin.views.page import Banner, PageAddresses, Pages, page, tell
+from django_rmq.admin.views.page import Banner, PageAddresses, Pages, page, show_outcomes
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
 from django_rmq.operations import Operations, Permission, ScheduleStats
@@ -65,13 +65,13 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
     try:
         if act == "run":
             operations.run_schedule(name)
-            tell(request, _("Run now"), {"stored": 1})
+            show_outcomes(request, _("Run now"), {"stored": 1})
         elif act == "pause":
-            tell(request, _("Pause"), {operations.pause_schedule(name): 1})
+            show_outcomes(request, _("Pause"), {operations.pause_schedule(name): 1})
         elif act == "resume":
-            tell(request, _("Resume"), {operations.resume_schedule(name): 1})
+            show_outcomes(request, _("Resume"), {operations.resume_schedule(name): 1})
         elif act == "reset":
-            tell(request, _("Reset"), {operations.reset_schedule(name): 1})
+            show_outcomes(request, _("Reset"), {operations.reset_schedule(name): 1})
         else:
             messages.error(request, _("This action is not available for these messages."))
     except CallerError as error:
@@ -98,7 +98,7 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
     if request.method == "POST" and form.is_valid():
         changes = {**form.cleaned_data, "cron": form.cleaned_data["cron"].strip() or None}
         try:
-            tell(request, _("Edit"), {operations.edit_schedule(one.name, changes): 1})
+            show_outcomes(request, _("Edit"), {operations.edit_schedule(one.name, changes): 1})
         except CallerError as error:
             if isinstance(error, NotPermitted):
                 raise

@@ -24,7 +24,15 @@ from django_rmq.admin.labels import CLAIM_STATES, STATES, audited, state_label, 
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings import findings_panel
-from django_rmq.admin.views.page import PageAddresses, Pages, back_of, number, tell, tell_problems, topic_page
+from django_rmq.admin.views.page import (
+    PageAddresses,
+    Pages,
+    back_of,
+    number,
+    show_outcomes,
+    show_problems,
+    topic_page,
+)
 from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, RmqError, WrongType
@@ -359,8 +367,8 @@ def _act_on_claims(
                 messages.warning(request, _("Not all are returned yet. Do it again."))
                 break
         run.close()
-        tell(request, str(CLAIM_ACTS[name]), run.progress.outcomes)
-        tell_problems(request, run.progress)
+        show_outcomes(request, str(CLAIM_ACTS[name]), run.progress.outcomes)
+        show_problems(request, run.progress)
     return HttpResponseRedirect(places.claims)
 
 

@@ -112,7 +112,7 @@ class ClusterBroker(RedisBroker):
         except RedisError as error:
             raise translate(error) from error
 
-    def _ear(self) -> Reply:
+    def _subscription_client(self) -> Reply:
         # A Redis Cluster forwards published messages to all nodes, so a subscription to any of them suffices.
         try:
             return self.client.some_node().client

@@ -154,7 +154,7 @@ class Topology:
         self._serving: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._primaries: list[Node] = []
         self._is_stale = True
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
 
     def node(self, host: str, port: int) -> Node:
         """Return the node at an address."""
@@ -191,7 +191,7 @@ class Topology:
         with self._lock:
             trouble: RedisError = redis.ConnectionError("no node of the cluster serves anything")
             # Many threads get the same MOVED at once; the first of them has just asked for all.
-            if time.monotonic() - self._looked_at < REFRESH_SECONDS:
+            if time.monotonic() - self._read_at < REFRESH_SECONDS:
                 if not self._primaries:
                     raise trouble
                 return
@@ -206,21 +206,22 @@ class Topology:
                     continue
                 # A node that has not joined a cluster yet, or was reset, knows no hash slots.
                 if rows:
-                    self._note(node, rows)
+                    self._store_topology(node, rows)
                     self._is_stale = False
                     break
-            self._looked_at = time.monotonic()
+            self._read_at = time.monotonic()
             if not self._primaries:
                 raise trouble
 
-    def _note(self, told_by: Node, rows: list[Reply]) -> None:
+    def _store_topology(self, reported_by: Node, rows: list[Reply]) -> None:
         serving: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         present = set(self._seeds)
         primaries: dict[Node, None] = {}
         for first, last, *replicated in rows:
             # The primary comes first; a node that does not know its own address sends an empty one.
             nodes = [
-                self.node(host.decode() if host else told_by.host, int(port)) for host, port, *_ in replicated
+                self.node(host.decode() if host else reported_by.host, int(port))
+                for host, port, *_ in replicated
             ]
             present.update(nodes)
             primaries.update(dict.fromkeys(nodes[:1]))

@@ -136,7 +136,7 @@ class NodeTrip:
         try:
             self._cluster.refresh()
         except RedisError as error:
-            self._note_unsent(routed_commands, error)
+            self._mark_unsent(routed_commands, error)
             return
         for routed in routed_commands:
             routed.repeat = False
@@ -158,7 +158,7 @@ class NodeTrip:
         try:
             connection = node.connect()
         except RedisError as error:
-            self._note_unsent(group, error)
+            self._mark_unsent(group, error)
             return
         self._departed.append((node, connection, group))
         try:
@@ -168,7 +168,7 @@ class NodeTrip:
         except RedisError as error:
             self._departed.pop()
             give_back(node.client, connection, broken=True)
-            self._note_unsent(group, error)
+            self._mark_unsent(group, error)
             return
         commands: list[Sequence[object]] = []
         for routed in group:
@@ -183,14 +183,14 @@ class NodeTrip:
             # A part of the commands may have been sent, so it is unknown which of them ran.
             self._departed.pop()
             give_back(node.client, connection, broken=True)
-            self._note_lost(node, group, error)
+            self._mark_lost(node, group, error)
 
-    def _note_unsent(self, group: Iterable[RoutedCommand], error: RedisError) -> None:
+    def _mark_unsent(self, group: Iterable[RoutedCommand], error: RedisError) -> None:
         self._cluster.doubt()
         for routed in group:
             routed.reply, routed.repeat = error, True
 
-    def _note_lost(self, node: Node, group: Iterable[RoutedCommand], error: RedisError) -> None:
+    def _mark_lost(self, node: Node, group: Iterable[RoutedCommand], error: RedisError) -> None:
         node.failed(error)
         self._cluster.doubt()
         for routed in group:
@@ -221,7 +221,7 @@ class NodeTrip:
                 routed.reply = error
             except RedisError as error:
                 # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
-                self._note_lost(node, group[at:], error)
+                self._mark_lost(node, group[at:], error)
                 give_back(node.client, connection, broken=True)
                 self._confirm_nothing()
                 return
@@ -230,7 +230,7 @@ class NodeTrip:
             try:
                 confirmed = read_confirmed(self._wanted, connection)
             except RedisError as error:
-                self._note_lost(node, (), error)
+                self._mark_lost(node, (), error)
                 give_back(node.client, connection, broken=True)
                 self._confirm_nothing()
                 return

@@ -120,10 +120,10 @@ class RedisCoordinator(SharedCoordinator):
         try:
             return self._turn()
         except ServerTrouble as error:
-            self._complain("redis", "Redis is unavailable (%s); trying again", error)
+            self._log_throttled("redis", "Redis is unavailable (%s); trying again", error)
             return min(RETRY_SECONDS, self._beat_seconds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
-            self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
+            self._log_throttled("beat", "A heartbeat failed: %s", error, exc_info=True)
             return self._beat_seconds
 
     def _leave(self) -> None:
@@ -147,7 +147,7 @@ class RedisCoordinator(SharedCoordinator):
         # Another process has joined with this id meanwhile, or the maximum number of workers is reached.
         if beat.status != "ok":
             self._lose()
-            self._complain(
+            self._log_throttled(
                 beat.status,
                 "Redis no longer accepts this worker (%s)",
                 ConfigurationError(f"{beat.status}: {whose(beat.rival)}" if beat.rival else beat.status),
@@ -191,7 +191,7 @@ class RedisCoordinator(SharedCoordinator):
         if beat.workers is not None:
             if beat.members != self._members:
                 self._changed_at = uptime()
-            self._live_workers = read_workers(beat.workers, self._complain)
+            self._live_workers = read_workers(beat.workers, self._log_throttled)
         if beat.plan is not None:
             self._number, self._basis = beat.number, beat.basis
             if beat.plan != self._raw or self._plan is None:
@@ -248,7 +248,7 @@ class RedisCoordinator(SharedCoordinator):
             except RmqError:
                 self._stopped.wait(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - beats go on without news
-                self._complain("news", "The subscription failed; heartbeats continue: %s", error)
+                self._log_throttled("news", "The subscription failed; heartbeats continue: %s", error)
                 self._stopped.wait(1.0)
             finally:
                 if changes is not None:

@@ -217,7 +217,7 @@ class SharedCoordinator(Coordinator):
         self._next_full = 0.0
         """The ``uptime`` from which this worker may report again for which topics it has no free thread."""
         self._stop_seconds = 1.0
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
         self._stopped, self._poked = threading.Event(), threading.Event()
         self._ownership = SlotOwnership(own, disown)
         self._changed = self._ownership.changed
@@ -340,7 +340,7 @@ class SharedCoordinator(Coordinator):
         try:
             self._last_plan = decode()
         except ValueError as error:
-            self._complain("plan", "The assignment cannot be read and is computed again: %s", error)
+            self._log_throttled("plan", "The assignment cannot be read and is computed again: %s", error)
             return None
         return self._last_plan
 

@@ -158,16 +158,16 @@ def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
 def _check(keys: tuple[Key, ...]) -> list[str]:
     """Return the code that checks the types of ``keys``. It looks at keys that most slots lack only where one of them exists."""
 
-    def looks(keys: list[Key]) -> str:
+    def type_checks(keys: list[Key]) -> str:
         return " or ".join(f"mistyped('{key.type.lower()}', {key.name})" for key in keys)
 
     rare = [key for key in keys if key.name in _RARE]
     common = [key for key in keys if key.name not in _RARE]
-    code = [f"local wrong = {looks(common) or 'nil'}"]
+    code = [f"local wrong = {type_checks(common) or 'nil'}"]
     if rare:
         code += [
             f"local unusual = redis.call('EXISTS', {', '.join(key.name for key in rare)}) > 0",
-            f"if unusual and not wrong then wrong = {looks(rare)} end",
+            f"if unusual and not wrong then wrong = {type_checks(rare)} end",
         ]
     return [*code, "if wrong then return wrong end"]
 

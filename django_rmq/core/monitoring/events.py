@@ -66,7 +66,7 @@ class EventStream:
         self._noted: deque[_Noted] = deque()
         self._waiting = 0
         self._dropped = 0
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_publishing = False
@@ -162,7 +162,7 @@ class EventStream:
         with self._changed:
             self._dropped += taken
         text = f"Events of up to {taken} messages could not be published: %s"
-        self._complain("publish", text, error, exc_info=exc_info)
+        self._log_throttled("publish", text, error, exc_info=exc_info)
 
 
 def _line(event: dict[str, object]) -> bytes:

@@ -68,7 +68,7 @@ class TimesCount:
         self._broker = broker
         self._counted: defaultdict[Topic, _Counted] = defaultdict(_Counted)
         self._lock = threading.Lock()
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
     def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
         """Count messages that were just delivered. Priorities and retries have no due time, so they are not counted."""
@@ -108,7 +108,9 @@ class TimesCount:
                 late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
                 self._broker.run(activity.count_times(topic, counted.late, late_ms, counted.took, took_us))
             except RmqError as error:
-                self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
+                self._log_throttled(
+                    "times", "Lateness and duration of messages could not be recorded: %s", error
+                )
 
 
 def _add(counts: list[int], values_ms: list[float]) -> None:

@@ -217,11 +217,14 @@ class RedisBroker:
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(self._ear(), {wake_channel(self.prefix, topic.name): topic.name for topic in topics})
+        return Wakeups(
+            self._subscription_client(),
+            {wake_channel(self.prefix, topic.name): topic.name for topic in topics},
+        )
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
-        return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+        return Wakeups(self._subscription_client(), {workers_channel(self.prefix): ""})
 
     def publish_events(self, payload: bytes) -> int:
         """Publish events; return how many subscribers received them (on a cluster: those of one node)."""
@@ -229,9 +232,9 @@ class RedisBroker:
 
     def events(self) -> Events:
         """Subscribe to the events of messages."""
-        return Events(self._ear(), {events_channel(self.prefix): ""})
+        return Events(self._subscription_client(), {events_channel(self.prefix): ""})
 
-    def _ear(self) -> object:
+    def _subscription_client(self) -> object:
         """Return the client used for subscriptions."""
         return self.client
 

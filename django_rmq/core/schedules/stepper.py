@@ -53,7 +53,7 @@ class Stepper:
         self._broker = broker
         self._topics = topics
         self._sent = sent
-        self._complain = LogThrottle(logger)
+        self._log_throttled = LogThrottle(logger)
 
     def step(self, also: str = "") -> float:
         """Take one step of each schedule; return the seconds until there is another one.
@@ -74,7 +74,7 @@ class Stepper:
             try:
                 pause = min(pause, self._step(record, now_ms))
             except CallerError as error:
-                self._complain(record.name, f"Schedule {record.name} does not run: %s", error)
+                self._log_throttled(record.name, f"Schedule {record.name} does not run: %s", error)
             except RmqError as error:
                 trouble = trouble or error  # a node may be down: the other schedules continue
         if trouble is not None:
@@ -182,7 +182,7 @@ class Stepper:
                 error = TopicFull(
                     f"slot {slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
                 )
-                self._complain(record.name, f"Schedule {record.name} waits: %s", error)
+                self._log_throttled(record.name, f"Schedule {record.name} waits: %s", error)
                 return False
             if answer == "stored":
                 self._sent(

@@ -72,7 +72,7 @@ class Command(RmqCommand):
         for topic_audit, row in zip(audits, rows, strict=True):
             if options["strays"]:
                 check_is_settled(topic_audit.topic, registered.get(topic_audit.topic.name, {}))
-            strays += self._look_further(operations, topic_audit.topic, row, options)
+            strays += self._add_overdue_and_strays(operations, topic_audit.topic, row, options)
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -85,7 +85,9 @@ class Command(RmqCommand):
         if strays:
             raise CommandError(f"{strays} strays are left; use --repair", returncode=1)
 
-    def _look_further(self, operations: Operations, topic: Topic, row: _Row, options: Options) -> int:
+    def _add_overdue_and_strays(
+        self, operations: Operations, topic: Topic, row: _Row, options: Options
+    ) -> int:
         """Add overdue messages and strays to ``row``; return how many strays are left."""
         late = overdue(operations.broker, topic)
         row["oldest_due_seconds"] = late.oldest_due_seconds

@@ -69,7 +69,7 @@ class Command(RmqCommand):
             question = f"{messages} messages of {topic.name} are returned. Their query must be stopped."
             self.confirm(question, topic.name, options)
         run = operations.return_claims(topic.name, consumer, spent=options["spent"])
-        self.tell(topic.name, self.follow(run, f"return claims of {topic.name}", options), options)
+        self.print_outcomes(topic.name, self.follow(run, f"return claims of {topic.name}", options), options)
 
 
 def _rows(found: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:

@@ -47,7 +47,7 @@ class Command(RmqCommand):
         operations, name, state = self.operations(), options["topic"], options["state"]
         if options["undo"]:
             run = operations.undo(options["undo"], [name])
-            self.tell(name, self.follow(run, f"undo {name}", options), options)
+            self.print_outcomes(name, self.follow(run, f"undo {name}", options), options)
             return
         if state is None:
             raise CommandError("give --state, or --undo", returncode=2)
@@ -75,11 +75,11 @@ class Command(RmqCommand):
                 raise CommandError("--background takes no --limit", returncode=2)
             is_plain = wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
             kind: ActionKind = "purge" if is_plain else "delete"
-            self.tell_started(operations.start_action(name, kind, state, wanted, keep=keep))
+            self.print_started(operations.start_action(name, kind, state, wanted, keep=keep))
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
         progress = self.follow(run, f"purge {name}", options)
-        self.tell(name, progress, options)
+        self.print_outcomes(name, progress, options)
         if progress.undo and not options["json"]:
             self.stdout.write(
                 f"To bring {progress.kept} back: manage.py rmqpurge {name} --undo {progress.undo}"

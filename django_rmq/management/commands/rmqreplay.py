@@ -71,19 +71,19 @@ class Command(RmqCommand):
             counted = self.follow(operations.replay_all(name, wanted, dry_run=True), "counting", options)
             matching = min(counted.outcomes.get("matching", 0), options["limit"] or counted.total)
             if options["dry_run"] or not matching:
-                self._foretell(operations, name, wanted, counted, options)
+                self._print_dry_run(operations, name, wanted, counted, options)
                 return
             self.confirm(f"{messages_text(matching)} of {name} will be sent again.", "yes", options)
         if options["background"]:
             if options["limit"] is not None:
                 raise CommandError("--background takes no --limit", returncode=2)
-            self.tell_started(operations.start_action(name, "replay", "dead", wanted, rate=options["rate"]))
+            self.print_started(operations.start_action(name, "replay", "dead", wanted, rate=options["rate"]))
             return
         limits = Limits(messages=options["limit"], rate=options["rate"])
         run = operations.replay_all(name, wanted, limits=limits)
-        self.tell(name, self.follow(run, f"replay {name}", options), options)
+        self.print_outcomes(name, self.follow(run, f"replay {name}", options), options)
 
-    def _foretell(
+    def _print_dry_run(
         self, operations: Operations, name: str, wanted: Filter, found: BulkProgress, options: Options
     ) -> None:
         """Print how many messages would be replayed, and of how many of them an error has which class."""
@@ -94,18 +94,20 @@ class Command(RmqCommand):
         if options["json"]:
             self.print_json({**progress_as_json(found), "classes": classes, "classes_of": grouped.looked_at})
         else:
-            self.foretell(name, found, "replayed", options)
+            self.print_count(name, found, "replayed", options)
             if not grouped.is_complete:
                 self.stdout.write(f"classes of the {grouped.looked_at} that died last:")
             self._write_classes(classes)
-        self.complain(found)
+        self.raise_problems(found)
 
     def _write_classes(self, classes: Counter[str]) -> None:
         width = len(str(max(classes.values(), default=0)))
         for name, count in sorted(classes.items(), key=lambda pair: (-pair[1], pair[0])):
             self.stdout.write(f"  {count:>{width}}  {one_line(name) or 'no class of an error'}")
 
-    def _foretell_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
+    def _print_dry_run_of_named(
+        self, operations: Operations, name: str, ids: list[str], options: Options
+    ) -> None:
         outcomes: dict[str, str] = {}
         classes = Counter[str]()
         for one in dict.fromkeys(ids):
@@ -122,11 +124,11 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"{name}: {messages_text(classes.total())} would be replayed")
             self._write_classes(classes)
-        self._complain_of(len(outcomes) - classes.total(), len(outcomes))
+        self._raise_missed(len(outcomes) - classes.total(), len(outcomes))
 
     def _replay_named(self, operations: Operations, name: str, ids: list[str], options: Options) -> None:
         if options["dry_run"]:
-            self._foretell_named(operations, name, ids, options)
+            self._print_dry_run_of_named(operations, name, ids, options)
             return
         if options["new_body"] is None:
             result = operations.replay(name, ids)
@@ -141,8 +143,8 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"{name}: {outcomes_text(result.outcomes)}")
         replayed = sum(result.outcomes.get(word, 0) for word in ("replayed", "merged"))
-        self._complain_of(len(result.found) - replayed, len(result.found))
+        self._raise_missed(len(result.found) - replayed, len(result.found))
 
-    def _complain_of(self, missed: int, named: int) -> None:
+    def _raise_missed(self, missed: int, named: int) -> None:
         if missed:
             raise CommandError(f"{missed} of {messages_text(named)} are not dead", returncode=1)

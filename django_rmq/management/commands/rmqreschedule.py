@@ -87,7 +87,7 @@ class Command(RmqCommand):
         if not self.confirmed(name, lambda: run(dry_run=True), "rescheduled", question, "yes", options):
             return
         limits = Limits(messages=options["limit"], rate=options["rate"])
-        self.tell(name, self.follow(run(limits), f"reschedule {name}", options), options)
+        self.print_outcomes(name, self.follow(run(limits), f"reschedule {name}", options), options)
 
     def _reschedule_named(
         self, operations: Operations, name: str, ids: list[str], new: dict[str, Any], options: Options

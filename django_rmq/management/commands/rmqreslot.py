@@ -51,7 +51,7 @@ class Command(RmqCommand):
         plan = slot_count.plan(broker, topic, options["slots"])
         slots = plan.slots
         if options["dry_run"]:
-            self._foretell(plan, is_text=is_text)
+            self._print_plan(plan, is_text=is_text)
             return
         change = slot_count.begin(broker, topic, slots)
         if change is None:
@@ -68,7 +68,7 @@ class Command(RmqCommand):
             change,
             at_once=options["at_once"],
             report=self._report() if is_text else lambda _progress: None,
-            complain=lambda error: self.stderr.write(f"{error}; trying again"),
+            report_trouble=lambda error: self.stderr.write(f"{error}; trying again"),
         )
         if not is_text:
             self.print_json(_as_json(topic.name, change.before, slots, progress.moved, progress.strays))
@@ -80,7 +80,7 @@ class Command(RmqCommand):
         if operations.config.topic(topic.name).slots != slots:
             self.stdout.write(f'Write "SLOTS": {slots} into the settings')
 
-    def _foretell(self, plan: slot_count.SlotCountPlan, *, is_text: bool) -> None:
+    def _print_plan(self, plan: slot_count.SlotCountPlan, *, is_text: bool) -> None:
         if plan.obstacle:
             raise ConfigurationError(f'topic "{plan.topic.name}" cannot be re-slotted: {plan.obstacle}')
         if not is_text:

@@ -140,7 +140,7 @@ class Command(RmqCommand):
                 name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
             )
             progress = self.follow(run, f"retire {name}", options)
-            self.tell(name, progress, options)
+            self.print_outcomes(name, progress, options)
             if not progress.is_complete:
                 raise CommandError(
                     f"{name} still holds messages that {options['move_to']} refused: see the counts above",

@@ -112,7 +112,7 @@ class Archive(Pipeline):
         archived = found.select(*KEY).join(safe, list(KEY), "left_semi")
         outcomes = tally(context, dead_rows.discard(archived, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
-        context.say(f"{topic}: {told(outcomes)}")
+        context.say(f"{topic}: {outcomes_text(outcomes)}")
 
 
 def archived_columns(dead: DataFrame, slots: dict[str, int]) -> DataFrame:
@@ -146,7 +146,7 @@ def tally(context: Context, outcomes: DataFrame) -> dict[str, int]:
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}
 
 
-def told(outcomes: dict[str, int]) -> str:
+def outcomes_text(outcomes: dict[str, int]) -> str:
     """Return outcomes in readable form."""
     return ", ".join(f"{count} {word}" for word, count in outcomes.items()) or "nothing to do"
 
@@ -194,7 +194,7 @@ class Replay(Pipeline):
             return
         outcomes = self._replay(context, topic.name, messages, from_archive=bool(options["archive"]))
         record(context.actor, "replay", topic.name, outcomes, "archive" if options["archive"] else "dead")
-        context.say(f"{topic.name}: {told(outcomes)}")
+        context.say(f"{topic.name}: {outcomes_text(outcomes)}")
         if outcomes.get("unplaced"):
             raise LostRace(
                 f"{outcomes['unplaced']} messages were sent with slot_basis=, which is not stored, and "

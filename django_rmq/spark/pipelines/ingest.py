@@ -248,7 +248,7 @@ class Ingest(Pipeline):
             planned = pieces.planned() or {}
         left_out = _LeftOut(context, options["bad"])
         pieces.send(planned, **pace)
-        context.say(left_out.told(sum(planned.values()), topic))
+        context.say(left_out.result_text(sum(planned.values()), topic))
 
     def _send(self, context: Context, topic: Topic, given: dict[str, str], options: Options) -> None:
         """Send all at once, or only show it."""
@@ -266,7 +266,7 @@ class Ingest(Pipeline):
                 return
             left_out = _LeftOut(context, options["bad"])
             context.write(cached, topic.name, pastTimes=options["past_times"], badRows=options["bad"])
-            context.say(left_out.told(sent, topic))
+            context.say(left_out.result_text(sent, topic))
 
 
 class _LeftOut:
@@ -276,7 +276,7 @@ class _LeftOut:
         self._context, self._path = context, path
         self._before = self._count()
 
-    def told(self, messages: int, topic: Topic) -> str:
+    def result_text(self, messages: int, topic: Topic) -> str:
         """Return what became of ``messages``."""
         left_out = self._count() - self._before
         more = f"; {left_out} could not be sent and are in {self._path}" if left_out else ""

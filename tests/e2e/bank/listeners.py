@@ -36,14 +36,14 @@ def transfer(message: Message) -> None:
                 raise Retry("at random", delay=0.1)
 
 
-_note_done = once._note_done
+_log_done_before = once._log_done_before
 
 
 def _write_down(messages: list[Message]) -> None:
     """Count the deliveries for which the listener was not called, a byte for each."""
     with (WORKER_DATA / "again").open("ab") as file:
         file.write(b"." * len(messages))
-    _note_done(messages)
+    _log_done_before(messages)
 
 
 if os.environ.get("WORKER_POINTS"):
@@ -52,4 +52,4 @@ if os.environ.get("WORKER_POINTS"):
     wrapper._commit = points.wrapped(
         wrapper._commit, before="before-database-commit", after="after-database-commit"
     )
-    vars(once)["_note_done"] = _write_down
+    vars(once)["_log_done_before"] = _write_down

@@ -121,9 +121,9 @@ class PublishedDefinitions:
     """The definitions of topics: ``registered`` reads them from Redis; while it raises, the published ones apply."""
 
     def __init__(
-        self, registered: Callable[[], Mapping[str, Definition]], complain: Callable[..., None]
+        self, registered: Callable[[], Mapping[str, Definition]], log_throttled: Callable[..., None]
     ) -> None:
-        self._registered, self._complain = registered, complain
+        self._registered, self._log_throttled = registered, log_throttled
         self._published: dict[str, bytes] | None = None
         """The published definitions, or None if they have not been read in this session."""
 
@@ -139,7 +139,7 @@ class PublishedDefinitions:
         try:
             registered = self._registered()
         except RmqError as error:
-            self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
+            self._log_throttled("definitions", "Using the definitions published in ZooKeeper: %s", error)
             return {
                 name: definition
                 for name, text in self._published.items()
@@ -150,7 +150,7 @@ class PublishedDefinitions:
                 session, self._published, _wanted_definitions(registered, live_workers)
             )
         except ServerRefused as error:
-            self._complain("publish", "Cannot publish definitions in ZooKeeper: %s", error)
+            self._log_throttled("publish", "Cannot publish definitions in ZooKeeper: %s", error)
         return registered
 
 
@@ -239,7 +239,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             worker, own, disown, session_seconds=ensemble.session_seconds, audit_seconds=audit_seconds
         )
         self.ensemble = ensemble
-        self._definitions = PublishedDefinitions(registered, self._complain)
+        self._definitions = PublishedDefinitions(registered, self._log_throttled)
         self._token = token
         self._is_strict = is_strict
         self._beat_seconds = min(LONGEST_BEAT, ensemble.session_seconds / 3)
@@ -288,11 +288,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
         except (ServerRefused, ConfigurationError) as error:
             # The attempt is repeated even after an error that a person has to correct.
             self._give_up()
-            self._complain("refused", "ZooKeeper no longer accepts this worker: %s", error)
+            self._log_throttled("refused", "ZooKeeper no longer accepts this worker: %s", error)
             return self.session_seconds
         except ServerTrouble as error:
             self._be_alone()
-            self._complain("zookeeper", "ZooKeeper is unavailable (%s); trying again", error)
+            self._log_throttled("zookeeper", "ZooKeeper is unavailable (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
             # A person has deleted the nodes at the path; joining creates them again.
@@ -300,7 +300,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._give_up()
             return RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
-            self._complain("look", "Cannot read from ZooKeeper: %s", error, exc_info=True)
+            self._log_throttled("look", "Cannot read from ZooKeeper: %s", error, exc_info=True)
             return self._beat_seconds
 
     def _leave(self) -> None:
@@ -435,7 +435,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._live_workers_of != self._members:
-            self._live_workers = read_workers(node_tree.records(session, self._ids), self._complain)
+            self._live_workers = read_workers(node_tree.records(session, self._ids), self._log_throttled)
             self._live_workers_of = self._members
         topics = served_topics(
             self._live_workers, self._definitions.known(session, self._live_workers.values())

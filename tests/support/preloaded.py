@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -26,27 +27,46 @@ from typing import Any, NoReturn
 LIBRARIES = (
     "PIL.ImageDraw",
     "PIL.ImageFont",
+    "cronsim",
     "django.contrib.admin",
+    "django.contrib.messages.middleware",
     "django.contrib.postgres.fields",
+    "django.contrib.sessions.middleware",
+    "django.contrib.staticfiles.storage",
+    "django.core.cache.backends.locmem",
     "django.core.management.commands.check",
+    "django.core.management.commands.makemigrations",
     "django.core.management.commands.migrate",
     "django.core.servers.basehttp",
     "django.core.wsgi",
     "django.db.backends.sqlite3.base",
+    "django.middleware.clickjacking",
+    "django.middleware.common",
+    "django.middleware.locale",
+    "django.middleware.security",
     "django.test",
+    "django_tasks",
+    "drf_spectacular.utils",
     "inflection",
     "jsonschema",
     "markdown",
     "prometheus_client",
     "psycopg",
-    "pydantic",
+    "pydantic.fields",
+    "pydantic.type_adapter",
     "pygments.formatters",
     "redis.asyncio",
     "requests",
     "uritemplate",
     "yaml",
 )
-OURS = ("django_rmq.message_ids", "django_rmq.worker.startup", "django_rmq.worker.worker_process")
+OURS = (
+    "django_rmq.message_ids",
+    "django_rmq.metrics",
+    "django_rmq.operations",
+    "django_rmq.worker.startup",
+    "django_rmq.worker.worker_process",
+)
 
 STARTS_WITHIN = 60.0
 NOBODY_ASKS = 5.0
@@ -235,6 +255,22 @@ def run(arguments: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *arguments])
 
 
+def end(code: int) -> NoReturn:
+    """End as a child of `multiprocessing` does: threads and ``atexit`` have their turn, but nothing is torn down.
+
+    To tear down writes to every page that the fork shares with the server, and so copies it.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        # Python itself says what is wrong with its streams.
+        sys.exit(code)
+    os._exit(code)
+
+
 def preload() -> None:
     import gc
     from importlib import import_module
@@ -249,6 +285,13 @@ def preload() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         preload()
-        run(serve(sys.argv[2]))
+        code = 0
+        try:
+            run(serve(sys.argv[2]))
+        except SystemExit as ended:
+            if isinstance(ended.code, str):
+                raise
+            code = ended.code or 0
+        end(code)
     else:
         sys.exit(ask(sys.argv[2], sys.argv[3:]))

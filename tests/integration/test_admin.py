@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -1277,22 +1276,6 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
             answer = client.post(url(name, "timed"), data)
             assert answer.status_code == 503
         assert '"2040-01-01T00:00"' in text(answer), "the form of the message has lost what was typed"
-
-
-def test_a_full_redis_is_not_called_unavailable_and_the_form_keeps_its_message(
-    log_in: Callable[..., Client],
-) -> None:
-    client = log_in("*")
-    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
-        assert client.get(url("send", "timed")).status_code == 200
-        redis.Redis.from_url(server.url).config_set("maxmemory", 1)
-        answer = client.post(
-            url("send", "timed"), {"body": '"typed by hand"', "fixed_time": "2040-01-01T00:00"}
-        )
-    assert answer.status_code == 503
-    assert "Redis refuses writes." in text(answer)
-    assert "unavailable" not in text(answer)
-    assert "typed by hand" in text(answer)
 
 
 @pytest.mark.parametrize(

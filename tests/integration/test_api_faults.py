@@ -18,8 +18,8 @@ from django_rmq.api import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
 from tests.support.programs import Program, requests_of_routes, user_with
-from tests.support.servers import RedisServer, TcpProxy, ask
-from tests.support.workers import client_of, eventually
+from tests.support.servers import RedisServer, ask
+from tests.support.workers import client_of
 
 pytestmark = pytest.mark.django_db
 
@@ -75,25 +75,6 @@ def test_every_route_says_that_redis_is_away(server: RedisServer, program: Progr
     assert Program().ok("GET", "health/live") == {"ok": True}
     assert Program().ok("GET", "health/ready", status=503) == {"ok": False}
     assert program.ok("GET", "health/ready", status=503)["findings"][0]["ok"] is False
-
-
-@pytest.mark.slow
-def test_a_server_that_is_silent_is_given_up_soon(server: RedisServer, real_waits: None) -> None:
-    with TcpProxy(server.port) as proxy, override_settings(RMQ={"REDIS": proxy.url, "TOPICS": TOPICS}):
-        program = Program(user_with(*Permission))
-        eventually(lambda: program("GET", "topics/").status_code == 200)
-        proxy.swallow()
-        for method, path in (
-            ("GET", "topics/"),
-            ("POST", "topics/timed/messages/"),
-            ("POST", "topics/timed/prepare/"),
-        ):
-            began = time.monotonic()
-            program.refused(503, "redis_unavailable", method, path, body_of(path))
-            assert time.monotonic() - began < 15
-        proxy.let_through()
-        eventually(lambda: program("GET", "topics/").status_code == 200)
-        connections.close()
 
 
 def test_a_full_redis_refuses_sends_and_lets_consumers_go_on(server: RedisServer, program: Program) -> None:

@@ -22,7 +22,6 @@ from django_rmq.core.commands import operate, send, ticks
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
-from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Permission, request_limits
 from django_rmq.operations.consumption import LongPollLimiter, seats
 from django_rmq.operations.request_limits import SendCharge
@@ -296,18 +295,3 @@ def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(
     assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is True
     with limited(broker, LONG_POLLS=1):
         assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is False
-
-
-def test_deleting_needs_the_permission_to_delete_and_no_other(broker: Any) -> None:
-    sender = Program(user_with(*ALL))
-    (sent,) = sender.ok("POST", PATH, message(1), 202)["results"]
-    named = sealed_id("ranked", sent["slot"], b'"1"')
-    path = f"topics/ranked/messages/{named}/"
-    viewer = Program(user_with(*(one for one in ALL if one is not Permission.DELETE)))
-    viewer.refused(403, "permission_denied", "DELETE", path)
-    deleter = Program(user_with(Permission.DELETE))
-    deleter.refused(403, "permission_denied", "GET", path)
-    assert deleter.ok("DELETE", path)["outcome"] == "deleted"
-    deleter.refused(404, "message_gone", "DELETE", path)
-    sender.ok("POST", PATH, message(1), 202)
-    assert deleter.ok("DELETE", f"{path}?copy=live")["outcome"] == "deleted"

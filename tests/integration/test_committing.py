@@ -56,6 +56,8 @@ from tests.support.brokers import direct
 from tests.support.sends import Undo, counted_trips, waiting
 from tests.support.servers import RedisCluster, TcpProxy
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4},
@@ -91,7 +93,6 @@ def statuses(*results: SendResult | RemoveResult) -> list[str]:
     return [result.status for result in results]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_removal_waits_for_the_commit_and_is_completed_by_it() -> None:
     send_message("prices", 1)
     with transaction.atomic():
@@ -103,7 +104,6 @@ def test_a_removal_waits_for_the_commit_and_is_completed_by_it() -> None:
     assert waiting("prices") == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_removal_of_a_rolled_back_transaction_or_savepoint_removes_nothing() -> None:
     send_messages("prices", [1, 2])
     with suppress(Undo), transaction.atomic():
@@ -120,7 +120,6 @@ def test_a_removal_of_a_rolled_back_transaction_or_savepoint_removes_nothing() -
     assert waiting("prices") == [b"1"]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_cancellation_obeys_the_commit_like_a_removal() -> None:
     send_messages("prices", [1, 2])
     with suppress(Undo), transaction.atomic():
@@ -143,7 +142,6 @@ def test_outside_a_transaction_the_result_is_the_word_itself() -> None:
     assert pickle.loads(pickle.dumps(found)) == "waiting"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_on_commit_false_removes_now_and_the_settings_may_say_so(redis_url: str, prefix: str) -> None:
     send_messages("prices", [1, 2, 3])
     with suppress(Undo), transaction.atomic():
@@ -155,7 +153,6 @@ def test_on_commit_false_removes_now_and_the_settings_may_say_so(redis_url: str,
     assert waiting("prices") == [b"3"]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_coroutines_remove_alike() -> None:
     send_message("prices", 1)
 
@@ -169,7 +166,6 @@ def test_coroutines_remove_alike() -> None:
     assert waiting("prices") == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_removal_that_cannot_be_is_refused_at_the_call() -> None:
     with transaction.atomic():
         with pytest.raises(UnknownTopic):
@@ -190,7 +186,6 @@ def remove(topic: str) -> RemoveResult:
     return remove_message(topic, key="k") if topic == "keyed" else remove_message(topic, 1)
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("was_there", [False, True])
 @pytest.mark.parametrize("topic", list(SENDS))
 def test_a_send_and_a_removal_of_one_message_end_as_their_order_says_in_one_pipeline(
@@ -216,7 +211,6 @@ def test_a_send_and_a_removal_of_one_message_end_as_their_order_says_in_one_pipe
     assert waiting(topic) == [first.member]
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("order", list(permutations(["send", "ensure", "remove", "remove other"])))
 def test_whatever_a_transaction_does_to_one_message_happens_in_order(order: tuple[str, ...]) -> None:
     acts: dict[str, Callable[[], SendResult | RemoveResult]] = {
@@ -241,7 +235,6 @@ def test_whatever_a_transaction_does_to_one_message_happens_in_order(order: tupl
     assert waiting("prices") == ([b"1"] if here else [])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = range(ROUND_TRIP)
     build = RedisBroker.pipeline
@@ -274,7 +267,6 @@ def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatc
     assert sum(broker.count(topic, slot).store for slot in range(4)) == ROUND_TRIP - 1
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_removed_last", [True, False])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("at", ["begun", "half", "finished"])
@@ -312,7 +304,6 @@ def test_the_order_holds_while_the_topic_is_re_slotted(at: str, known: bool, is_
 
 @pytest.mark.parametrize("known", ["remove", "send_merge"])
 @pytest.mark.parametrize("is_removed_last", [True, False])
-@pytest.mark.django_db(transaction=True)
 def test_the_order_holds_where_redis_has_forgotten_some_of_the_scripts(
     known: str, is_removed_last: bool, redis_client: redis.Redis
 ) -> None:
@@ -333,7 +324,6 @@ def test_the_order_holds_where_redis_has_forgotten_some_of_the_scripts(
 
 @pytest.mark.parametrize("known", ["remove", "send_merge"])
 @pytest.mark.parametrize("is_removed_last", [True, False])
-@pytest.mark.django_db(transaction=True)
 def test_the_order_holds_where_nodes_of_a_cluster_have_forgotten_some_of_the_scripts(
     known: str, is_removed_last: bool, redis_cluster: RedisCluster, prefix: str
 ) -> None:
@@ -456,7 +446,6 @@ class WithoutCommits(RMQTestMixin, TestCase):
         assert statuses(*results) == ["stored"]
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("deliver", [False, True])
 def test_captured_messages_know_a_rollback_too(deliver: bool) -> None:
     with captured_messages(deliver=deliver) as sent:
@@ -494,7 +483,6 @@ def view(request: HttpRequest, ends: str) -> HttpResponse:
 urlpatterns = [path("<ends>/", view)]
 
 
-@pytest.mark.django_db(transaction=True)
 @override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[], ALLOWED_HOSTS=["testserver"])
 def test_a_request_is_a_transaction_with_atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
@@ -573,7 +561,6 @@ def test_autocommit_that_is_turned_off_by_hand() -> None:
     assert waiting("prices") == [b"3"]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_callbacks_may_send_and_remove_and_begin_transactions_of_their_own() -> None:
     results: dict[str, Any] = {}
 
@@ -604,7 +591,6 @@ def test_callbacks_may_send_and_remove_and_begin_transactions_of_their_own() -> 
     assert waiting("prices") == [b'"after"']
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_callback_that_raises_before_ours_stops_ours_and_the_result_says_so() -> None:
     def broken() -> None:
         raise Undo
@@ -616,7 +602,6 @@ def test_a_callback_that_raises_before_ours_stops_ours_and_the_result_says_so() 
     assert waiting("prices") == []
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("in_a_savepoint", [False, True])
 def test_what_was_rolled_back_is_not_kept_in_memory(in_a_savepoint: bool) -> None:
     send_message("prices", 1)  # what is made once is made
@@ -636,7 +621,6 @@ def test_what_was_rolled_back_is_not_kept_in_memory(in_a_savepoint: bool) -> Non
         tracemalloc.stop()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_connection_remembers_no_call_that_is_over() -> None:
     for _ in range(20):
         send_and_undo()
@@ -648,7 +632,6 @@ def test_a_connection_remembers_no_call_that_is_over() -> None:
             assert len(kept._call().others) <= 3  # type: ignore[attr-defined]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_was_sent_is_not_kept_by_its_callback() -> None:
     with transaction.atomic():
         result = send_message("prices", 1)
@@ -657,7 +640,6 @@ def test_what_was_sent_is_not_kept_by_its_callback() -> None:
     assert (len(call.messages), len(call.results)) == (0, 0)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_result_that_waits_can_be_shown_copied_and_pickled() -> None:
     send_message("prices", 1)
     with transaction.atomic():
@@ -689,7 +671,6 @@ def test_redis_unavailable_raises_for_what_is_removed_at_once(proxied: TcpProxy)
         remove_message("prices", 1)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_redis_unavailable_at_the_commit_is_logged_and_signalled(
     proxied: TcpProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -717,7 +698,6 @@ def test_redis_unavailable_at_the_commit_is_logged_and_signalled(
     assert "2 message(s) of topic prices could not be removed after the database commit" in caplog.text
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_is_only_captured_is_not_removed_from_a_server() -> None:
     send_message("prices", 1)
     with captured_messages():

@@ -194,8 +194,7 @@ def test_nobody_starts_without_redis(redis_client: redis.Redis, prefix: str, par
 def test_whose_id_was_taken_while_it_was_away_gives_up_its_slots(
     party: Party, redis_client: redis.Redis
 ) -> None:
-    first = party.add()
-    party.wait_until_shared_out()
+    [first] = party.share(1)
     redis_client.hset(worker_keys(party.connect().prefix).workers.decode(), first.id, "another {}")
     party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "the first gives up")
     assert not first.coordinator.wait_settled(0)
@@ -253,8 +252,7 @@ class heartbeats:  # noqa: N801 - reads as a question
 
 def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all_the_same() -> None:
     with server_of_its_own() as (server, party):
-        first, second = (party.add(session_seconds=SHORT) for _ in range(2))
-        party.wait_until_shared_out()
+        first, second = party.share(2, session_seconds=SHORT)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             party.wait_for(
@@ -292,8 +290,7 @@ def test_while_redis_is_full_workers_keep_their_slots() -> None:
 
 def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:
     with server_of_its_own(appendonly="yes", appendfsync="always") as (server, party):
-        workers = [party.add(session_seconds=SHORT) for _ in range(3)]
-        party.wait_until_shared_out()
+        workers = party.share(3, session_seconds=SHORT)
         had = [member.serial() for member in workers]
         os.kill(server.pid, signal.SIGKILL)
         party.wait_for(
@@ -313,8 +310,7 @@ def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:
 def test_after_all_was_wiped_everybody_is_back_with_what_it_had(
     party: Party, redis_client: redis.Redis
 ) -> None:
-    workers = [party.add() for _ in range(3)]
-    party.wait_until_shared_out()
+    workers = party.share(3)
     had = [member.serial() for member in workers]
     number = party.connect().roster().number
     party.settle_for(LONG)
@@ -336,8 +332,7 @@ def wait_for_assignment(party: Party, member: Member, fact: Callable[[Any], bool
 
 
 def test_a_worker_that_was_taken_for_dead_joins_again(party: Party, redis_client: redis.Redis) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     keys = worker_keys(party.connect().prefix)
     redis_client.zadd(keys.sessions.decode(), {first.id: 1})
     heartbeats(party, first).wait_for_next()
@@ -347,16 +342,14 @@ def test_a_worker_that_was_taken_for_dead_joins_again(party: Party, redis_client
 
 def test_a_full_redis_keeps_its_workers_and_takes_new_ones() -> None:
     with server_of_its_own() as (server, party):
-        first = party.add()
-        party.wait_until_shared_out()
+        [first] = party.share(1)
         client = redis.Redis(port=server.port)
         client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("x", "y")
         heartbeats(party, first).wait_for_next()
-        second = party.add()
-        party.wait_until_shared_out()
+        [second] = party.share(1)
         second.leave()
         party.wait_until_shared_out()
         assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
@@ -380,8 +373,7 @@ def spoiled_plans() -> dict[str, Callable[[Party], bytes]]:
 
 @pytest.mark.parametrize("how", spoiled_plans())
 def test_an_assignment_that_was_spoiled_is_healed(party: Party, redis_client: redis.Redis, how: str) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     number = party.connect().roster().number
     key = worker_keys(party.connect().prefix).assignment.decode()
     redis_client.hset(key, "plan", spoiled_plans()[how](party))
@@ -396,8 +388,7 @@ def test_an_assignment_that_was_spoiled_is_healed(party: Party, redis_client: re
 def test_a_field_that_a_stranger_spoiled_is_healed(
     party: Party, redis_client: redis.Redis, field: str, value: bytes | None
 ) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     key = worker_keys(party.connect().prefix).assignment.decode()
     if value is None:
         redis_client.hdel(key, field)
@@ -445,8 +436,7 @@ def test_a_key_of_a_foreign_type_ends_the_session_and_nothing_else(
 
 
 def test_a_registered_definition_decides_how_many_slots_there_are(party: Party) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     wider = Topic("serial", TopicType.PRIORITY, slots=128)
     party.connect().define(wider, replace=True)
     party.wait_for(lambda: party.is_shared_out(128), 5.0 * PATIENCE, "all of the new slots")
@@ -458,8 +448,7 @@ def test_idle_workers_send_a_command_per_second_each() -> None:
     with server_of_its_own() as (server, party):
         workers = [party.add(audit_seconds=5.0) for _ in range(3)]
         party.wait_until_shared_out()
-        for member in workers:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled(workers)
         client = redis.Redis(port=server.port)
 
         def sent() -> int:

@@ -64,14 +64,6 @@ def prepared(broker: Broker, slot: int) -> int:
     return broker.count(TOPIC, slot).prepare
 
 
-def test_everything_is_taken_once(broker: Broker, dispatcher: Dispatcher) -> None:
-    turn_until_under_way(dispatcher)
-    turn_until_idle(dispatcher)
-    found = in_hand(dispatcher)
-    assert len(found) == len(set(found)) == COUNT
-    assert dispatcher._round_trips.under_way is None
-
-
 def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:

@@ -14,7 +14,6 @@ from django.urls import reverse
 from django_rmq import Message, Reject, Retry, cancel_message, connections, listener, send_message
 from django_rmq.api.messages import StatusAnswer
 from django_rmq.exceptions import Cancelled
-from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.brokers import Broker
@@ -235,11 +234,3 @@ def test_the_command_shows_one_message(still: Clock, capsys: pytest.CaptureFixtu
 def test_the_command_says_what_is_wrong(still: Clock, arguments: list[str], why: str) -> None:
     with pytest.raises(CommandError, match=why):
         call_command("rmqstats", *arguments)
-
-
-def test_an_actor_without_permission_learns_nothing(still: Clock) -> None:
-    operations = Operations(Actor("nobody", "test", permits=lambda _: False))
-    with pytest.raises(Exception, match="ermission"):
-        operations.follow("kept", "0.YQ")
-    with pytest.raises(Exception, match="ermission"):
-        Operations(Actor("viewer", "test", permits=lambda one: one is Permission.VIEW)).status("kept", 1)

@@ -68,6 +68,8 @@ from tests.support.sends import Undo
 from tests.support.servers import TcpProxy
 from tests.support.workers import eventually
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 TOPICS: dict[str, dict[str, Any]] = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "renders": {"TYPE": "priority", "SLOTS": 4},
@@ -123,7 +125,6 @@ def left_behind(send: Any) -> Any:
         return send()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_send_is_a_row_until_redis_has_it() -> None:
     with transaction.atomic():
         result = send_message("renders", 1, priority=100)
@@ -135,7 +136,6 @@ def test_a_send_is_a_row_until_redis_has_it() -> None:
     assert waiting("renders") == {b"1": 100}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_every_kind_of_call_is_a_row() -> None:
     with transaction.atomic():
         send_message("renders", 1, priority=100)
@@ -152,7 +152,6 @@ def test_every_kind_of_call_is_a_row() -> None:
     assert rows() == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_savepoint_that_is_rolled_back_takes_its_rows_along() -> None:
     with transaction.atomic():
         send_message("renders", 1, priority=100)
@@ -165,7 +164,6 @@ def test_a_savepoint_that_is_rolled_back_takes_its_rows_along() -> None:
     assert (rows(), waiting("renders")) == ([], {b"1": 100})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_send_that_waits_for_no_commit_has_no_row() -> None:
     send_message("renders", 1, priority=100)
     with transaction.atomic():
@@ -174,7 +172,6 @@ def test_a_send_that_waits_for_no_commit_has_no_row() -> None:
     assert set(waiting("renders")) == {b"1", b"2"}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_topic_may_do_without_it() -> None:
     with transaction.atomic():
         send_message("plain", 1, priority=100)
@@ -182,7 +179,6 @@ def test_a_topic_may_do_without_it() -> None:
     assert set(waiting("plain")) == {b"1"}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_project_without_it_makes_no_query(
     redis_url: str, prefix: str, django_assert_num_queries: Any
 ) -> None:
@@ -204,7 +200,6 @@ def test_a_send_to_a_topic_without_it_does_nothing_for_it(monkeypatch: pytest.Mo
         send_message("renders", 1, priority=100)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_with_it_a_transaction_makes_three_more(django_assert_num_queries: Any) -> None:
     send_message("renders", 0, priority=100)
     begin_and_commit, row_older_and_deletion = 2, 3
@@ -212,7 +207,6 @@ def test_with_it_a_transaction_makes_three_more(django_assert_num_queries: Any) 
         send_message("renders", 1, priority=100)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_without_a_key_there_is_no_older_row_to_ask_for(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +220,6 @@ def test_without_a_key_there_is_no_older_row_to_ask_for(
     assert (rows(), len(waiting("jobs"))) == ([], 4)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_coroutines_write_rows_too() -> None:
     from asgiref.sync import async_to_sync
 
@@ -240,7 +233,6 @@ def test_coroutines_write_rows_too() -> None:
     assert (rows(), set(waiting("renders"))) == ([], {b"1"})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_a_dead_process_left_is_relayed() -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     assert (len(rows()), waiting("renders")) == (1, {})
@@ -250,7 +242,6 @@ def test_what_a_dead_process_left_is_relayed() -> None:
     assert (rows(), waiting("renders")) == ([], {b"1": 100})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_redis_down_at_the_commit_loses_nothing(
     proxy: TcpProxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,7 +269,6 @@ def test_redis_down_at_the_commit_loses_nothing(
     ]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_unknown_answer_leaves_the_row_and_the_message_arrives_again(proxy: TcpProxy, prefix: str) -> None:
     with configured(proxy.url, prefix):
         send_message("renders", 0, priority=100)
@@ -291,7 +281,6 @@ def test_an_unknown_answer_leaves_the_row_and_the_message_arrives_again(proxy: T
         assert (rows(), set(waiting("keyed"))) == ([], {b"a"})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_relay_sends_what_the_process_would_have_sent() -> None:
     due = timezone.now() + timedelta(hours=1)
 
@@ -334,7 +323,6 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
     assert by_relay == by_process
 
 
-@pytest.mark.django_db(transaction=True)
 def test_only_the_newest_state_of_a_message_is_relayed() -> None:
     for priority in (100, 200, 300):
         left_behind(lambda priority=priority: send_message("keyed", priority, key="a", priority=priority))
@@ -344,7 +332,6 @@ def test_only_the_newest_state_of_a_message_is_relayed() -> None:
     assert step.results["keyed"][0].status == "stored"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_later_send_ends_what_was_left_of_the_same_message() -> None:
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
     left_behind(lambda: send_message("keyed", "other", key="b", priority=100))
@@ -357,7 +344,6 @@ def test_a_later_send_ends_what_was_left_of_the_same_message() -> None:
     assert waiting("keyed") == {b"a": 900, b"b": 100}
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_later_removal_ends_what_was_left_of_the_same_message(at_once: bool) -> None:
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
@@ -367,7 +353,6 @@ def test_a_later_removal_ends_what_was_left_of_the_same_message(at_once: bool) -
     assert (rows(), relay("default").sent, waiting("keyed")) == ([], 0, {})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_later_send_at_once_ends_what_was_left_of_the_same_message() -> None:
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
     send_message("keyed", "new", key="a", priority=900)
@@ -376,7 +361,6 @@ def test_a_later_send_at_once_ends_what_was_left_of_the_same_message() -> None:
     assert (rows(), waiting("keyed"), waiting("renders")) == ([], {b"a": 900}, {b"1": 900, b"2": 900})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_ensure_that_finds_its_message_before_an_older_removal_is_done_after_it() -> None:
     send_message("keyed", "first", key="a", priority=100)
     left_behind(lambda: remove_message("keyed", key="a"))
@@ -388,7 +372,6 @@ def test_an_ensure_that_finds_its_message_before_an_older_removal_is_done_after_
     assert waiting("keyed") == {b"a": 200}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_that_becomes_visible_after_the_send_is_not_deleted_by_it() -> None:
     """A transaction with a lower id that is committed later has a newer state."""
     left_behind(lambda: send_message("keyed", "late", key="a", priority=100))
@@ -406,7 +389,6 @@ def test_a_row_that_becomes_visible_after_the_send_is_not_deleted_by_it() -> Non
     assert [row.pk for row in rows()] == [late.pk]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
     """The relay sends the older row while this process sends the newer one, and deletes it first."""
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
@@ -443,7 +425,6 @@ def send_new() -> None:
         send_message("keyed", "new", key="a", priority=900)
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_state_that_a_newer_transaction_has_replaced_is_not_sent(is_removed: bool) -> None:
     with before_each_flush(send_new), transaction.atomic():
@@ -459,7 +440,6 @@ def test_a_state_that_a_newer_transaction_has_replaced_is_not_sent(is_removed: b
     assert (rows(), waiting("keyed")) == ([], {b"a": 900})
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: bool) -> None:
     def relayed() -> None:
@@ -482,7 +462,6 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
     assert len(received) == 1, "by the relay, or by the send of its own"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
     def relay_late() -> None:
         time.sleep(2 * storage.SURE_SECONDS)
@@ -494,7 +473,6 @@ def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> N
     assert (result.status, rows(), len(waiting("jobs"))) == ("outdated", [], 1)
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_older", [False, True])
 def test_a_removal_by_id_takes_the_row_of_its_send_along(is_older: bool) -> None:
     if is_older:
@@ -507,7 +485,6 @@ def test_a_removal_by_id_takes_the_row_of_its_send_along(is_older: bool) -> None
     assert (rows(), waiting("jobs")) == ([], {})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_is_looked_for_even_among_very_many_older_ones() -> None:
     left_behind(lambda: send_messages("keyed", [Send(n, key="a") for n in range(300)], priority=100))
 
@@ -519,7 +496,6 @@ def test_a_row_is_looked_for_even_among_very_many_older_ones() -> None:
     assert (gone.status, waiting("keyed"), len(rows())) == ("outdated", {}, 300)
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("older", ["send", "ensure", "remove"])
 @pytest.mark.parametrize("newer", ["send", "remove"])
 def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, newer: str) -> None:
@@ -552,7 +528,6 @@ def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, ne
     assert [b"new" in (envelope or b"") for envelope in found] == ([True] if newer == "send" else [])
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_send_at_once_in_a_transaction_leaves_the_rows_of_that_transaction(is_removed: bool) -> None:
     left_behind(lambda: send_message("keyed", "oldest", key="a", priority=100))
@@ -571,7 +546,6 @@ def test_a_send_at_once_in_a_transaction_leaves_the_rows_of_that_transaction(is_
     assert waiting("keyed") == {b"a": 300}
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_removed: bool) -> None:
     """As the page says: the relay then sends it, although it is the older state."""
@@ -590,7 +564,6 @@ def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_remo
     assert waiting("keyed") == {b"a": 100}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -612,7 +585,6 @@ def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     assert set(waiting("keyed")) == {b"a"}
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -634,7 +606,6 @@ def test_a_message_that_is_invalid_by_now_is_kept_and_marked(
     assert word in row.error
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_for_a_full_slot_waits_in_the_outbox(redis_url: str, prefix: str) -> None:
     full = {"renders": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 1}}
     with configured(redis_url, prefix, TOPICS=full):
@@ -653,7 +624,6 @@ def test_a_message_for_a_full_slot_waits_in_the_outbox(redis_url: str, prefix: s
         assert set(waiting("renders")) == {b"2"}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_stays_until_enough_replicas_have_its_message(
     redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,7 +642,6 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
     assert rows() == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
     large = {"keyed": {**TOPICS["keyed"], "MAX_BODY": 50_000}}
@@ -689,7 +658,6 @@ def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (rows(), len(waiting("keyed"))) == ([], len(sizes))
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_that_does_not_pass_its_link_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis answers, but a trip with this message runs into the time-out each time."""
     monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
@@ -714,13 +682,11 @@ def test_a_message_that_does_not_pass_its_link_stops_nobody(monkeypatch: pytest.
     assert (len(bytes(row.member)), row.attempts, set(waiting("renders"))) == (20_002, 0, {b'"a"', b'"b"'})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_alias_that_does_not_exist_is_said_at_the_call() -> None:
     with pytest.raises(ConnectionDoesNotExist), transaction.atomic():
         send_message("renders", 1, priority=100, using="nowhere")
 
 
-@pytest.mark.django_db(transaction=True)
 def test_autocommit_off_is_refused_before_anything_is_written() -> None:
     connection.ensure_connection()
     transaction.set_autocommit(False)
@@ -734,7 +700,6 @@ def test_autocommit_off_is_refused_before_anything_is_written() -> None:
     assert waiting("renders") == {}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_database_without_the_table_is_said_at_the_call() -> None:
     with connection.schema_editor() as editor:
         editor.delete_model(OutboxMessage)
@@ -754,7 +719,6 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
         outbox_databases._missing.clear()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
     failing = mock.patch("django_rmq.outbox.storage.insert", side_effect=OperationalError("disk full"))
     with failing, transaction.atomic():
@@ -765,7 +729,6 @@ def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
     assert waiting("renders") == {}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "WRITTEN_HERE", frozenset[str]())
     left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
@@ -784,7 +747,6 @@ class NoOutbox:
         return False if app_label == "django_rmq" else None
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
     with override_settings(DATABASE_ROUTERS=[NoOutbox()]):
         said = pytest.raises(ConfigurationError, match="DATABASE_ROUTERS")
@@ -794,7 +756,6 @@ def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
     assert (rows(), waiting("renders")) == ([], {})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_nothing_is_written_where_nothing_is_delivered() -> None:
     with captured_messages() as found, transaction.atomic():
         result = send_message("renders", 1, priority=100)
@@ -803,7 +764,6 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
     assert (result.status, len(found), waiting("renders")) == ("stored", 1, {})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
         mock.patch("django_rmq.outbox.storage.delete_free", side_effect=OSError("gone")),
@@ -906,7 +866,6 @@ def test_the_relay_of_a_database_that_hangs_delays_that_of_no_other(one_hangs: l
     assert one_hangs.count("hangs") == 1
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_page_shows_what_answers_and_names_the_database_that_does_not(
     one_hangs: list[str], staff: Callable[..., Client]
 ) -> None:
@@ -915,7 +874,6 @@ def test_the_page_shows_what_answers_and_names_the_database_that_does_not(
     assert "renders" in page and "The outbox is empty" not in page
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: str) -> None:
     assert command() == []
     left_behind(lambda: send_message("renders", 1, priority=100))
@@ -941,7 +899,6 @@ def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: st
         command("--delete", "12")
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def relayed(alias: str) -> outbox_relay.RelayStep:
         if alias == "gone":
@@ -960,7 +917,6 @@ def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pyte
     assert (rows(), set(waiting("renders"))) == ([], {b"1"})
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client]) -> None:
     left_behind(lambda: send_message("renders", {"secret": 1}, priority=100))
     left_behind(lambda: send_message("keyed", {"secret": 2}, key="k", priority=100))
@@ -1000,7 +956,6 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     assert url in dashboard
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
     viewer, outbox = staff("view_topic"), reverse("admin:django_rmq_topic_outbox")
@@ -1041,7 +996,6 @@ def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: p
         assert link() == (True, "unreadable")
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Client]) -> None:
     """PostgreSQL refuses a query with NUL."""
 
@@ -1058,7 +1012,6 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
     assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_lists_of_large_rows_are_bounded_and_each_row_is_shown(staff: Callable[..., Client]) -> None:
     write_large_rows(DEFAULT_DB_ALIAS, "renders", 80)
     viewer = staff("view_topic", "view_bodies")
@@ -1076,7 +1029,6 @@ def test_lists_of_large_rows_are_bounded_and_each_row_is_shown(staff: Callable[.
     assert [one["size"] for one in listed] == [12, MEGABYTE + 2] * 40
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_redacted_topic_shows_no_content_of_its_rows(
     staff: Callable[..., Client], redis_url: str, prefix: str
 ) -> None:
@@ -1086,7 +1038,6 @@ def test_a_redacted_topic_shows_no_content_of_its_rows(
     assert "secret" not in page.content.decode()
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("formatter", ["builtins.repr", {"renders": "builtins.repr"}], ids=["all", "one"])
 def test_a_formatter_of_all_topics_redacts_rows_of_a_topic_that_settings_no_longer_have(
     redis_url: str, prefix: str, formatter: Any
@@ -1099,7 +1050,6 @@ def test_a_formatter_of_all_topics_redacts_rows_of_a_topic_that_settings_no_long
     assert (row.topic, row.raw) == ("undeclared", None if formatter == "builtins.repr" else b'{"secret":1}')
 
 
-@pytest.mark.django_db(transaction=True)
 def test_stats_and_health_tell_what_waits(proxy: TcpProxy, prefix: str) -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     OutboxMessage.objects.update(sent_ms=F("sent_ms") - 90_000)
@@ -1118,7 +1068,6 @@ def test_stats_and_health_tell_what_waits(proxy: TcpProxy, prefix: str) -> None:
             call_command("rmqhealth", "--no-workers", "--max-outbox-age", "1m", stdout=out)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     proxy: TcpProxy, prefix: str
 ) -> None:
@@ -1147,7 +1096,6 @@ def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     assert found["rmq_messages", "renders", "waiting"] == 0
 
 
-@pytest.mark.django_db(transaction=True)
 def test_checks_find_a_missing_table_and_routers_that_allow_no_outbox() -> None:
     assert [
         one.id
@@ -1166,7 +1114,6 @@ def test_checks_find_a_missing_table_and_routers_that_allow_no_outbox() -> None:
             editor.create_model(OutboxMessage)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
     django_assert_num_queries: Any,
 ) -> None:
@@ -1182,7 +1129,6 @@ def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
     duty.close()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_with_debug_the_queries_of_one_turn_of_the_duty_are_kept_until_the_next() -> None:
     ((_, begin),) = outbox_relay.duties()
     duty = begin()
@@ -1196,7 +1142,6 @@ def test_with_debug_the_queries_of_one_turn_of_the_duty_are_kept_until_the_next(
     assert {*kept} <= {1, 2}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     left_behind(lambda: send_messages("keyed", [Send(n, key="a") for n in range(300)], priority=100))
     with transaction.atomic():
@@ -1218,7 +1163,6 @@ def bodies(name: str) -> list[bytes]:
     ]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_was_sent_meanwhile() -> None:
     long = "x" * 3000
     left_behind(lambda: [send_message("jobs", body, slot_basis="a") for body in (1, long, 3)])
@@ -1228,7 +1172,6 @@ def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_w
     assert (rows(), bodies("jobs")) == ([], [b"4", b"1", json.dumps(long).encode(), b"3"])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_without_a_key_that_is_sent_twice_by_process_and_relay_is_one(
     proxy: TcpProxy, prefix: str
 ) -> None:
@@ -1243,7 +1186,6 @@ def test_a_message_without_a_key_that_is_sent_twice_by_process_and_relay_is_one(
         assert (rows(), sorted(bodies("jobs"))) == ([], [b'"LONE-BODY"', b"0"])
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("topic", "kept"), [("jobs", b"1"), ("latest", b"2")])
 def test_of_two_sends_with_a_key_the_relay_sends_the_one_that_on_duplicate_means(
     topic: str, kept: bytes
@@ -1254,7 +1196,6 @@ def test_of_two_sends_with_a_key_the_relay_sends_the_one_that_on_duplicate_means
     assert (rows(), bodies(topic)) == ([], [kept])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_send_that_left_a_waiting_message_alone_leaves_no_row() -> None:
     send_message("jobs", 1, key="k")
     with transaction.atomic():
@@ -1262,7 +1203,6 @@ def test_a_send_that_left_a_waiting_message_alone_leaves_no_row() -> None:
     assert ([each.status for each in results], rows(), bodies("jobs")) == (["present", "present"], [], [b"1"])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_removal_that_was_left_comes_before_the_send_that_found_its_message() -> None:
     send_message("jobs", 1, key="k")
     left_behind(lambda: remove_message("jobs", key="k"))
@@ -1274,7 +1214,6 @@ def test_a_removal_that_was_left_comes_before_the_send_that_found_its_message() 
     assert (rows(), bodies("jobs")) == ([], [b"2"])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_message_without_a_key_is_taken_back_by_its_id_before_redis_has_it() -> None:
     result = left_behind(lambda: send_message("jobs", 1))
     assert (remove_message("jobs", id=result.id).status, rows()) == ("not_found", [])
@@ -1282,7 +1221,6 @@ def test_a_message_without_a_key_is_taken_back_by_its_id_before_redis_has_it() -
     assert (relay("default").sent, bodies("jobs")) == (0, [])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_without_a_key_is_shown_with_its_body() -> None:
     left_behind(lambda: [send_message("jobs", {"n": 1}), send_message("jobs", 2, key="k")])
     (found, *_) = Operations(Actor("shell", "test")).outbox_rows()

@@ -345,23 +345,6 @@ def test_the_admin_says_that_redis_refuses_writes_and_keeps_what_was_typed(
         assert "refuses writes" not in page(boss.get(address("changelist")))
 
 
-def test_the_form_keeps_what_was_typed_while_redis_does_not_answer(boss: Client) -> None:
-    with RedisServer() as server, connected(server):
-        send()
-        server.stop()
-        answer = boss.post(address("send", "work"), {"body": BODY, "fixed_time": "2040-01-01T00:00"})
-        assert answer.status_code == 503
-        assert "Redis is unavailable." in page(answer) and BODY in page(answer)
-
-
-def test_memory_that_is_almost_full_is_on_the_dashboard(boss: Client) -> None:
-    with RedisServer() as server, connected(server):
-        ask(server.port, "SET", "ballast", "x" * 10_000_000)
-        limit = int(samples()["rmq_redis_memory_used_bytes", ""] * 1.1)
-        ask(server.port, "CONFIG", "SET", "maxmemory", limit)
-        assert "Redis: its memory is almost full" in page(boss.get(address("changelist")))
-
-
 def test_the_rest_api_does_not_call_it_full_when_the_disk_is(staff: Callable[..., Client]) -> None:
     with RedisServer() as server, connected(server):
         send()

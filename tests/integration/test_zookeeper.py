@@ -244,8 +244,7 @@ def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
 
 
 def test_who_meets_a_node_of_its_own_earlier_session_replaces_it(party: Party) -> None:
-    first = party.add()
-    party.wait_until_shared_out()
+    [first] = party.share(1)
     token = first.coordinator._token
     first.silent = True
     second = party.add(identity=first.id, token=token)
@@ -271,8 +270,7 @@ def test_who_loses_its_session_gives_up_its_slots_and_joins_with_a_new_client(pa
 
 
 def test_a_worker_whose_node_was_deleted_joins_again(party: Party) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     with visitor(party.ensemble.hosts) as client:
         before = client.exists(party.ensemble.path("workers", first.id)).czxid
         client.delete(party.ensemble.path("workers", first.id))
@@ -294,8 +292,7 @@ def test_a_parent_ends_the_session_of_its_dead_child(party: Party) -> None:
 
 
 def test_a_fork_leaves_the_session_of_its_parent_alone(party: Party) -> None:
-    first = party.add()
-    party.wait_until_shared_out()
+    [first] = party.share(1)
     number = first.coordinator._session.number
     child = os.fork()
     if child == 0:
@@ -437,10 +434,8 @@ def test_logins_may_be_introduced_one_worker_after_the_other(
 @pytest.mark.slow
 def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -> None:
     with server_of_its_own() as (server, party):
-        workers = [party.add() for _ in range(3)]
-        party.wait_until_shared_out()
-        for member in workers:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        workers = party.share(3)
+        party.wait_until_settled(workers)
         forget_losses(party)
         give_up_clients_after(SHORT, workers)
         server.kill()
@@ -451,8 +446,7 @@ def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -
         with pytest.raises(ServerUnavailable):
             workers[0].coordinator.members()
         server.start()
-        for member in workers:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled(workers)
         assert losses(party) == [Counter()] * 3, "sessions outlive a restart"
         party.add()
         party.wait_until_shared_out()
@@ -545,8 +539,7 @@ def test_a_cut_shorter_than_a_session_moves_nothing(party: Party) -> None:
     assert far.coordinator._session is session
     # Watches are set again: it hears of changes at once, not when it next looks.
     eventually(lambda: any(session.client._child_watchers.values()), "watching again")
-    third = party.add()
-    party.wait_until_shared_out()
+    [third] = party.share(1)
     assert near.lost + far.lost == Counter({"serial": len(third.serial())})
 
 
@@ -563,14 +556,12 @@ def test_stop_is_bounded_whatever_zookeeper_does(party: Party) -> None:
 @pytest.mark.slow
 def test_after_the_data_was_wiped_everybody_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with server_of_its_own() as (server, party):
-        workers = [party.add() for _ in range(3)]
-        party.wait_until_shared_out()
+        workers = party.share(3)
         had = [member.serial() for member in workers]
         with visitor(server.hosts) as client:
             for _ in range(200):
                 client.set("/rmq/workers", b"")
-        for member in workers:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled(workers)
         give_up_clients_after(SHORT, workers)
         monkeypatch.setattr(coordinating, "REJOIN_SECONDS", LONG)
         server.kill()
@@ -579,15 +570,13 @@ def test_after_the_data_was_wiped_everybody_is_back(monkeypatch: pytest.MonkeyPa
         # It knows less than its clients have seen, and lets none of them in: they have to be made again.
         eventually(lambda: len(survey(party.ensemble).members) == 3, "three workers")
         monkeypatch.setattr(coordinating, "REJOIN_SECONDS", 0.0)
-        for member in workers:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled(workers)
         party.wait_until_shared_out()
         assert [member.serial() for member in workers] == had, "the plan is remembered by who makes it"
 
 
 def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: Party) -> None:
-    workers = [party.add() for _ in range(3)]
-    party.wait_until_shared_out()
+    workers = party.share(3)
     had = [member.serial() for member in workers]
     party.settle_for(LONG)
     with visitor(party.ensemble.hosts) as client:
@@ -605,8 +594,7 @@ def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: 
         eventually(is_back, "the path", 10 * PATIENCE)
     eventually(lambda: len(survey(party.ensemble).members) == 3, "three workers", 10 * PATIENCE)
     party.settle_for(0.2)
-    for member in workers:
-        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_settled(workers, 10 * PATIENCE)
     party.wait_until_shared_out()
     assert [member.serial() for member in workers] == had
 
@@ -617,17 +605,14 @@ def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
     with ZooKeeperEnsemble() as three:
         party = Party(Ensemble(three.hosts, "/rmq"))
         try:
-            workers = [party.add() for _ in range(3)]
-            party.wait_until_shared_out()
-            for member in workers:
-                assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            workers = party.share(3)
+            party.wait_until_settled(workers)
             forget_losses(party)
             assert sorted(server.mode() for server in three.servers) == ["follower", "follower", "leader"]
             first = three.leader()
             first.kill()
             assert three.leader() is not first
-            for member in workers:
-                assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            party.wait_until_settled(workers)
             assert losses(party) == [Counter()] * 3
             party.add()
             party.wait_until_shared_out()
@@ -643,8 +628,7 @@ def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
             second.launch()
             for server in three.servers:
                 server.wait_until_serving()
-            for member in party.live():
-                assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            party.wait_until_settled()
             party.wait_until_shared_out()
         finally:
             party.end()
@@ -669,8 +653,7 @@ def spoiled_plans() -> Mapping[str, Callable[[Party], bytes]]:
 
 @pytest.mark.parametrize("how", spoiled_plans())
 def test_an_assignment_that_was_spoiled_is_healed(party: Party, how: str) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     path = party.ensemble.path("assignment")
     with visitor(party.ensemble.hosts) as client:
         spoiled = client.set(path, spoiled_plans()[how](party)).version
@@ -683,24 +666,20 @@ def test_an_assignment_that_was_spoiled_is_healed(party: Party, how: str) -> Non
             return owners == {first.id, second.id}
 
         eventually(is_healed, "healing", 10 * PATIENCE)
-    for member in (first, second):
-        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_settled([first, second], 10 * PATIENCE)
     party.wait_until_shared_out()
 
 
 def test_an_assignment_spoiled_with_the_right_membership_is_found_by_the_audit(party: Party) -> None:
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
-    for member in (first, second):
-        assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    first, second = party.share(2)
+    party.wait_until_settled([first, second])
     path = party.ensemble.path("assignment")
     with visitor(party.ensemble.hosts) as client:
         basis = client.get(path)[0].partition(b"\n")[0]
         plan = {"workers": [first.id], "times": [1], "topics": {"serial": [60, 0, 0]}}
         spoiled = client.set(path, basis + b"\n" + zlib.compress(json.dumps(plan).encode())).version
         eventually(lambda: client.get(path)[1].version > spoiled, "healing", 10 * PATIENCE)
-    for member in (first, second):
-        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_settled([first, second], 10 * PATIENCE)
     party.wait_until_shared_out()
 
 
@@ -760,8 +739,7 @@ def test_workers_ask_little_and_a_change_wakes_few() -> None:
     with server_of_its_own() as (server, party):
         members = [party.add(audit_seconds=5.0) for _ in range(count)]
         party.wait_until_shared_out()
-        for member in members:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled(members)
         before, began = packets(server), time.monotonic()
         threading.Event().wait(4.0)
         idle, seconds = packets(server) - before, time.monotonic() - began
@@ -772,8 +750,7 @@ def test_workers_ask_little_and_a_change_wakes_few() -> None:
         before = packets(server)
         party.add(audit_seconds=5.0)
         party.wait_until_shared_out()
-        for member in party.all:
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        party.wait_until_settled()
         woken = packets(server) - before
         print(f"{woken} requests of {count + 1} workers for a join")
         # All read the assignment and who is there; only one reads every record.
@@ -783,8 +760,7 @@ def test_workers_ask_little_and_a_change_wakes_few() -> None:
 def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = party.add()
-    party.wait_until_shared_out()
+    [first] = party.share(1)
     assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
     crumbs = {
         "workers": sorted([first.id, "f" * 32]),
@@ -796,10 +772,8 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
         size = len(client.get(path)[0])
         monkeypatch.setattr("django_rmq.core.coordination.zookeeper.coordinator.MAX_NODE", size + 70)
         client.set(path, b"x\n" + zlib.compress(json.dumps(crumbs).encode()))
-        second = party.add()
-        party.wait_until_shared_out()
-        for member in (first, second):
-            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        [second] = party.share(1)
+        party.wait_until_settled([first, second])
         data = client.get(path)[0]
         assert len(data) <= size + 70
         assert len(unpack(data)[1].topics["serial"]) == 2, "two whole runs"
@@ -855,8 +829,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     zookeeper = {"HOSTS": party.ensemble.hosts, "ROOT": party.ensemble.root}
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": {"serial": topic}, "ZOOKEEPER": zookeeper}
     party.ensemble = replace(party.ensemble, key_prefix=prefix)
-    first, second = party.add(), party.add()
-    party.wait_until_shared_out()
+    first, second = party.share(2)
     with override_settings(RMQ=rmq):
         broker = connections.get_broker()
         declared = get_config().topic("serial")

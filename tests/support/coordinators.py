@@ -132,6 +132,21 @@ class Party(ABC):
     def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
         return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
 
+    def share(self, count: int, **options: Any) -> list[Any]:
+        """Add workers, wait until they share all slots, and return them."""
+        added = [self.add(**options) for _ in range(count)]
+        self.wait_until_shared_out()
+        return added
+
+    def wait_until_settled(self, members: Iterable[Any] = (), seconds: float = TAKE_OVER * PATIENCE) -> None:
+        """Wait until these workers, or all that live, apply the newest assignment."""
+        for member in members or self.live():
+            assert member.coordinator.wait_settled(seconds)
+
+    @abstractmethod
+    def add(self, **options: Any) -> Any:
+        """Start a worker."""
+
     @abstractmethod
     def members(self) -> list[str]:
         """Return the ids of the workers that are known."""
@@ -165,8 +180,7 @@ class Sharing:
     def test_when_a_worker_leaves_the_others_take_over_at_once_and_keep_what_they_have(
         self, party: Any
     ) -> None:
-        first, second, third = (party.add() for _ in range(3))
-        party.wait_until_shared_out()
+        first, second, third = party.share(3)
         for member in (first, second, third):
             member.lost.clear()
         second.leave()
@@ -232,12 +246,10 @@ class Sharing:
         assert {topic for topic, _ in second.slots} == {"other"}
 
     def test_when_a_worker_joins_the_others_give_only_what_it_gets(self, party: Any) -> None:
-        first, second = party.add(), party.add()
-        party.wait_until_shared_out()
+        first, second = party.share(2)
         first.lost.clear()
         second.lost.clear()
-        third = party.add()
-        party.wait_until_shared_out()
+        [third] = party.share(1)
         assert first.lost + second.lost == Counter({"serial": len(third.serial())})
         assert third.lost == Counter()
 
@@ -250,8 +262,7 @@ class Sharing:
         party.wait_until_shared_out()
 
     def test_a_second_worker_with_the_same_id_is_refused(self, party: Any) -> None:
-        first = party.add()
-        party.wait_until_shared_out()
+        [first] = party.share(1)
         with pytest.raises(
             ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
         ):

@@ -167,12 +167,6 @@ def test_what_json_cannot_carry_is_refused(producer: Producer, body: Any) -> Non
     assert "body" in refusal(producer, MERGE, body)
 
 
-def test_a_body_that_contains_itself_is_refused(producer: Producer) -> None:
-    body: list[Any] = []
-    body.append(body)
-    assert "body" in refusal(producer, MERGE, body)
-
-
 def test_equal_bodies_are_equal_bytes(producer: Producer) -> None:
     first = producer.build(MERGE, {"b": 1, "a": [date(2030, 1, 1), Decimal("1.50")]})
     second = producer.build(MERGE, {"a": (date(2030, 1, 1), Decimal("1.50")), "b": 1})

@@ -36,6 +36,8 @@ from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
 from tests.support.brokers import direct
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 
 @pytest.fixture(autouse=True)
 def clock(settings: Any, tmp_path: Path) -> Iterator[Clock]:
@@ -127,7 +129,6 @@ def message(topic: str, body: dict[str, int], retries_left: int = 16) -> Message
     return Message(get_config().topic(topic), 0, 1, Delivery(encode_json(body), 1.0, retries_left))
 
 
-@pytest.mark.django_db(transaction=True)
 def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: Product) -> None:
     small = Shop.objects.create(id=2, name="The Odd Cup", grade=Grade.SMALL)
     for sku in (2, 3):
@@ -144,7 +145,6 @@ def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: 
     assert sorted(len(entries) for entries in slots if entries) == [1, 2]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_change_of_an_unknown_product_is_rejected_and_holds_up_nobody(product: Product) -> None:
     messages = [message("price-changes", {"sku": sku}) for sku in (404, 1)]
     order_renders(messages)
@@ -180,7 +180,6 @@ def test_the_timeout_listener_closes_what_is_open_and_ignores_what_is_gone(produ
     assert order.state == State.CLOSED
 
 
-@pytest.mark.django_db(transaction=True)
 def test_changes_within_five_seconds_are_one_image_with_the_last_price(
     product: Product, clock: Clock
 ) -> None:
@@ -196,7 +195,6 @@ def test_changes_within_five_seconds_are_one_image_with_the_last_price(
     assert drain() == 0
 
 
-@pytest.mark.django_db(transaction=True)
 def test_key_accounts_are_rendered_first(product: Product, clock: Clock) -> None:
     # Shops whose images share a slot.
     topic = get_config().topic("image-renders")
@@ -213,7 +211,6 @@ def test_key_accounts_are_rendered_first(product: Product, clock: Clock) -> None
     assert order == [1, standard, small]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(
     product: Product, clock: Clock
 ) -> None:
@@ -232,7 +229,6 @@ def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(
     assert product.rendered_price == Decimal(9)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, clock: Clock) -> None:
     order = create_order(1)
     paid = create_order(1)
@@ -248,7 +244,6 @@ def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, 
     assert (order.state, paid.state) == (State.CLOSED, State.PAID)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_mail_of_an_order_is_a_task_that_sends_it_once(product: Product) -> None:
     order = create_order(1, quantity=3)
     assert mail.outbox == []
@@ -262,7 +257,6 @@ def test_the_mail_of_an_order_is_a_task_that_sends_it_once(product: Product) -> 
     assert (again.return_value, len(mail.outbox)) == (False, 1)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_order_reserves_its_goods_and_has_a_message_for_its_time(product: Product) -> None:
     order = create_order(1, quantity=3)
     product.refresh_from_db()
@@ -272,7 +266,6 @@ def test_an_order_reserves_its_goods_and_has_a_message_for_its_time(product: Pro
     assert waiting("order-timeouts") == [b'{"order":%d}' % order.pk]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_order_that_cannot_be_filled_leaves_neither_row_nor_message(product: Product) -> None:
     with pytest.raises(OutOfStock, match="Fewer than 101"):
         create_order(1, quantity=101)
@@ -282,7 +275,6 @@ def test_an_order_that_cannot_be_filled_leaves_neither_row_nor_message(product: 
     assert waiting("order-timeouts") == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_paying_takes_the_message_back_and_the_order_stays_paid(product: Product) -> None:
     order = create_order(1)
     assert pay_order(order)
@@ -295,7 +287,6 @@ def test_paying_takes_the_message_back_and_the_order_stays_paid(product: Product
     assert product.stock == 99
 
 
-@pytest.mark.django_db(transaction=True)
 def test_closing_twice_restocks_once_and_a_closed_order_cannot_be_paid(product: Product) -> None:
     order = create_order(1, quantity=2)
     assert close_order(order.pk)
@@ -306,7 +297,6 @@ def test_closing_twice_restocks_once_and_a_closed_order_cannot_be_paid(product: 
     assert order.state == State.CLOSED
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_visitor_orders_and_pays(product: Product, client: Client) -> None:
     render_price(product)
     front = client.get("/").content.decode()
@@ -323,7 +313,6 @@ def test_a_visitor_orders_and_pays(product: Product, client: Client) -> None:
     assert re.search(r"<b>1</b>\s*paid", client.get("/orders/").content.decode())
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_pay_button_of_a_refreshed_page_is_accepted(product: Product) -> None:
     order = create_order(1)
     visitor = Client(enforce_csrf_checks=True)
@@ -336,7 +325,6 @@ def test_the_pay_button_of_a_refreshed_page_is_accepted(product: Product) -> Non
     assert order.state == State.PAID
 
 
-@pytest.mark.django_db(transaction=True)
 def test_paying_too_late_is_said_and_changes_nothing(product: Product, client: Client) -> None:
     order = create_order(1)
     close_order(order.pk)
@@ -358,7 +346,6 @@ def test_what_changes_something_is_post_only(client: Client, path: str) -> None:
     assert client.get(path).status_code == 405
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_price_changed_in_the_admin_is_rendered_too(product: Product, admin_client: Client) -> None:
     form = {"name": "Amber Mug", "shop": product.shop_id, "photo": "good", "stock": 5, "price": "44.00"}
     answer = admin_client.post("/admin/prices/product/1/change/", form)
@@ -383,7 +370,6 @@ def test_the_catalogue_is_the_same_every_time() -> None:
     assert len(first) == 50
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_a_lost_redis_held_is_sent_again_from_the_database(product: Product) -> None:
     late = timezone.now() - timedelta(hours=1)
     order = Order.objects.create(product=product, total=1, due_at=late)
@@ -404,7 +390,6 @@ def accounts(product: Product) -> Accounts:
     return Accounts()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -> None:
     pay_order(create_order(1))
     create_order(1)
@@ -415,7 +400,6 @@ def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -
     assert accounts.complaints(Done(orders=2)) == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_order_without_its_mail_is_complained_of(accounts: Accounts) -> None:
     create_order(1)
     assert accounts.complaints(Done(orders=1)) == [
@@ -424,7 +408,6 @@ def test_an_order_without_its_mail_is_complained_of(accounts: Accounts) -> None:
     ]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_messages_that_nobody_consumed_are_complained_of(accounts: Accounts) -> None:
     change_prices([(1, Decimal(5))])
     assert accounts.finished() is False
@@ -433,7 +416,6 @@ def test_messages_that_nobody_consumed_are_complained_of(accounts: Accounts) -> 
     assert stale == "1 products do not show their price, such as [1]"
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
     topic = get_config().topic("order-timeouts")
     order = create_order(1)
@@ -449,7 +431,6 @@ def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
     assert "1 orders are past their time but neither paid nor closed" in accounts.complaints(Done(orders=1))
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_order_that_was_closed_early_is_complained_of(accounts: Accounts) -> None:
     order = create_order(1)
     drain("tasks.default")

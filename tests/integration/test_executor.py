@@ -587,35 +587,30 @@ def test_a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted
         assert told(found) == ([b"0", b"2"], [b"1"], [b"3", b"4", b"5"])
 
 
-def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
+def order_of(*waiting: tuple[Topic, float]) -> list[Message]:
+    """Return the first messages of waiting batches in the order in which a thread runs them."""
     inbox: SimpleQueue[Any] = SimpleQueue()
-    thread = ExecutorThread(0, inbox, NO_HOOKS)
-    topic = replace(TOPIC, type=TopicType.PRIORITY)
-    order: list[float] = []
-    for priority in (100.0, 300.0, 200.0):
-        given = Message(topic, 0, 1, Delivery(b"1", priority, 16))
-        listener = Listener(lambda m: order.append(m.score))
-        thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, [given], uptime()))
+    thread, order = ExecutorThread(0, inbox, NO_HOOKS), list[Message]()
+    for topic, score in waiting:
+        given = Message(topic, 0, 1, Delivery(b"1", score, 16))
+        thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), Listener(order.append), 1, [given], uptime()))
     thread.stop()
     thread.start()
     thread.join(10)
-    assert order == [300.0, 200.0, 100.0]
+    return order
+
+
+def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
+    topic = replace(TOPIC, type=TopicType.PRIORITY)
+    found = order_of((topic, 100.0), (topic, 300.0), (topic, 200.0))
+    assert [each.score for each in found] == [300.0, 200.0, 100.0]
 
 
 def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_others() -> None:
-    inbox: SimpleQueue[Any] = SimpleQueue()
-    thread = ExecutorThread(0, inbox, NO_HOOKS)
     renders = replace(TOPIC, name="renders", type=TopicType.PRIORITY)
     orders = replace(TOPIC, name="orders", type=TopicType.FIXED_TIME)
-    order: list[str] = []
-    for topic in (renders, renders, renders, orders, orders):
-        given = Message(topic, 0, 1, Delivery(b"1", 100.0, 16))
-        listener = Listener(lambda m: order.append(m.topic.name))
-        thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, [given], uptime()))
-    thread.stop()
-    thread.start()
-    thread.join(10)
-    assert order == ["renders", "orders", "renders", "orders", "renders"]
+    found = order_of(*((topic, 100.0) for topic in (renders, renders, renders, orders, orders)))
+    assert [each.topic.name for each in found] == ["renders", "orders", "renders", "orders", "renders"]
 
 
 def test_a_withdrawn_batch_does_not_run() -> None:

@@ -35,6 +35,7 @@ from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
 from tests.support.reports import REPORT, join
 from tests.support.servers import RedisServer
+from tests.support.workers import flush
 
 pytestmark = pytest.mark.django_db
 
@@ -250,9 +251,7 @@ def test_workers_whose_threads_all_hang_are_a_finding(
         if usual is not None:
             count = TimesCount(broker)
             count.note_calls(get_config().topic("mails"), [usual] * 100)
-            steps = count.flushing()
-            next(steps)
-            steps.close()
+            flush(count)
         text = page(boss)
         age = f"{running[-1]} s"
         said = f"1 worker is stuck: all its threads are in calls that take unusually long, the shortest {age}"

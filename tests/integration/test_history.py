@@ -21,7 +21,7 @@ from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, ClusterBroker, OracleBroker
 from tests.support.servers import RedisCluster
-from tests.support.workers import LONG, Heard, Worker, client_of, cluster_of, send
+from tests.support.workers import LONG, Heard, Worker, client_of, cluster_of, flush, send
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 START_MS = 1_800_000_000_000
@@ -408,9 +408,7 @@ def test_lateness_is_counted_by_class_and_given_away_in_the_end(broker: Any, clo
     deliveries = [Delivery(b"m", now - late, 16) for late in (-0.4, 0, 1, 1.5, 2, 4_000, 1e9)]
     count.note(TOPIC, [*deliveries, Delivery(b"retry", 16, 15)], now)
     count.note(replace(TOPIC, type=TopicType.PRIORITY), [Delivery(b"p", 50, 16)], now)
-    steps = count.flushing()
-    next(steps)
-    steps.close()
+    flush(count)
     Sampler(broker, TOPIC, clock).minute()
     late = last(broker).lateness
     assert late is not None
@@ -430,9 +428,7 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
     send(broker, TOPIC, range(100))
     with Worker(broker, TOPIC, heard, burst=True, handed_out=count.note) as worker:
         worker.join()
-    steps = count.flushing()
-    next(steps)
-    steps.close()
+    flush(count)
     broker.store_minute(TOPIC, broker.now_ms() // 60_000, "", 60)
     (raw,) = [
         record
@@ -448,9 +444,7 @@ def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytes
     broker.client.set(history_keys(broker.prefix, TOPIC.name).pending, "foreign")
     count = TimesCount(broker)
     count.note(TOPIC, [Delivery(b"m", 1_800_000_000_000, 16)], 1_800_000_000_000)
-    steps = count.flushing()
-    next(steps)
-    steps.close()
+    flush(count)
     assert "could not be recorded" in caplog.text
 
 

@@ -43,7 +43,7 @@ from django_rmq.operations import topic_survey
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker
 from tests.support.servers import absent
-from tests.support.workers import Heard, broker_on, client_of, eventually
+from tests.support.workers import Heard, broker_on, client_of, eventually, flush
 from tests.support.workers import Worker as RunningWorker
 
 ROOT = Path(__file__).parents[2]
@@ -352,19 +352,13 @@ def test_slots_and_workers(redis_url: str, prefix: str) -> None:
     client.close()
 
 
-def flushed(count: TimesCount) -> None:
-    steps = count.flushing()
-    next(steps)
-    steps.close()
-
-
 def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
     count, now = TimesCount(broker), 1_800_000_000_000.0
     for _ in range(2):
         late = [Delivery(b"m", now - late, 16) for late in (-0.4, 1, 1.5, 4_000)]
         count.note(topic("work"), late, now)
         count.note_calls(topic("work"), [0.0004, 0.03, 100_000.0])
-        flushed(count)
+        flush(count)
     broker.store_minute(topic("work"), 1, "", 60)
     times = broker.times(topic("work"))
     assert (sum(times.late), sum(times.took)) == (8, 6)
@@ -394,7 +388,7 @@ def test_single_durations_and_long_lists_are_counted_in_the_same_classes(broker:
     found = []
     for count in (alone, together):
         before = broker.times(topic("work")).took
-        flushed(count)
+        flush(count)
         after = broker.times(topic("work")).took
         found.append([new - old for new, old in zip(after, before, strict=True)])
     assert found[0] == found[1]
@@ -416,7 +410,7 @@ def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None)
 
     with RunningWorker(broker, work, listen, batch_size=size, took=count.note_calls, burst=True) as running:
         running.join()
-    flushed(count)
+    flush(count)
     times = broker.times(work)
     deliveries = sum(
         broker.audit(work, slot)["committed"] + broker.audit(work, slot)["failed"] for slot in range(4)
@@ -436,7 +430,7 @@ def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.Lo
         client.set(times_key(prefix, "work"), "foreign")
         count = TimesCount(broker)
         count.note_calls(topic("work"), [0.1])
-        flushed(count)
+        flush(count)
         assert "could not be recorded" in caplog.text
         found = scraped()
         assert found["rmq_up",] == 1

@@ -17,7 +17,6 @@ from django.test import override_settings
 from django_rmq import connections as rmq
 from django_rmq import send_message, send_messages
 from django_rmq.conf import get_config
-from django_rmq.core.model.envelope import raw_body
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
@@ -31,7 +30,6 @@ ALIAS = "shop"
 TOPICS = {
     "renders": {"TYPE": "priority", "SLOTS": 4},
     "keyed": {"TYPE": "priority", "SLOTS": 4, "IDENTITY": "key"},
-    "jobs": {"SLOTS": 4},
 }
 
 pytestmark = pytest.mark.slow
@@ -136,20 +134,6 @@ def test_a_relay_goes_on_behind_what_one_that_stands_still_holds() -> None:
         assert len(rows()) == len(waiting()) - 13 == 5
         assert relay_all() == 0
     assert (other.returned.sent, rows(), len(waiting())) == (5, [], 23)
-
-
-def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_was_sent_meanwhile() -> None:
-    with mock.patch("django_rmq.sending.on_commit._flush"), transaction.atomic(ALIAS):
-        send_messages("jobs", list(range(12)), slot_basis="a", using=ALIAS)
-    with transaction.atomic(ALIAS):
-        assert send_message("jobs", 99, slot_basis="a", using=ALIAS).status == "pending"
-    OutboxMessage.objects.using(ALIAS).update(due_ms=1)
-    assert (relay_all(), rows()) == (12, [])
-    topic, found = get_config().topic("jobs"), waiting("jobs")
-    assert [raw_body(topic, member, None) for member in sorted(found, key=lambda one: found[one])] == [
-        b"99",
-        *(b"%d" % number for number in range(12)),
-    ]
 
 
 def test_several_relays_share_what_is_due() -> None:

@@ -127,25 +127,6 @@ def test_a_worker_takes_no_more_than_it_can_run(broker: Any) -> None:
     assert topic.concurrency <= max(then) <= 1.25 * topic.concurrency
 
 
-def test_sync_and_async_listeners_work_in_one_worker(broker: Any) -> None:
-    seen, threads = Seen(), set()
-    slow = sleeping(seen)
-
-    async def one(message: Message) -> None:
-        threads.add(threading.current_thread().name)
-        await slow(message)
-
-    def other(message: Message) -> None:
-        threads.add(threading.current_thread().name)
-
-    send(broker, TOPIC, numbered(40))
-    send(broker, OTHER, numbered(40))
-    with Worker(broker, [TOPIC, OTHER], {"mails": one, "plain": other}, threads=1):
-        eventually(lambda: live(broker, TOPIC) + live(broker, OTHER) == 0, "all messages")
-    assert threads == {"rmq-event-loop", "rmq-executor-0"}
-    assert total(broker, TOPIC, "committed") == total(broker, OTHER, "committed") == 40
-
-
 def test_an_async_listener_that_is_slow_delays_no_sync_one(broker: Any) -> None:
     done: list[Any] = []
     release = threading.Event()
@@ -223,18 +204,6 @@ def test_each_call_has_context_variables_of_its_own(broker: Any) -> None:
         eventually(lambda: live(broker, topic) == 0, "all messages")
     assert found == [None] * 10
     assert total(broker, topic, "committed") == 10
-
-
-def test_a_coroutine_extends_its_time_out(broker: Any) -> None:
-    extended: list[bool] = []
-
-    async def listener(message: Message) -> None:
-        extended.append(await message.aextend())
-
-    send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1):
-        eventually(lambda: live(broker, TOPIC) == 0, "all messages")
-    assert extended == [True]
 
 
 def test_what_runs_at_the_stop_is_settled_and_what_has_not_begun_is_given_back(broker: Any) -> None:

@@ -152,36 +152,6 @@ def client() -> Iterator[redis.Redis]:
         client.close()
 
 
-# Each script of sends with messages of both kinds, and each type of topic.
-SHAPES = [
-    pytest.param(kind, identity, keeps, id=f"{kind.value}-{identity}{'-outcomes' if keeps else ''}")
-    for kind, identity, keeps in (
-        (TopicType.RANGE_MERGE, "body", False),
-        (TopicType.RANGE_MERGE, "key", True),
-        (TopicType.PRIORITY, "key", False),
-        (TopicType.PRIORITY, "body", True),
-        (TopicType.FIXED_TIME, "body", False),
-    )
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "identity", "keeps"), SHAPES)
-def test_no_script_blocks_redis_at_its_largest_batch(
-    client: redis.Redis, prefix: str, kind: TopicType, identity: str, keeps: bool
-) -> None:
-    assert_within_bound(
-        lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity, keeps))
-    )
-
-
-@pytest.mark.slow
-def test_no_script_of_a_strict_fifo_topic_blocks_redis(client: redis.Redis, prefix: str) -> None:
-    assert_within_bound(
-        lambda attempt: fifo_scripts(Timed(client, f"{prefix}{attempt}:", TopicType.FIFO, "key"))
-    )
-
-
 def fifo_scripts(slot: Timed) -> Timed:
     """Time what is different on fifo topics: sending, ends of whole batches, and a failure that holds the slot."""
     slot.send_fifo(0, names(BATCH, "plain"))
@@ -408,13 +378,6 @@ def claims(slot: Timed) -> None:
             pass
 
 
-@pytest.mark.slow
-def test_a_change_of_the_time_out_does_not_block_redis(client: redis.Redis, prefix: str) -> None:
-    assert_within_bound(
-        lambda attempt: another_time_out(Timed(client, f"{prefix}{attempt}:", TopicType.FIXED_TIME, "key"))
-    )
-
-
 def another_time_out(slot: Timed) -> Timed:
     """Time a change of TIMEOUT while more deliveries run than get new stamps, all with a time-out of their own."""
     slot.topic = replace(slot.topic, serial=False, max_prepared=WAITING)
@@ -426,12 +389,6 @@ def another_time_out(slot: Timed) -> Timed:
     assert slot.time("configure", slot.configure) == "ok"
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
-
-
-def test_the_upkeep_that_prepare_brings_along_is_bounded_too(client: redis.Redis, prefix: str) -> None:
-    assert_within_bound(
-        lambda attempt: a_whole_upkeep(Timed(client, f"{prefix}{attempt}:", TopicType.FIXED_TIME, "body"))
-    )
 
 
 def a_whole_upkeep(slot: Timed) -> Timed:
@@ -446,6 +403,36 @@ def a_whole_upkeep(slot: Timed) -> Timed:
     ledger = slot.audit()
     assert (ledger["expired"], ledger["prepared"]) == (UPKEEP, 2 * BATCH + len(members))
     return slot
+
+
+# Each script of sends with messages of both kinds, and each type of topic.
+@pytest.mark.parametrize(
+    ("look", "kind", "identity", "keeps"),
+    [
+        *(
+            pytest.param(look, *shape, id="-".join(map(str, (look.__name__, *shape))), marks=pytest.mark.slow)
+            for look, *shape in (
+                (every_script, TopicType.RANGE_MERGE, "body", False),
+                (every_script, TopicType.RANGE_MERGE, "key", True),
+                (every_script, TopicType.PRIORITY, "key", False),
+                (every_script, TopicType.PRIORITY, "body", True),
+                (every_script, TopicType.FIXED_TIME, "body", False),
+                (fifo_scripts, TopicType.FIFO, "key", False),
+                (another_time_out, TopicType.FIXED_TIME, "key", False),
+            )
+        ),
+        pytest.param(a_whole_upkeep, TopicType.FIXED_TIME, "body", False, id="a_whole_upkeep"),
+    ],
+)
+def test_no_script_blocks_redis_at_its_largest_batch(
+    client: redis.Redis,
+    prefix: str,
+    look: Callable[[Timed], Timed],
+    kind: TopicType,
+    identity: str,
+    keeps: bool,
+) -> None:
+    assert_within_bound(lambda attempt: look(Timed(client, f"{prefix}{attempt}:", kind, identity, keeps)))
 
 
 def dumped(client: redis.Redis, prefix: str) -> dict[bytes, Any]:

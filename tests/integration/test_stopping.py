@@ -83,8 +83,10 @@ def test_an_async_listener_is_cancelled(broker: Any, caplog: pytest.LogCaptureFi
     assert "was cancelled while it was in hand" in caplog.text and "Traceback" not in caplog.text
 
 
-def test_a_listener_that_returns_although_it_was_cancelled_is_done(broker: Any) -> None:
+@pytest.mark.parametrize("cause", ["cancel", "HARD_TIMEOUT"])
+def test_a_coroutine_that_returns_although_it_was_cancelled_is_done(broker: Any, cause: str) -> None:
     begun = threading.Event()
+    topic = TOPIC if cause == "cancel" else replace(TOPIC, hard_timeout=0.3)
 
     async def listener(message: Message) -> None:
         begun.set()
@@ -93,12 +95,13 @@ def test_a_listener_that_returns_although_it_was_cancelled_is_done(broker: Any) 
         except asyncio.CancelledError:
             pass
 
-    send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1):
+    send(broker, topic, numbered(1))
+    with Worker(broker, topic, listener, threads=1):
         assert begun.wait(LONG)
-        broker.cancel(TOPIC, 0, [ONE])
-        eventually(lambda: live(broker, TOPIC) == 0, "the end")
-    assert ends(broker, TOPIC) == {"committed": 1}
+        if cause == "cancel":
+            broker.cancel(topic, 0, [ONE])
+        eventually(lambda: live(broker, topic) == 0, "the end")
+    assert ends(broker, topic) == {"committed": 1}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -397,21 +400,6 @@ def test_an_async_list_that_runs_for_too_long_is_tried_one_by_one(broker: Any) -
         eventually(lambda: live(broker, topic) == 0, "the end")
     assert ends(broker, topic) == {"committed": 3, "failed": 1, "overran": 1}
     assert calls == [3, 1, 1, 1, 1]
-
-
-def test_a_coroutine_that_ends_by_itself_is_done(broker: Any) -> None:
-    topic = replace(TOPIC, hard_timeout=0.3)
-
-    async def listener(message: Message) -> None:
-        try:
-            await asyncio.sleep(LONG)
-        except asyncio.CancelledError:
-            pass
-
-    send(broker, topic, numbered(1))
-    with Worker(broker, topic, listener, threads=1):
-        eventually(lambda: live(broker, topic) == 0, "the end")
-    assert ends(broker, topic) == {"committed": 1}
 
 
 def replaced(

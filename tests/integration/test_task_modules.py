@@ -198,11 +198,14 @@ def app(folder: Path) -> Iterator[Path]:
         yield folder / "an_app"
 
 
-def test_a_worker_imports_the_tasks_of_every_app_at_its_start(using: Use, app: Path) -> None:
-    (app / "tasks.py").write_text(TASK)
-    using()
+@pytest.mark.parametrize(("module", "named"), [("tasks", {}), ("services", {"MODULES": ["an_app.services"]})])
+def test_a_worker_imports_the_tasks_of_every_app_and_what_the_settings_name_at_its_start(
+    using: Use, app: Path, module: str, named: dict[str, Any]
+) -> None:
+    (app / f"{module}.py").write_text(TASK)
+    using(**named)
     startup.chosen_topics()
-    assert "an_app.tasks" in sys.modules
+    assert f"an_app.{module}" in sys.modules
 
 
 def test_whoever_reads_a_result_imports_the_tasks_of_the_apps_if_needed(using: Use, app: Path) -> None:
@@ -229,13 +232,6 @@ def test_a_task_of_any_other_module_runs_once_its_module_is_imported_or_declared
     drain("tasks.default", raise_errors=False)
     result.refresh()
     assert result.return_value == 8
-
-
-def test_a_module_that_the_settings_name_is_imported(using: Use, app: Path) -> None:
-    (app / "services.py").write_text(TASK)
-    using(MODULES=["an_app.services"])
-    startup.chosen_topics()
-    assert "an_app.services" in sys.modules
 
 
 def test_a_module_that_the_settings_name_and_that_fails_stops_the_start(using: Use, app: Path) -> None:

@@ -25,6 +25,7 @@ from django_rmq.core.coordination.assignment_storage import members_of_roster, p
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.monitoring.history import TimesCount
 from django_rmq.core.producer.producer import Producer
 from tests.support.brokers import Broker, ClusterBroker
 from tests.support.servers import RedisCluster
@@ -206,6 +207,13 @@ def turn_until_idle(dispatcher: Dispatcher) -> None:
                 return
             time.sleep(max(0.0, dispatcher._acks.due - time.monotonic()))
     raise AssertionError("the dispatcher does not come to rest")
+
+
+def flush(count: TimesCount) -> None:
+    """Store what a worker has counted of times, as its background thread does every few seconds."""
+    steps = count.flushing()
+    next(steps)
+    steps.close()
 
 
 def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> None:

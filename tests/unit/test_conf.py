@@ -77,12 +77,6 @@ def test_a_type_of_all_topics_may_be_a_default() -> None:
     assert (found.topic("text").body, found.topic("text").typed) == ("text", None)
 
 
-def test_upcast_needs_a_type() -> None:
-    (problem,) = topic_problems(UPCAST="tests.support.typed_bodies.upcast")
-    assert problem.id == "django_rmq.E006"
-    assert 'has UPCAST and BODY "json"' in problem.message
-
-
 def test_what_is_not_said_has_its_default() -> None:
     found = config(TOPICS={"orders": {"TYPE": "fixed_time"}})
     topic = found.topic("orders")
@@ -203,9 +197,10 @@ def test_a_debounced_topic_has_a_longest_wait() -> None:
         ),
         ({"TYPE": "priority", "DEBOUNCE": True}, "DEBOUNCE, which only range_merge topics have"),
         ({"TYPE": "fixed_time", "MAX_WAIT": "500ms"}, "MAX_WAIT, which only range_merge topics have"),
+        ({"UPCAST": "tests.support.typed_bodies.upcast"}, 'has UPCAST and BODY "json"'),
     ],
 )
-def test_a_debounce_that_cannot_be_says_why(options: dict[str, Any], said: str) -> None:
+def test_an_option_that_needs_another_one_says_so(options: dict[str, Any], said: str) -> None:
     (problem,) = topic_problems(**{"TYPE": "range_merge", **options})
     assert problem.id == "django_rmq.E006"
     assert said in problem.message and problem.hint
@@ -651,16 +646,27 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    "rmq",
+    ("rmq", "wanted"),
     [
-        {"COORDINATOR": "zookeeper"},
-        {"ZOOKEEPER": {"ROOT": "/rmq"}},
-        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ACL": "creator"}},
+        ({"COORDINATOR": "zookeeper"}, "E007"),
+        ({"ZOOKEEPER": {"ROOT": "/rmq"}}, "E007"),
+        ({"ZOOKEEPER": {"HOSTS": "zk1:2181", "ACL": "creator"}}, "E007"),
+        ({"BROKER": "redis", "TOPICS": {}}, "E009"),
+        ({"REDIS": {"CLUSTER": "redis://h:7000/1"}}, "E012"),
+        ({"REDIS": {"CLUSTER": ["redis://h:7000", "redis://h:7001/1"]}}, "E012"),
+        ({"REDIS": {"CLUSTER": "unix:///run/redis.sock"}}, "E012"),
+        ({"REDIS": {"CLUSTER": "h:7000"}}, "E012"),
+        ({"REDIS": {"CLUSTER": []}}, "E003"),
+        ({"REDIS": {"CLUSTER": [7000]}}, "E003"),
+        ({"REDIS": {"CLUSTER": "redis://h:7000", "DB": 0}}, "E003"),
+        ({"REDIS": {}}, "E003"),
     ],
     ids=str,
 )
-def test_zookeeper_needs_hosts_and_a_closed_acl_needs_a_login(rmq: dict[str, Any]) -> None:
-    assert [problem.id for problem in problems(**rmq)] == ["django_rmq.E007"]
+def test_an_address_that_is_missing_or_cannot_be_used_and_a_closed_acl_without_a_login_are_reported(
+    rmq: dict[str, Any], wanted: str
+) -> None:
+    assert [problem.id for problem in problems(**rmq)] == [f"django_rmq.{wanted}"]
 
 
 @pytest.mark.parametrize(
@@ -709,11 +715,6 @@ def test_all_problems_are_told_at_once() -> None:
         "django_rmq.E004",
         "django_rmq.E005",
     ]
-
-
-def test_a_broker_of_redis_needs_to_know_where() -> None:
-    (problem,) = problems(BROKER="redis", TOPICS={})
-    assert problem.id == "django_rmq.E009"
 
 
 def test_the_alias_of_a_cache_brings_its_options() -> None:
@@ -867,23 +868,6 @@ def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:
     assert server is not None
     assert (server.url, len(server.cluster)) == ("rediss://u:secret@h:7000", 2)
     assert "secret" not in f"{server} {server!r}"
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({"CLUSTER": "redis://h:7000/1"}, "django_rmq.E012"),
-        ({"CLUSTER": ["redis://h:7000", "redis://h:7001/1"]}, "django_rmq.E012"),
-        ({"CLUSTER": "unix:///run/redis.sock"}, "django_rmq.E012"),
-        ({"CLUSTER": "h:7000"}, "django_rmq.E012"),
-        ({"CLUSTER": []}, "django_rmq.E003"),
-        ({"CLUSTER": [7000]}, "django_rmq.E003"),
-        ({"CLUSTER": "redis://h:7000", "DB": 0}, "django_rmq.E003"),
-        ({}, "django_rmq.E003"),
-    ],
-)
-def test_a_cluster_that_cannot_be_used_is_reported(given: dict[str, Any], wanted: str) -> None:
-    assert [problem.id for problem in problems(REDIS=given)] == [wanted]
 
 
 def test_the_configuration_is_read_once_and_again_when_settings_change() -> None:

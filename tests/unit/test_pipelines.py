@@ -46,28 +46,23 @@ def test_what_is_typed_wrongly_is_told(arguments: list[str], said: str) -> None:
         call_command("runrmqpipeline", *arguments)
 
 
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
-def test_without_pyspark_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: None if name == missing else object())
-    with pytest.raises(CommandError, match=rf"Spark needs {missing}.*pip install") as caught:
-        call_command("runrmqpipeline", "report")
-    assert caught.value.returncode == 2
-
-
-def test_without_the_client_of_a_connect_server_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("missing", "options", "said"),
+    [
+        ("pyspark", (), "Spark needs pyspark.*pip install"),
+        ("pyarrow", (), "Spark needs pyarrow.*pip install"),
+        ("grpc", ("--remote", "sc://127.0.0.1:1"), r"needs grpc.*django-redis-rmq\[connect\]"),
+        ("java", (), "Spark needs Java 17"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_to_do(
+    missing: str, options: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: None if name == "grpc" else object())
-    with pytest.raises(CommandError, match=r"needs grpc.*django-redis-rmq\[connect\]") as caught:
-        call_command("runrmqpipeline", "report", "--remote", "sc://127.0.0.1:1")
-    assert caught.value.returncode == 2
-
-
-def test_without_a_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq.spark.java.find_java", lambda: None)
-    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: object())
-    with pytest.raises(CommandError, match="Spark needs Java 17") as caught:
-        call_command("runrmqpipeline", "report")
+    monkeypatch.setattr("django_rmq.spark.java.find_spec", lambda name: None if name == missing else object())
+    if missing == "java":
+        monkeypatch.setattr("django_rmq.spark.java.find_java", lambda: None)
+    with pytest.raises(CommandError, match=said) as caught:
+        call_command("runrmqpipeline", "report", *options)
     assert caught.value.returncode == 2
 
 

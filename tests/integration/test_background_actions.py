@@ -20,7 +20,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import action_records, reports, results
 from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
-from django_rmq.exceptions import InvalidRequest, NotPermitted, OperationRefused
+from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
@@ -161,16 +161,6 @@ def test_what_cannot_be_done_is_refused(shop: Any, arguments: Any) -> None:
     with pytest.raises(InvalidRequest):
         operations().start_action("letters", "replay", rate=0.01)
     assert operations().background_actions() == []
-
-
-def test_an_action_needs_its_own_permission(shop: Any) -> None:
-    make_dead(shop, 1)
-    with pytest.raises(NotPermitted):
-        operations(Permission.VIEW, Permission.DELETE).start_action("letters", "purge")
-    action = operations().start_action("letters", "purge").action.id
-    with pytest.raises(NotPermitted):
-        operations(Permission.VIEW, Permission.REPLAY).stop_action(action)
-    assert operations(Permission.VIEW, Permission.PURGE).stop_action(action).stopped_by == "ada"
 
 
 def test_a_bounded_number_is_kept(shop: Any) -> None:

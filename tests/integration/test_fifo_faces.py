@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,7 +23,6 @@ from django_rmq import (
     Send,
     asend_message,
     asend_messages,
-    ensure_message,
     listener,
     send_message,
     send_messages,
@@ -67,13 +65,6 @@ def operations() -> Operations:
     return Operations(Actor("shell", "test"))
 
 
-def test_single_and_bulk_sends_stand_in_one_line(clock: Clock) -> None:
-    send_message("line", 9)
-    send_messages("line", [7, 8])
-    send_message("line", 1)
-    assert heard("line", clock) == [9, 7, 8, 1]
-
-
 def test_coroutines_send_into_the_same_line(clock: Clock) -> None:
     async_to_sync(asend_message)("line", 9)
     async_to_sync(asend_messages)("line", [Send(7), 8])
@@ -91,13 +82,6 @@ def test_within_a_transaction_the_order_is_that_of_the_calls(clock: Clock) -> No
     assert heard("line", clock) == [3, 9, 7, 8, 1]
 
 
-def test_a_later_message_that_is_due_earlier_runs_first(clock: Clock) -> None:
-    send_message("line", "late", delay=timedelta(seconds=2))
-    send_messages("line", [Send("later", delay=3), "now"])
-    clock.advance(10)
-    assert heard("line") == ["now", "late", "later"]
-
-
 def test_an_entity_has_one_line_whether_a_field_a_slot_basis_or_a_key_names_it(clock: Clock) -> None:
     by_field = {send_message("accounts", {"account": 7, "n": n}).slot for n in range(9)}
     by_basis = {send_message("line", n, slot_basis="account 7").slot for n in range(9)}
@@ -106,46 +90,6 @@ def test_an_entity_has_one_line_whether_a_field_a_slot_basis_or_a_key_names_it(c
     assert [len(slots) for slots in (by_field, by_basis, by_key, by_none)] == [1, 1, 1, 1]
     others = {send_message("line", n, slot_basis=f"account {n}").slot for n in range(50)}
     assert len(others) == 4
-
-
-def test_a_slot_that_is_held_holds_no_other_slot(clock: Clock) -> None:
-    slots = {n: send_message("accounts", {"account": n}).slot for n in range(20)}
-    for n in range(20):
-        send_message("accounts", {"account": n, "again": True})
-    held = slots[0]
-    found: list[Any] = []
-
-    @listener("accounts")
-    def listen(message: Message) -> None:
-        if message.slot == held:
-            raise Retry(delay=3600)
-        found.append(message.body["account"])
-
-    clock.advance(1)
-    drain()
-    assert sorted(found) == sorted(2 * [n for n, slot in slots.items() if slot != held])
-    assert operations().topic("accounts").store == 2 * list(slots.values()).count(held) - 1
-
-
-@pytest.mark.parametrize(
-    ("topic", "statuses", "bodies"),
-    [
-        ("unique", ["stored", "stored", "present", "stored"], ["first", "other", "last"]),
-        ("newest", ["stored", "stored", "replaced", "stored"], ["second", "other", "last"]),
-    ],
-)
-def test_a_send_whose_key_waits_is_left_out_or_replaces_the_body(
-    clock: Clock, topic: str, statuses: list[str], bodies: list[str]
-) -> None:
-    def send(body: str, key: str) -> Send:
-        return Send(body, key=key, slot_basis="one line")
-
-    results = send_messages(
-        topic, [send("first", "a"), send("other", "b"), send("second", "a"), send("last", "c")]
-    )
-    assert [one.status for one in results] == statuses
-    assert ensure_message(topic, "third", key="a", slot_basis="one line").status == "present"
-    assert heard(topic, clock) == bodies
 
 
 @pytest.mark.parametrize("delay", [timedelta(), timedelta(days=366)])
@@ -185,12 +129,6 @@ def test_rest_says_what_a_send_with_a_waiting_key_does(clock: Clock, topic: str,
         sent = {"body": expected, "key": "a"}
         answer = consumer.ok("POST", f"topics/{topic}/messages/", sent, 202)
         assert answer["outcomes"] == {expected: 1}
-
-
-@pytest.mark.parametrize("fields", [{"delay_ms": -1}, {"delay_ms": 31_622_400_001}, {"priority": 50}])
-def test_rest_refuses_what_a_line_does_not_take(clock: Clock, fields: dict[str, int]) -> None:
-    answer = Consumer("line").ok("POST", "topics/line/messages/", {"body": 1, **fields}, 400)
-    assert next(iter(fields)).removesuffix("_ms") in json.dumps(answer)
 
 
 def test_rmqsend_keeps_the_order_of_its_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

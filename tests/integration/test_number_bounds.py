@@ -25,6 +25,7 @@ TOPICS = {
     "ranked": {"TYPE": "priority", "SLOTS": 1},
     "merging": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
+    "line": {"TYPE": "fifo", "SLOTS": 1},
 }
 NINES = "9" * 400
 HOSTILE = [
@@ -55,6 +56,9 @@ REQUESTS = {
     "send priority": ("topics/ranked/messages/", '{"body": 1, "priority": NUMBER}'),
     "send fixed_time": ("topics/timed/messages/", '{"body": 1, "fixed_time": NUMBER}'),
     "send expires": ("topics/keyed/messages/", '{"body": 1, "fixed_time": 4000000000000, "expires": NUMBER}'),
+    "send delay_ms": ("topics/line/messages/", '{"body": 1, "delay_ms": NUMBER}'),
+    "send max_retries": ("topics/line/messages/", '{"body": 1, "max_retries": NUMBER}'),
+    "send timeout": ("topics/line/messages/", '{"body": 1, "timeout": NUMBER}'),
     "reschedule due": ("topics/timed/messages/0.MQ/reschedule/", '{"due": NUMBER}'),
     "reschedule priority": ("topics/ranked/messages/0.MQ/reschedule/", '{"priority": NUMBER}'),
     "replay limit": ("topics/timed/replay/", '{"filter": {}, "limit": NUMBER}'),

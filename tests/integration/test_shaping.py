@@ -115,15 +115,6 @@ def test_what_is_sent_to_a_topic_without_a_type_runs_soon_in_order_and_past_a_fa
     assert heard[10:] == [3]
 
 
-def test_each_send_starts_the_wait_again_up_to_the_longest(clock: Clock) -> None:
-    heard = collected("index")
-    for _ in range(9):
-        send_message("index", 7)
-        clock.advance(1.5)
-        drain()
-    assert heard == [[7]]  # after 10 s, and not after each pause
-
-
 def test_over_rest_each_delivery_has_its_bodies(clock: Clock) -> None:
     consumer = Consumer("views")
     for n in (1, 2):
@@ -133,21 +124,6 @@ def test_over_rest_each_delivery_has_its_bodies(clock: Clock) -> None:
     assert (taken["body"], taken["bodies"]) == (2, [1, 2])
     consumer.settle("release", taken)
     assert Operations(Actor("shell", "test")).listing("views", "store").copies[0].raw == b"[1,2]"
-
-
-def test_over_rest_each_slot_keeps_its_rate(clock: Clock) -> None:
-    consumer = Consumer("paced")
-    shops = [{"body": {"shop": shop, "n": n}} for shop in range(8) for n in range(3)]
-    consumer.ok("POST", "topics/paced/messages/", {"messages": shops}, 202)
-    clock.advance(1)
-    taken = [0, 0]
-    while found := consumer.take(100):
-        consumer.settle("commit", *found)
-        for one in found:
-            taken[one["slot"]] += 1
-    assert taken == [1, 1]
-    clock.advance(0.5)
-    assert sorted(one["slot"] for _ in range(2) for one in consumer.take(100)) == [0, 1]
 
 
 @pytest.mark.parametrize(

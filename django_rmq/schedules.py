@@ -47,13 +47,13 @@ def parsed(name: object, topic: str | None, options: Mapping[str, object]) -> Sc
     return _parsed(name, {"TOPIC": name if topic is None else topic, **values})
 
 
-def register(found: Schedule) -> None:
+def register(schedule: Schedule) -> None:
     """Register a schedule of a decorator. Raises ``ConfigurationError`` for a second one of its name."""
-    other = _schedules.get(found.name)
+    other = _schedules.get(schedule.name)
     # A reload imports a module again, and registers the same schedule a second time.
-    if other is not None and other != found:
-        raise ConfigurationError(f'there are two schedules of the name "{found.name}"')
-    _schedules[found.name] = found
+    if other is not None and other != schedule:
+        raise ConfigurationError(f'there are two schedules of the name "{schedule.name}"')
+    _schedules[schedule.name] = schedule
     _set_topics()
 
 

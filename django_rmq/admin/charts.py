@@ -176,14 +176,14 @@ def chart(
 
 
 def markers(
-    times: Sequence[float], found: Iterable[Annotation], text: Callable[[Annotation], str]
+    times: Sequence[float], annotations: Iterable[Annotation], text: Callable[[Annotation], str]
 ) -> tuple[Marker, ...]:
-    """Return where ``found``, the first first, is on a chart over ``times``. What is too near to be told apart is one marker."""
+    """Return the markers of ``annotations`` on a chart over ``times``, the earliest first; those that would overlap are one."""
     if len(times) < 2:
         return ()
     placed: list[tuple[float, list[Annotation]]] = []
     across = (WIDTH - RIGHT - LEFT) / (times[-1] - times[0])
-    for one in found:
+    for one in annotations:
         x = _round(min(max(LEFT + across * (one.at_ms / 1000 - times[0]), LEFT), WIDTH - RIGHT))
         if placed and x - placed[-1][0] < MARKER_WIDTH:
             placed[-1][1].append(one)

@@ -39,8 +39,8 @@ class LimitsForm(forms.Form):
         label=_("Messages in flight at most"), required=False, min_value=0, max_value=LARGEST - 1
     )
 
-    def __init__(self, found: TopicLimits, data: QueryDict | None = None) -> None:
-        changed = found.changed.values if found.changed is not None else {}
+    def __init__(self, limits: TopicLimits, data: QueryDict | None = None) -> None:
+        changed = limits.changed.values if limits.changed is not None else {}
         super().__init__(
             data,
             initial={name: value or 0 for name, value in changed.items()},
@@ -49,7 +49,7 @@ class LimitsForm(forms.Form):
         )
         for name, field in self.fields.items():
             field.help_text = _("Leave empty for the settings (%(value)s). 0: no limit.") % {
-                "value": limit_text(getattr(found.declared, name))
+                "value": limit_text(getattr(limits.declared, name))
             }
 
     def clean_max_rate(self) -> float | None:

@@ -45,9 +45,9 @@ class ProgressAnswer(ResponseSerializer):
     results = OutcomeAnswer(many=True, required=False, help_text="Only if the request has `ids`")
 
 
-def progress(found: BulkProgress) -> Json:
-    undo_fields = {"undo": found.undo, "kept": found.kept} if found.undo else {}
-    return ProgressAnswer.of(found, problems=found.problems[:20], **undo_fields)
+def progress(run_progress: BulkProgress) -> Json:
+    undo_fields = {"undo": run_progress.undo, "kept": run_progress.kept} if run_progress.undo else {}
+    return ProgressAnswer.of(run_progress, problems=run_progress.problems[:20], **undo_fields)
 
 
 def acted(done: ActionResult) -> Json:
@@ -165,8 +165,8 @@ class RescheduleView(MessageRoute):
         return outcome(result, one, {"rescheduled": 200})
 
 
-def _limits(asked: Fields) -> Limits:
-    return Limits(messages=asked.get("limit"), seconds=SLICE_SECONDS)
+def _limits(fields: Fields) -> Limits:
+    return Limits(messages=fields.get("limit"), seconds=SLICE_SECONDS)
 
 
 class ReplayView(RmqView):

@@ -117,13 +117,13 @@ class CausesAnswer(ResponseSerializer):
     problems = serializers.ListField(child=serializers.CharField())
 
 
-def causes(found: Causes) -> Json:
-    groups = [(name, group) for name, grouped in found.topics for group in grouped.rows]
+def causes(all_causes: Causes) -> Json:
+    groups = [(name, group) for name, grouped in all_causes.topics for group in grouped.rows]
     rows = [
         CauseAnswer.of(group, topic=name, samples=[sample.id for sample in group.samples])
         for name, group in sorted(groups, key=lambda pair: -pair[1].count)
     ]
-    return CausesAnswer.of(found, results=rows)
+    return CausesAnswer.of(all_causes, results=rows)
 
 
 class SentAnswer(ResponseSerializer):
@@ -216,12 +216,12 @@ class FollowedAnswer(ResponseSerializer):
     )
 
 
-def followed(found: Followed) -> Json:
+def followed(message: Followed) -> Json:
     """Return a message with its status."""
     return FollowedAnswer.of(
-        found,
-        results=[copy(each) for each in found.copies],
-        held_by=[HoldAnswer.of(one, message=one.message_id or None) for one in found.held_by],
+        message,
+        results=[copy(each) for each in message.copies],
+        held_by=[HoldAnswer.of(one, message=one.message_id or None) for one in message.held_by],
     )
 
 
@@ -327,22 +327,22 @@ class MessagesView(RmqView):
 _OPTIONS = ("key", "priority", "fixed_time", "slot_basis", "headers", "expires", "max_retries", "timeout")
 
 
-def _ensured(asked: Fields) -> Fields | None:
+def _ensured(fields: Fields) -> Fields | None:
     """Return the arguments of ``Operations.ensure`` beside the message. None: the message is sent in any case."""
-    if asked["ensure"]:
-        return {"message_id": asked.get("id")}
-    if "id" in asked:
+    if fields["ensure"]:
+        return {"message_id": fields.get("id")}
+    if "id" in fields:
         raise errors.Invalid("An id names a message that was sent: give it together with ensure.")
     return None
 
 
-def _send(topic: Topic, asked: Fields) -> Send:
-    options = {name: asked[name] for name in _OPTIONS if name in asked}
-    if "time_range_ms" in asked:
-        options["time_range"] = timedelta(milliseconds=asked["time_range_ms"])
-    if "delay_ms" in asked:
-        options["delay"] = timedelta(milliseconds=asked["delay_ms"])
-    return Send(body_for(topic, asked["body"]), **options)
+def _send(topic: Topic, fields: Fields) -> Send:
+    options = {name: fields[name] for name in _OPTIONS if name in fields}
+    if "time_range_ms" in fields:
+        options["time_range"] = timedelta(milliseconds=fields["time_range_ms"])
+    if "delay_ms" in fields:
+        options["delay"] = timedelta(milliseconds=fields["delay_ms"])
+    return Send(body_for(topic, fields["body"]), **options)
 
 
 CAUSES_SECONDS = 0.15

@@ -195,11 +195,11 @@ def _typed(registry: ComponentRegistry) -> _Schema:
     return one_of_them(names) if names else {}
 
 
-def _unsaid(field: Any, found: _Schema) -> _Schema:
+def _unsaid(field: Any, schema: _Schema) -> _Schema:
     """Return the restrictions of a field that drf-spectacular does not describe."""
-    is_text = isinstance(field, serializers.CharField) and found.get("type") == "string"
+    is_text = isinstance(field, serializers.CharField) and schema.get("type") == "string"
     if is_text and not field.allow_blank:
-        return {"pattern": r"^[^\u0000]*$", "minLength": found.get("minLength", 1)}
+        return {"pattern": r"^[^\u0000]*$", "minLength": schema.get("minLength", 1)}
     if isinstance(field, serializers.ListSerializer):
         bounds = {"minItems": "min_length", "maxItems": "max_length"}
         return {name: bound for name, of in bounds.items() if (bound := getattr(field, of, None)) is not None}

@@ -93,10 +93,10 @@ class LimitsAnswer(ResponseSerializer):
     changed_ms = maybe(help_text="When they were changed")
 
 
-def limits(found: TopicLimits) -> Json:
-    changed = found.changed
+def limits(topic_limits: TopicLimits) -> Json:
+    changed = topic_limits.changed
     return LimitsAnswer.of(
-        found,
+        topic_limits,
         changed=[name for name in LIMITS if changed is not None and name in changed.values],
         changed_by=changed.by if changed is not None else None,
         changed_ms=changed.at_ms if changed is not None else None,
@@ -304,12 +304,12 @@ class RunningAnswer(ResponseSerializer):
     unlisted = serializers.IntegerField(help_text="The number of other messages that run, of any topic")
 
 
-def running_message(one: RunningMessage, found: RunningMessages) -> Json:
+def running_message(one: RunningMessage, running: RunningMessages) -> Json:
     """Return a message that runs, beside how long its topic usually takes."""
-    usual = found.usual.get(one.call.topic)
+    usual = running.usual.get(one.call.topic)
     return RunningMessageAnswer.of(
         one,
-        running_ms=found.running_ms(one),
+        running_ms=running.running_ms(one),
         p50_ms=usual.p50_ms if usual else None,
         p99_ms=usual.p99_ms if usual else None,
     )

@@ -421,9 +421,9 @@ def _register_again(registered: Mapping[str, Definition]) -> Definitions:
     return broker.definitions()
 
 
-def _or_else(definition: Definition, found: Definition) -> Definition:
+def _or_else(definition: Definition, registered: Definition) -> Definition:
     # Another process may have registered a definition meanwhile. That one stays.
-    return found or definition
+    return registered or definition
 
 
 def slots_now(topic: Topic) -> tuple[int, ...]:

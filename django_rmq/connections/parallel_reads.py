@@ -17,7 +17,7 @@ class ParallelReads(threading.Thread, Generic[T]):
 
     def __init__(self, name: str, ask: Callable[[], Iterable[T]]) -> None:
         super().__init__(name=name, daemon=True)
-        self.found: list[T] = []
+        self.answers: list[T] = []
         """The answers so far."""
         self._ask = ask
         self._error: BaseException | None = None
@@ -26,7 +26,7 @@ class ParallelReads(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             for one in self._ask():
-                self.found.append(one)
+                self.answers.append(one)
         except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
             self._error = error
         finally:
@@ -46,8 +46,8 @@ class ParallelReads(threading.Thread, Generic[T]):
     def wait_for_progress(self, seconds: float) -> bool:
         """Wait like ``wait``, but for as long as there is more of the answer within each ``seconds``."""
         count = -1
-        while count < len(self.found):
-            count = len(self.found)
+        while count < len(self.answers):
+            count = len(self.answers)
             if self.wait(time.monotonic() + seconds):
                 return True
         return False

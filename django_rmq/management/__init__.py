@@ -123,8 +123,8 @@ class RmqCommand(BaseCommand):
         if input(f"{question} Type {wanted} to continue: ").strip() != wanted:
             raise CommandError("nothing was done", returncode=1)
 
-    def print_json(self, found: object) -> None:
-        self.stdout.write(dumps(found, indent=2))
+    def print_json(self, value: object) -> None:
+        self.stdout.write(dumps(value, indent=2))
 
     def confirmed(
         self, name: str, count: Callable[[], BulkRun], done: str, question: str, word: str, options: Options

@@ -129,14 +129,14 @@ def _single(name: str, text: str, value: float) -> MetricTable:
     return MetricTable("gauge", name, text, (), [((), value)])
 
 
-def outbox_tables(found: list[Waiting]) -> Iterable[Table]:
+def outbox_tables(waits: list[Waiting]) -> Iterable[Table]:
     """Return the metrics of what is in the outbox."""
     yield _gauge(
         "outbox_messages",
         "Messages in the outbox by state: waiting (for the relay or their sender), refused (left out by the relay).",
         (
             ((one.topic, state), count)
-            for one in found
+            for one in waits
             for state, count in zip(OUTBOX_STATES, (one.messages, one.refused), strict=True)
         ),
         "state",
@@ -144,7 +144,7 @@ def outbox_tables(found: list[Waiting]) -> Iterable[Table]:
     yield _gauge(
         "outbox_oldest_seconds",
         "Time since the oldest message that waits in the outbox was sent; 0 if none waits.",
-        (((one.topic,), (one.oldest_ms or 0) / 1000) for one in found),
+        (((one.topic,), (one.oldest_ms or 0) / 1000) for one in waits),
     )
 
 
@@ -160,9 +160,9 @@ def read_schedules(operations: Operations) -> list[ScheduleStats]:
         return []
 
 
-def schedule_tables(found: list[ScheduleStats]) -> Iterable[Table]:
+def schedule_tables(schedules: list[ScheduleStats]) -> Iterable[Table]:
     """Return the metrics of schedules."""
-    stored = [one for one in found if not one.is_missing]
+    stored = [one for one in schedules if not one.is_missing]
     times = (
         (
             "next_timestamp_seconds",
@@ -188,7 +188,7 @@ def schedule_tables(found: list[ScheduleStats]) -> Iterable[Table]:
         (
             "missing",
             "1 if the schedule is declared and Redis does not know it, else 0.",
-            [(one, one.is_missing) for one in found],
+            [(one, one.is_missing) for one in schedules],
         ),
         (
             "last_run_dead",
@@ -334,8 +334,8 @@ def _operations() -> Operations:
     return Operations(Actor("prometheus", "metrics"))
 
 
-def _servers(found: list[ServerInfo]) -> Iterable[Table]:
-    reached = [one for one in found if "role" in one.info]
+def _servers(servers: list[ServerInfo]) -> Iterable[Table]:
+    reached = [one for one in servers if "role" in one.info]
     values = (
         (
             "writable",
@@ -366,8 +366,8 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[tuple[str, ...], float]], 
     return MetricTable("gauge", f"rmq_{name}", text, ("topic", *labels), [*rows])
 
 
-def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
-    counted = [one for one in found if one.totals is not None]
+def _depths(topics: list[TopicMetrics]) -> Iterable[Table]:
+    counted = [one for one in topics if one.totals is not None]
     yield _gauge(
         "messages",
         "Messages by state: waiting, running, claimed (held by Spark), resting (after a failure), dead.",
@@ -386,22 +386,22 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     yield _gauge(
         "oldest_due_age_seconds",
         "Time since the most overdue message of a time topic became due; 0 if no message is due.",
-        (((one.figures.topic.name,), _age(one)) for one in found if not one.figures.topic.is_priority),
+        (((one.figures.topic.name,), _age(one)) for one in topics if not one.figures.topic.is_priority),
     )
     yield _gauge(
         "undrained_seconds",
         "Longest time for which a slot of a priority topic has not been empty; 0 if no message waits.",
-        (((one.figures.topic.name,), _undrained(one)) for one in found if one.figures.topic.is_priority),
+        (((one.figures.topic.name,), _undrained(one)) for one in topics if one.figures.topic.is_priority),
     )
     yield _gauge(
         "oldest_running_seconds",
         "Time since the first delivery began that runs now, however often it was extended; 0 if nothing runs.",
-        (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in found),
+        (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in topics),
     )
     yield _gauge(
         "messages_unleased",
         "Claimed messages whose lease has ended, and that have not come back yet.",
-        (((one.figures.topic.name,), one.figures.unleased) for one in found),
+        (((one.figures.topic.name,), one.figures.unleased) for one in topics),
     )
     yield _gauge(
         "measured_age_seconds",
@@ -410,9 +410,9 @@ def _depths(found: list[TopicMetrics]) -> Iterable[Table]:
     )
 
 
-def _slots(found: list[TopicMetrics]) -> Iterable[Table]:
-    yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in found))
-    serial = [one.figures for one in found if one.figures.topic.serial and not one.figures.workers_problem]
+def _slots(topics: list[TopicMetrics]) -> Iterable[Table]:
+    yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in topics))
+    serial = [one.figures for one in topics if one.figures.topic.serial and not one.figures.workers_problem]
     yield _gauge(
         "slots_owned",
         "Slots of a serial topic that are assigned to a live worker.",
@@ -428,19 +428,19 @@ def _slots(found: list[TopicMetrics]) -> Iterable[Table]:
         "Slots that deliver nothing until they are resumed; an estimate for topics with very many slots.",
         (
             ((topic.name,), round(figures.paused_slots * topic.slots / max(1, figures.looked_at)))
-            for figures in (one.figures for one in found)
+            for figures in (one.figures for one in topics)
             for topic in (figures.topic,)
         ),
     )
     yield _gauge(
         "slots_unreadable",
         "Slots that could not be read.",
-        (((one.figures.topic.name,), len(one.figures.problems)) for one in found),
+        (((one.figures.topic.name,), len(one.figures.problems)) for one in topics),
     )
 
 
-def _serving(found: list[TopicMetrics]) -> Iterable[Table]:
-    figures = [one.figures for one in found if not one.figures.workers_problem]
+def _serving(topics: list[TopicMetrics]) -> Iterable[Table]:
+    figures = [one.figures for one in topics if not one.figures.workers_problem]
     yield _gauge(
         "topic_workers",
         "Live worker processes that serve the topic.",
@@ -467,8 +467,8 @@ def _seconds_since(at_ms: int | None, now_ms: int) -> float:
     return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1000
 
 
-def _counters(found: list[TopicMetrics]) -> Iterable[Table]:
-    totals_of_topics = [(one.figures.topic.name, one.totals) for one in found if one.totals is not None]
+def _counters(topics: list[TopicMetrics]) -> Iterable[Table]:
+    totals_of_topics = [(one.figures.topic.name, one.totals) for one in topics if one.totals is not None]
     for name, (field, text) in COUNTERS.items():
         values = ((topic, getattr(totals, field)) for topic, totals in totals_of_topics)
         rows = [((topic,), value) for topic, value in values if value is not None]
@@ -490,8 +490,8 @@ def _counters(found: list[TopicMetrics]) -> Iterable[Table]:
     )
 
 
-def _histograms(found: list[TopicMetrics]) -> Iterable[Table]:
-    histories = [(one.figures.topic, one.times) for one in found if one.times is not None]
+def _histograms(topics: list[TopicMetrics]) -> Iterable[Table]:
+    histories = [(one.figures.topic, one.times) for one in topics if one.times is not None]
     yield HistogramTable(
         "rmq_delivery_lateness_seconds",
         "Time from the due time of a message to its first delivery.",

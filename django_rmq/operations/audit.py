@@ -105,7 +105,7 @@ def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedReco
 
 
 def _loose(
-    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, found: OrphanedRecords
+    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, orphans: OrphanedRecords
 ) -> Iterator[OrphanedRecords]:
     cursors = dict.fromkeys(slots, "0")
     seen: set[tuple[int, bytes]] = set()
@@ -116,20 +116,20 @@ def _loose(
             if isinstance(answer, ServerTrouble):
                 raise answer
             if isinstance(answer, RmqError):
-                found.problems.append(f"slot {slot}: {answer}")
+                orphans.problems.append(f"slot {slot}: {answer}")
                 continue
             # A hash that is being rehashed may return some fields twice.
             fresh = {(slot, member) for member in answer.members} - seen
             seen |= fresh
-            found.loose[kind] += len(fresh)
-            found.mended += len(fresh) if repair else 0
+            orphans.loose[kind] += len(fresh)
+            orphans.mended += len(fresh) if repair else 0
             if answer.cursor != "0":
                 cursors[slot] = answer.cursor
-        yield found
+        yield orphans
 
 
 def _misplaced(
-    broker: Broker, topic: Topic, slots: list[int], repair: bool, found: OrphanedRecords
+    broker: Broker, topic: Topic, slots: list[int], repair: bool, orphans: OrphanedRecords
 ) -> Iterator[OrphanedRecords]:
     after: dict[int, tuple[str, bytes] | None] = dict.fromkeys(slots)
     while after:
@@ -143,19 +143,19 @@ def _misplaced(
             if isinstance(page, ServerTrouble):
                 raise page
             if isinstance(page, RmqError):
-                found.problems.append(f"slot {slot}: {page}")
+                orphans.problems.append(f"slot {slot}: {page}")
                 continue
             for entry in page.entries:
                 own = _own_slot(topic, entry)
                 if own is not None and own != slot:
-                    found.misplaced += 1
+                    orphans.misplaced += 1
                     if repair and _move(broker, topic, slot, own, entry):
-                        found.mended += 1
+                        orphans.mended += 1
                     elif repair:
-                        found.left += 1
+                        orphans.left += 1
             if page.cursor is not None:
                 after[slot] = page.cursor
-        yield found
+        yield orphans
 
 
 def _own_slot(topic: Topic, entry: Entry) -> int | None:

@@ -288,11 +288,11 @@ def _act_in_slots(
     topic: Topic,
     call_of: CallOf,
     run: RunCalls,
-    found: Sequence[tuple[int, Sequence[bytes]]],
+    members_of_slots: Sequence[tuple[int, Sequence[bytes]]],
     tally: BulkTally,
 ) -> None:
     """Perform the call on members by slot, and count the outcomes."""
-    asked = [(slot, members) for slot, members in found if members]
+    asked = [(slot, members) for slot, members in members_of_slots if members]
     calls = [call_of(topic, slot, members) for slot, members in asked]
     for (slot, members), answer in zip(asked, run(broker, calls), strict=True):
         tally.done += len(members)

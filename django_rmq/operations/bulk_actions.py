@@ -458,21 +458,21 @@ def run_part(
 def _do_part(
     broker: Broker,
     context: OperationContext,
-    found: ActionProgress,
+    action_progress: ActionProgress,
     worker: str,
     is_over: Callable[[], bool],
 ) -> bool:
     if is_over():
         return False
-    action, now_ms, began = found.action, broker.now_ms(), time.monotonic()
+    action, now_ms, began = action_progress.action, broker.now_ms(), time.monotonic()
     topic, wanted = context.permitted(action.topic), Filter(**action.conditions)
     # Messages that have died since it began are left alone.
     wanted = wanted.as_of(action.state, max(0.0, (now_ms - action.started_ms) / 1000))
     wanted.check(topic, action.state)
     seconds = SEARCH_SECONDS if wanted.compares else PART_SECONDS
-    most = max(1, found.left)
+    most = max(1, action_progress.left)
     limits = Limits(messages=most, seconds=seconds, rate=action.rate)
-    counted, progress = Counter(found.outcomes), BulkProgress(0, 0, {})
+    counted, progress = Counter(action_progress.outcomes), BulkProgress(0, 0, {})
     before: Counter[str] = Counter()
     trash = _trash_of(broker, action, topic)
     run = run_all if trash is None else trash.run
@@ -488,13 +488,13 @@ def _do_part(
         before = Counter(progress.outcomes)
         if asked.get() or is_over():
             break
-    found.outcomes = dict(counted + before)
+    action_progress.outcomes = dict(counted + before)
     is_stuck = wanted.compares and not progress.done and not progress.is_complete
     problem = "; ".join(progress.problems[:5])
     if is_stuck and not is_over():
         problem = "the search took too long: narrow the filter"
     if progress.is_complete or progress.done >= most or (is_stuck and not is_over()):
-        _end(broker, found, is_complete=not problem, problem=problem)
+        _end(broker, action_progress, is_complete=not problem, problem=problem)
     return True
 
 
@@ -515,14 +515,14 @@ def _trash_of(broker: Broker, action: BackgroundAction, topic: Topic) -> Trash |
     return Trash.opened(broker, wanted)
 
 
-def _end(broker: Broker, found: ActionProgress, *, is_complete: bool = False, problem: str = "") -> None:
+def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False, problem: str = "") -> None:
     """Note that an action has ended, and write its counts into the audit trail."""
-    action = found.action
+    action = progress.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
     broker.run(action_records.write_action(action.id, "ended", json.dumps(ended)))
     user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
     note = action.described if is_complete else f"{action.described}, incomplete"
-    if found.stopped_by:
-        note = f"{action.described}, stopped by {found.stopped_by}"
+    if progress.stopped_by:
+        note = f"{action.described}, stopped by {progress.stopped_by}"
     actor, trace = Actor(action.by, action.via, user), Trace(action.entry)
-    record(actor, _title(action.kind), action.topic, found.outcomes, note, trace=trace)
+    record(actor, _title(action.kind), action.topic, progress.outcomes, note, trace=trace)

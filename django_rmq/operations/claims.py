@@ -108,14 +108,14 @@ def return_claims(
 
 
 def _returning(
-    broker: Broker, topic: Topic, chosen: list[ClaimStats], names: Iterable[str], *, spent: bool
+    broker: Broker, topic: Topic, claims: list[ClaimStats], names: Iterable[str], *, spent: bool
 ) -> Iterator[BulkProgress]:
-    tally = BulkTally(sum(one.messages for one in chosen))
+    tally = BulkTally(sum(one.messages for one in claims))
     yield tally.progress()
     for name in names:
         # Another query may use the name of the consumer from now on.
         broker.run(calls.leave_consumer(topic, name))
-    for one in chosen:
+    for one in claims:
         for slot in one.slots:
             left: int | None = None
             try:

@@ -208,7 +208,7 @@ def check_health(
         findings += _in_english(_check_outbox, context, limits, names, seconds)
     for part in parts:
         is_complete = part.wait(end)
-        findings += part.found
+        findings += part.answers
         # The thread that waits for a hung server cannot be ended. Its findings until now count.
         if not is_complete:
             text = f"the check did not end within {seconds:.0f} s"
@@ -317,32 +317,32 @@ def judge_server(server: ServerInfo) -> Iterator[Finding]:
         yield Finding("writes", "", Severity.NOTE, text, server.memory_share)
 
 
-def judge_workers(found: WorkerOverview, names: Collection[str] | None = None) -> Iterator[Finding]:
+def judge_workers(overview: WorkerOverview, names: Collection[str] | None = None) -> Iterator[Finding]:
     """Find whether listeners that seem to hang have all threads of workers, and whether workers vanished in the last hour.
 
     ``names``: only of workers that serve one of these topics. Which ones a worker had that vanished is not known.
     """
     stuck = [
         one
-        for one in found.stuck
+        for one in overview.stuck
         if names is None or any(topic.name in names for topic in one.worker.member.worker.topics)
     ]
     if stuck:
-        age = max(0, found.now_ms - max(one.since_ms for one in stuck)) / 1000
+        age = max(0, overview.now_ms - max(one.since_ms for one in stuck)) / 1000
         text = ngettext(
             "%(count)s worker is stuck: all its threads are in calls that take unusually long, the shortest %(age)s",
             "%(count)s workers are stuck: all their threads are in calls that take unusually long, the shortest %(age)s",
             len(stuck),
         ) % {"count": _grouped(len(stuck)), "age": readable_duration(age)}
         yield Finding("running", "", Severity.NOTE, text, age)
-    if names is None and found.vanished:
-        age = max(0, found.now_ms - found.vanished[0].report.at_ms) / 1000
+    if names is None and overview.vanished:
+        age = max(0, overview.now_ms - overview.vanished[0].report.at_ms) / 1000
         text = ngettext(
             "%(count)s worker vanished in the last hour: it reported last %(age)s ago",
             "%(count)s workers vanished in the last hour: the last of them reported %(age)s ago",
-            len(found.vanished),
-        ) % {"count": _grouped(len(found.vanished)), "age": readable_duration(age)}
-        yield Finding("vanished", "", Severity.NOTE, text, len(found.vanished))
+            len(overview.vanished),
+        ) % {"count": _grouped(len(overview.vanished)), "age": readable_duration(age)}
+        yield Finding("vanished", "", Severity.NOTE, text, len(overview.vanished))
 
 
 def judge_undeclared(one: UndeclaredTopic) -> Iterator[Finding]:

@@ -361,10 +361,10 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
 
 
 def _ordered(
-    by: str, found: dict[tuple[str, str] | int | None, _Members], looked_at: int
+    by: str, members_of: dict[tuple[str, str] | int | None, _Members], looked_at: int
 ) -> list[MessageGroup]:
     """Return the groups, the largest first."""
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
+    ordered = sorted(members_of.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     return [_group(by, key, members, looked_at) for key, members in ordered]
 
 

@@ -166,9 +166,9 @@ def error_pattern(error: str, error_class: str) -> str:
     return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
 
 
-def _sign(found: re.Match[str]) -> str:
+def _sign(match: re.Match[str]) -> str:
     """Return ``#`` for a word that is a number, an id or an address; other words as they are."""
-    word = found[0]
+    word = match[0]
     bare = word.rstrip(".-")
     is_id = any(map(str.isdigit, bare)) or "@" in bare or (len(bare) >= 24 and bare.isalnum())
     return f"#{word[len(bare) :]}" if is_id else word

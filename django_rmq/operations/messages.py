@@ -225,12 +225,12 @@ class Block:
             nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(rows))]
             self._fetch([feed for _, feed in nearest], limit - len(rows), budget)
 
-    def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
+    def _fetch(self, feeds: Sequence[_Feed], missing: int, budget: int) -> None:
         """Fetch more entries of slots, all in one round trip."""
         topic, queue, search = self.order.topic, self.order.queue, self.order.wanted.search
         compares = self.order.wanted.compares
-        scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
-        room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
+        scan = max(20, min(1_000, (budget - self.scanned) // len(feeds)))
+        room = max(1_024, (PAGE_BYTES - self.bytes) // len(feeds))
         look: Callable[..., Call[Page]] = (
             partial(inspect.search_messages, scan=scan, **search) if search else inspect.list_messages
         )
@@ -243,12 +243,12 @@ class Block:
                 descending=self.order.descending,
                 min_score=feed.bounds[0],
                 max_score=feed.bounds[1],
-                limit=min(500, 2 * missing // len(asked) + 2),
+                limit=min(500, 2 * missing // len(feeds) + 2),
                 max_bytes=room,
             )
-            for feed in asked
+            for feed in feeds
         ]
-        for feed, answer in zip(asked, run_all(self.broker, calls), strict=True):
+        for feed, answer in zip(feeds, run_all(self.broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 # A slot that cannot be read is reported, and the list continues without it.
                 feed.frontier = None

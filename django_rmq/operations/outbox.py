@@ -142,7 +142,7 @@ def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
         except Error as error:
             problems.append(str(_unavailable(error, one.name)))
         else:
-            answers += one.found
+            answers += one.answers
     return Known(answers, problems)
 
 
@@ -190,7 +190,7 @@ def relay_outbox(context: OperationContext) -> Known[RelayStep]:
                 problems.append(_silent(one.name, STEP_SECONDS))
         except Error as error:
             problems.append(str(_unavailable(error, one.name)))
-        steps += one.found
+        steps += one.answers
     return Known(steps, problems)
 
 
@@ -236,8 +236,8 @@ def _parsed(name: str) -> tuple[str, int]:
     return database, int(number)
 
 
-def _shown(context: OperationContext, found: FoundRows) -> OutboxRow:
-    row, is_read = found.row, not found.unread
+def _shown(context: OperationContext, rows: FoundRows) -> OutboxRow:
+    row, is_read = rows.row, not rows.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
     # A member that RMQ has drawn, for a send without a key, is not a key.
@@ -247,16 +247,16 @@ def _shown(context: OperationContext, found: FoundRows) -> OutboxRow:
     if not is_read or not _may_read(context, row.topic):
         key = raw = None
     return OutboxRow(
-        id=f"{found.database}:{row.id}",
+        id=f"{rows.database}:{row.id}",
         topic=row.topic,
         act=row.act,
         score=row.score,
         sent_ms=row.sent_ms,
         due_ms=row.due_ms,
         attempts=row.attempts,
-        error=found.error,
-        failed_ms=found.failed_ms,
-        size=len(content.body) if is_read else found.unread,
+        error=rows.error,
+        failed_ms=rows.failed_ms,
+        size=len(content.body) if is_read else rows.unread,
         key=key,
         raw=raw,
     )

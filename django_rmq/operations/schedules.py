@@ -271,16 +271,16 @@ def _missing(declared: Schedule) -> ScheduleStats:
     )
 
 
-def _all_figures(context: OperationContext, found: Sequence[ScheduleRecord]) -> list[ScheduleStats]:
-    if not found:
+def _all_figures(context: OperationContext, records: Sequence[ScheduleRecord]) -> list[ScheduleStats]:
+    if not records:
         return []
     now_ms = context.broker.now_ms()
-    outcomes = _outcomes(context, found, now_ms)
-    return [_figures(one, now_ms, *outcomes.get(one.name, ("", None))) for one in found]
+    outcomes = _outcomes(context, records, now_ms)
+    return [_figures(one, now_ms, *outcomes.get(one.name, ("", None))) for one in records]
 
 
 def _outcomes(
-    context: OperationContext, found: Iterable[ScheduleRecord], now_ms: int
+    context: OperationContext, records: Iterable[ScheduleRecord], now_ms: int
 ) -> dict[str, tuple[str, int | None]]:
     """Return for each schedule the state of its latest run that has ended, and when that run was due.
 
@@ -289,7 +289,7 @@ def _outcomes(
     outcomes: dict[str, tuple[str, int | None]] = {}
     runs = [
         (record, last)
-        for record in found
+        for record in records
         if record.schedule.topic in context.config.topics and (last := record.last_run(now_ms)) is not None
     ]
     for _round in range(RUNS):

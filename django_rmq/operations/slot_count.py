@@ -72,7 +72,7 @@ def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:
 
 def move(
     broker: Broker,
-    chosen: Reslotting,
+    reslotting: Reslotting,
     *,
     at_once: int,
     report: Callable[[DrainProgress], None],
@@ -88,8 +88,8 @@ def move(
 
     while True:
         try:
-            progress = resharding.move(broker, chosen, at_once=at_once, report=note)
-            resharding.finish(broker, chosen)
+            progress = resharding.move(broker, reslotting, at_once=at_once, report=note)
+            resharding.finish(broker, reslotting)
             return progress
         except ServerTrouble as error:
             # The time counts from the last step that was done, so a move survives any number of short outages.

@@ -61,20 +61,20 @@ def compare(topic: Topic, registered: Definitions) -> Defined:
     return Defined(topic, "differs" if different else "same", known, different)
 
 
-def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
+def apply(broker: Broker, defined: Defined, *, force: bool) -> Defined:
     """Register new topics, and change what may be changed. ``force``: even if live workers keep the old values."""
-    topic = found.topic
-    if found.state == "new":
+    topic = defined.topic
+    if defined.state == "new":
         broker.define(topic)
-        return Defined(topic, "registered", found.registered)
-    if found.state == "differs":
+        return Defined(topic, "registered", defined.registered)
+    if defined.state == "differs":
         running = [] if force else serving(broker, topic.name)
-        obstacles = topic_registration.obstacles(broker, topic, found.differences, running)
+        obstacles = topic_registration.obstacles(broker, topic, defined.differences, running)
         if obstacles:
-            return Defined(topic, found.state, found.registered, found.differences, obstacles)
+            return Defined(topic, defined.state, defined.registered, defined.differences, obstacles)
         topic_registration.apply(broker, topic)
-        return Defined(topic, "applied", found.registered, found.differences)
-    return found
+        return Defined(topic, "applied", defined.registered, defined.differences)
+    return defined
 
 
 class TopicLimits(NamedTuple):
@@ -365,37 +365,41 @@ def _check_target(topic: Topic, target: Topic) -> None:
 def retire(
     broker: Broker,
     producer: Callable[[], Producer],
-    found: UndeclaredTopic,
+    undeclared: UndeclaredTopic,
     target: Topic | None,
     *,
     delete: bool,
     dead: str,
 ) -> Iterator[BulkProgress]:
     """Return the steps of ``Operations.retire``; raises its errors."""
-    name = found.topic.name
+    name = undeclared.topic.name
     if dead not in ("", "move", "delete") or (dead == "move" and target is None):
         raise InvalidRequest("dead must be 'delete' or, if a target topic is given, 'move'")
     if delete and target is not None:
         raise InvalidRequest("choose between moving and deleting the messages")
     if target is not None:
-        _check_target(found.topic, target)
-    if found.in_flight:
-        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they finish")
-    if found.waiting + found.resting and not (delete or target):
-        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete them")
-    if found.dead and not (delete or dead):
-        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete the dead ones")
+        _check_target(undeclared.topic, target)
+    if undeclared.in_flight:
+        raise OperationRefused(
+            f"topic {name} holds messages in flight ({undeclared}): wait until they finish"
+        )
+    if undeclared.waiting + undeclared.resting and not (delete or target):
+        raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete them")
+    if undeclared.dead and not (delete or dead):
+        raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete the dead ones")
     live = ("retry", "store")
     parts: list[Iterator[BulkProgress]] = []
     if target is not None:
-        parts.append(_moved(broker, producer(), found, target, (*live, "dead") if dead == "move" else live))
+        parts.append(
+            _moved(broker, producer(), undeclared, target, (*live, "dead") if dead == "move" else live)
+        )
     if delete or dead == "delete":
-        parts.append(_deleted(broker, found, (*live, "dead") if delete else ("dead",)))
-    return _all(broker, found, parts)
+        parts.append(_deleted(broker, undeclared, (*live, "dead") if delete else ("dead",)))
+    return _all(broker, undeclared, parts)
 
 
 def _all(
-    broker: Broker, found: UndeclaredTopic, parts: list[Iterator[BulkProgress]]
+    broker: Broker, undeclared: UndeclaredTopic, parts: list[Iterator[BulkProgress]]
 ) -> Iterator[BulkProgress]:
     """Empty the topic part by part, and forget it if nothing was left behind."""
     outcomes: Counter[str] = Counter()
@@ -403,26 +407,28 @@ def _all(
         before = outcomes.copy()
         for step in part:
             outcomes = before + Counter(step.outcomes)
-            yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
+            yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes))
     # A message that was left behind could not be found again if its topic were forgotten.
     if not outcomes["kept"]:
-        for step in _forgotten(broker, found.topic):
-            yield BulkProgress(found.held, found.held, {**outcomes, **step.outcomes}, step.is_complete)
+        for step in _forgotten(broker, undeclared.topic):
+            yield BulkProgress(
+                undeclared.held, undeclared.held, {**outcomes, **step.outcomes}, step.is_complete
+            )
 
 
-def _deleted(broker: Broker, found: UndeclaredTopic, states: tuple[str, ...]) -> Iterator[BulkProgress]:
+def _deleted(broker: Broker, undeclared: UndeclaredTopic, states: tuple[str, ...]) -> Iterator[BulkProgress]:
     """Delete the messages in these states. Outcome: ``purged``."""
-    topic, done = found.topic, 0
+    topic, done = undeclared.topic, 0
     for slot in range(topic.slots):
         for state in states:
             while gone := broker.run(operate.purge(topic, slot, state, limit=PAGE)):
                 done += gone
-                yield BulkProgress(done, found.held, {"purged": done})
-    yield BulkProgress(done, found.held, {"purged": done}, True)
+                yield BulkProgress(done, undeclared.held, {"purged": done})
+    yield BulkProgress(done, undeclared.held, {"purged": done}, True)
 
 
 def _moved(
-    broker: Broker, producer: Producer, found: UndeclaredTopic, target: Topic, states: tuple[str, ...]
+    broker: Broker, producer: Producer, undeclared: UndeclaredTopic, target: Topic, states: tuple[str, ...]
 ) -> Iterator[BulkProgress]:
     """Send the messages in these states to ``target``, and delete those that have arrived there.
 
@@ -432,17 +438,21 @@ def _moved(
     their body or a key.
     """
     outcomes: Counter[str] = Counter()
-    for slot in range(found.topic.slots):
+    for slot in range(undeclared.topic.slots):
         for state in states:
             after: tuple[str, bytes] | None = None
             while True:
-                page = broker.run(inspect.list_messages(found.topic, slot, state, after=after, limit=PAGE))
-                outcomes.update(_move_some(broker, producer, found.topic, slot, state, target, page.entries))
-                yield BulkProgress(outcomes.total(), found.held, dict(outcomes))
+                page = broker.run(
+                    inspect.list_messages(undeclared.topic, slot, state, after=after, limit=PAGE)
+                )
+                outcomes.update(
+                    _move_some(broker, producer, undeclared.topic, slot, state, target, page.entries)
+                )
+                yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes))
                 after = page.cursor
                 if after is None:
                     break
-    yield BulkProgress(outcomes.total(), found.held, dict(outcomes), True)
+    yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes), True)
 
 
 def _move_some(

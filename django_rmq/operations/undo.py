@@ -189,16 +189,16 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     return context.recorded(f"undo {stored.kind}", topic, stored.described, steps)
 
 
-def _restore(context: OperationContext, topic: Topic, found: Deletion) -> Iterator[BulkProgress]:
+def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Iterator[BulkProgress]:
     """Bring back what is kept in each slot, in steps."""
-    broker, tally = context.broker, BulkTally(found.kept)
+    broker, tally = context.broker, BulkTally(deletion.kept)
     yield tally.progress()
-    size = max(1, found.kept_bytes // found.kept)
+    size = max(1, deletion.kept_bytes // deletion.kept)
     cursors = dict.fromkeys(range(topic.slots), "0")
     while cursors:
         turn = list(cursors)[:SLOTS_AT_ONCE]
         limit = max(1, min(PER_SLOT, STEP // len(turn), STEP_BYTES // size // len(turn)))
-        calls = [operate.restore(topic, slot, found.id, cursors[slot], limit) for slot in turn]
+        calls = [operate.restore(topic, slot, deletion.id, cursors[slot], limit) for slot in turn]
         for slot, answer in zip(turn, run_all(broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 tally.failed(slot, answer)
@@ -213,7 +213,7 @@ def _restore(context: OperationContext, topic: Topic, found: Deletion) -> Iterat
                 cursors[slot] = answer.cursor
         yield tally.progress()
     if not tally.problems:
-        broker.run(action_records.write_deletion(found.id, "undone", context.actor.name))
+        broker.run(action_records.write_deletion(deletion.id, "undone", context.actor.name))
     yield tally.progress(is_complete=not tally.problems)
 
 

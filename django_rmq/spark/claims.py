@@ -537,9 +537,9 @@ class Claims:
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 
-    def _is_shut(self, found: Counts) -> bool:
+    def _is_shut(self, counts: Counts) -> bool:
         """Return whether a slot gives nothing now; asked in its turn it would only use up the budget of the others."""
-        return found.paused or found.claimed > 0 or (self._topic.serial and found.prepare > 0)
+        return counts.paused or counts.claimed > 0 or (self._topic.serial and counts.prepare > 0)
 
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""

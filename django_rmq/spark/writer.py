@@ -419,8 +419,8 @@ def _refused(target: Target, batch: pa.RecordBatch, error: Exception) -> Iterato
         for start, size in ((first + half, count - half), (first, half)):
             try:
                 target.encode(batch.slice(start, size))
-            except REFUSALS as found:
-                todo.append((start, size, found))
+            except REFUSALS as refusal:
+                todo.append((start, size, refusal))
 
 
 def _check_texts(batch: pa.RecordBatch, names: Sequence[str]) -> None:

@@ -102,15 +102,15 @@ def record_release(key: str) -> Call[str]:
     return results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
-def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | None:
+def _of_message(looked: DescribeReply, task: FoundTask | None) -> FoundTask | None:
     death = Death.parse(looked.death) if looked.death is not None else None
-    if kept is None:
+    if task is None:
         raw = looked.delivered_envelope or looked.envelope or looked.claimed_envelope
         raw = raw or (death.envelope if death else None)
         if raw is None:
             return None
-        kept = FoundTask(Job.of(json.loads(decode_envelope(raw).body)), TaskRecord())
-    record = kept.record
+        task = FoundTask(Job.of(json.loads(decode_envelope(raw).body)), TaskRecord())
+    record = task.record
     if _is_over(looked):
         record.status = FAILED
         record.finished_at = None if looked.dead is None else _moment(looked.dead)
@@ -118,7 +118,7 @@ def _of_message(looked: DescribeReply, kept: FoundTask | None) -> FoundTask | No
             record.add(_error(death))
     else:
         record.status = RUNNING if _runs(looked, record) else READY
-    return kept
+    return task
 
 
 def _is_over(looked: DescribeReply) -> bool:

@@ -227,10 +227,10 @@ class BackgroundActions:
         self._thread: threading.Thread | None = None
         self._log_throttled = LogThrottle(logger)
 
-    def begin_if_needed(self, found: Sequence[ActionProgress]) -> None:
+    def begin_if_needed(self, actions: Sequence[ActionProgress]) -> None:
         """Begin if one of these actions has not ended."""
         is_alive = self._thread is not None and self._thread.is_alive()
-        if is_alive or self._stopped.is_set() or all(one.ended_ms is not None for one in found):
+        if is_alive or self._stopped.is_set() or all(one.ended_ms is not None for one in actions):
             return
         self._thread = threading.Thread(target=self._run, name="rmq-actions", daemon=True)
         self._thread.start()

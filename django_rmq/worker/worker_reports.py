@@ -150,7 +150,7 @@ class ReportDuty:
         obey: Callable[[WorkerRequest], None] = lambda request: None,
         parent: int = 0,
         limit: Callable[[Mapping[str, ChangedLimits]], None] = lambda changed: None,
-        act: Callable[[Sequence[ActionProgress]], None] = lambda found: None,
+        act: Callable[[Sequence[ActionProgress]], None] = lambda actions: None,
     ) -> None:
         self._broker = broker
         self._worker = worker

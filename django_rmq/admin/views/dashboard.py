@@ -222,29 +222,29 @@ def _spark_labels() -> dict[str, str]:
     }
 
 
-def _listed(found: Sequence[TopicStats], pinned: Collection[str], show: str, sort: str) -> list[TopicStats]:
+def _listed(topics: Sequence[TopicStats], pinned: Collection[str], show: str, sort: str) -> list[TopicStats]:
     """Return the topics that a filter shows, in an order, those first that are pinned."""
-    listed = [one for one in found if _FILTERS[show](one)]
+    listed = [one for one in topics if _FILTERS[show](one)]
     if sort:
         listed.sort(key=_ORDERS[sort])
     return sorted(listed, key=lambda one: one.topic.name not in pinned)
 
 
-def _filters(found: Sequence[TopicStats], given: Mapping[str, str]) -> list[dict[str, object]]:
+def _filters(topics: Sequence[TopicStats], query: Mapping[str, str]) -> list[dict[str, object]]:
     """Return the ways to the topics that each filter shows, with their numbers."""
     labels = {"": _("All"), "dead": _("With dead"), "late": _("Late"), "paused": _("Paused")}
     return [
         {
             "label": labels[name],
-            "count": sum(map(is_shown, found)),
-            "url": _query({**given, "show": name}),
-            "is_current": name == given["show"],
+            "count": sum(map(is_shown, topics)),
+            "url": _query({**query, "show": name}),
+            "is_current": name == query["show"],
         }
         for name, is_shown in _FILTERS.items()
     ]
 
 
-def _query(given: Mapping[str, str], page: int = 1) -> str:
+def _query(values: Mapping[str, str], page: int = 1) -> str:
     """Return the query string of a page of the dashboard."""
-    all_given = {name: value for name, value in given.items() if value}
+    all_given = {name: value for name, value in values.items() if value}
     return f"?{urlencode(all_given | ({'p': str(page)} if page > 1 else {}))}"

@@ -338,12 +338,12 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
 
 
 def _act_on_claims(
-    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, found: list[ClaimStats]
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, claims: list[ClaimStats]
 ) -> HttpResponse:
     """Return the claims of a consumer, after a question."""
     name, consumer = request.POST.get("act", ""), request.POST.get("consumer", "")
     places = pages.places(topic.name)
-    held = [one for one in found if one.consumer == consumer]
+    held = [one for one in claims if one.consumer == consumer]
     if name not in CLAIM_ACTS:
         messages.error(request, _("This action is not available for these messages."))
     elif not held:

@@ -148,9 +148,9 @@ def _ask(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
 
 
 def _question(
-    operations: Operations, found: ReportedWorker, asked: WorkerRequest, back: str
+    operations: Operations, reported: ReportedWorker, request_name: WorkerRequest, back: str
 ) -> dict[str, object]:
-    worker, report = found.stats.member.worker, found.report
+    worker, report = reported.stats.member.worker, reported.report
     assert report is not None
     conditions = [
         (_("Worker"), worker.id[:8]),
@@ -158,7 +158,7 @@ def _question(
         (_("Process"), str(worker.pid)),
         (_("Messages held"), number(report.messages)),
     ]
-    if asked == "stop":
+    if request_name == "stop":
         heading, question = (
             _("Stop a worker"),
             _(
@@ -180,7 +180,7 @@ def _question(
         "heading": heading,
         "question": question,
         "conditions": conditions,
-        "carried": [("act", asked), ("worker", worker.id)],
+        "carried": [("act", request_name), ("worker", worker.id)],
         "submit": _("Yes, do it"),
         "urls": PageAddresses(act=back),
         "back_url": back,
@@ -202,10 +202,10 @@ def _running(pages: Pages, operations: Operations) -> dict[str, object]:
     }
 
 
-def _calls(pages: Pages, operations: Operations, found: RunningMessages) -> list[dict[str, object]]:
+def _calls(pages: Pages, operations: Operations, running: RunningMessages) -> list[dict[str, object]]:
     lines = []
-    for one in found.messages:
-        call, usual = one.call, found.usual.get(one.call.topic)
+    for one in running.messages:
+        call, usual = one.call, running.usual.get(one.call.topic)
         quoted = quote(call.topic)
         lines.append(
             {
@@ -218,10 +218,10 @@ def _calls(pages: Pages, operations: Operations, found: RunningMessages) -> list
                 "stack_url": pages.url("stack", quoted, call.id),
                 "may_cancel": operations.may(one.topic, Permission.DELETE),
                 "may_stack": operations.may(one.topic, Permission.VIEW_STACK),
-                "seconds": found.running_ms(one) / 1000,
+                "seconds": running.running_ms(one) / 1000,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,
                 "p99_seconds": usual.p99_ms / 1000 if usual else None,
-                "is_unusual": found.is_unusual(one),
+                "is_unusual": running.is_unusual(one),
                 "attempt": call.attempt,
                 "percent": None if call.progress is None else math.floor(call.progress * 100),
                 "progress_text": visible(call.progress_text),
@@ -261,9 +261,9 @@ def _context(pages: Pages, operations: Operations) -> dict[str, object]:
     }
 
 
-def _lines(found: WorkerOverview, known: set[str]) -> list[dict[str, object]]:
+def _lines(overview: WorkerOverview, known: set[str]) -> list[dict[str, object]]:
     lines = []
-    for one in found.workers:
+    for one in overview.workers:
         worker = one.stats.member.worker
         names = sorted(known.intersection((*one.stats.slots, *one.stats.shared)))
         lines.append(

@@ -45,10 +45,10 @@ def read_stop(action: str) -> Call[str]:
     return RedisCommand("HMGET", _ACTIONS, (f"{action}:stopped",), _stopped_by)
 
 
-def delete_action(found: ActionProgress) -> Call[int]:
+def delete_action(progress: ActionProgress) -> Call[int]:
     """Forget an action."""
-    fields = ["", "beat", "stopped", "ended", *(f"did.{outcome}" for outcome in found.outcomes)]
-    return RedisCommand("HDEL", _ACTIONS, tuple(f"{found.action.id}:{field}" for field in fields), int)
+    fields = ["", "beat", "stopped", "ended", *(f"did.{outcome}" for outcome in progress.outcomes)]
+    return RedisCommand("HDEL", _ACTIONS, tuple(f"{progress.action.id}:{field}" for field in fields), int)
 
 
 _DELETIONS = Single(deletions_key)

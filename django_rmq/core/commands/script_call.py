@@ -392,9 +392,9 @@ class Answer(Generic[T]):
         self._is_known = False
         self._found: T | RmqError | None = None
 
-    def become(self, found: T | RmqError) -> None:
+    def become(self, answer: T | RmqError) -> None:
         """Set the answer of the call, or the error in its place."""
-        self._found, self._is_known = found, True
+        self._found, self._is_known = answer, True
 
     def result(self) -> T | RmqError:
         """Return the answer of the call, or the error in its place.

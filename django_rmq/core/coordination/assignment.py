@@ -219,10 +219,10 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
     return _joined(sorted([*staying, *grown]))
 
 
-def _shrink(kept: Sequence[Piece], surplus: dict[int, int]) -> list[Piece]:
+def _shrink(pieces: Sequence[Piece], surplus: dict[int, int]) -> list[Piece]:
     """Take the surplus from each worker: its smallest runs, then the end of the next one."""
     staying: list[Piece] = []
-    for start, stop, owner in sorted(kept, key=lambda piece: (piece[1] - piece[0], piece[0])):
+    for start, stop, owner in sorted(pieces, key=lambda piece: (piece[1] - piece[0], piece[0])):
         give = min(surplus.get(owner, 0), stop - start)
         if give:
             surplus[owner] -= give

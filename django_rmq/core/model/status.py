@@ -100,26 +100,26 @@ class MessageStatus:
         return max(0.0, (self.ended - self.delivered).total_seconds())
 
 
-def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageStatus:
+def read(topic: Topic, slot: int, member: bytes, reply: FoundReply) -> MessageStatus:
     """Return the status of a message. A record that RMQ did not write counts as none."""
     name = message_id(slot, member)
-    outcome = read_record(parse, found.outcome)
-    failure, death = read_record(FailureRecord.parse, found.failure), read_record(Death.parse, found.death)
-    if found.prepare is not None or found.claim is not None:
-        return _in_flight(topic, name, found, failure, outcome)
-    if found.store is not None or found.retry is not None:
+    outcome = read_record(parse, reply.outcome)
+    failure, death = read_record(FailureRecord.parse, reply.failure), read_record(Death.parse, reply.death)
+    if reply.prepare is not None or reply.claim is not None:
+        return _in_flight(topic, name, reply, failure, outcome)
+    if reply.store is not None or reply.retry is not None:
         return MessageStatus(
             topic.name,
             name,
-            "resting" if found.store is None else "waiting",
-            **_next(topic, found),
+            "resting" if reply.store is None else "waiting",
+            **_next(topic, reply),
             attempts=failure.times if failure else 0,
             **_failed(failure),
         )
     ended = outcome if isinstance(outcome, Outcome) else None
-    if found.dead is not None and (ended is None or ended.state == "dead" or ended.ended_ms < found.dead):
+    if reply.dead is not None and (ended is None or ended.state == "dead" or ended.ended_ms < reply.dead):
         # The outcome may be that of another death: notes expire and are limited in number, the dead stay.
-        same = ended if ended is not None and ended.ended_ms == found.dead else None
+        same = ended if ended is not None and ended.ended_ms == reply.dead else None
         return MessageStatus(
             topic.name,
             name,
@@ -127,7 +127,7 @@ def read(topic: Topic, slot: int, member: bytes, found: FoundReply) -> MessageSt
             attempts=same.attempts if same else death.times if death else 0,
             worker=_worker(topic, same),
             delivered=_instant(same.delivered_ms) if same else None,
-            ended=_instant(found.dead),
+            ended=_instant(reply.dead),
             reason=death.reason if death else "",
             **_failed(death),
         )
@@ -156,22 +156,22 @@ def from_outcome(topic: Topic, name: str, ended: Outcome) -> MessageStatus:
 def _in_flight(
     topic: Topic,
     name: str,
-    found: FoundReply,
+    reply: FoundReply,
     failure: FailureRecord | None,
     outcome: Progress | Outcome | None,
 ) -> MessageStatus:
-    receipt = (found.in_flight or b"").partition(b" ")[0]
+    receipt = (reply.in_flight or b"").partition(b" ")[0]
     number = int(receipt) if receipt.isdigit() else 0
     # Progress with another receipt was reported by an earlier delivery of the message.
     reported = outcome if isinstance(outcome, Progress) and outcome.receipt == number else None
-    waits = found.store is not None or found.retry is not None
+    waits = reply.store is not None or reply.retry is not None
     return MessageStatus(
         topic.name,
         name,
         "running_and_waiting" if waits else "running",
-        **(_next(topic, found) if waits else {}),
+        **(_next(topic, reply) if waits else {}),
         attempts=(failure.times if failure else 0) + 1,
-        worker=found.owner if topic.serial and found.prepare is not None else "",
+        worker=reply.owner if topic.serial and reply.prepare is not None else "",
         # A receipt is the time of the delivery in us.
         delivered=_instant(number / 1000) if number else None,
         progress=reported.fraction if reported else None,
@@ -192,14 +192,14 @@ class _LastFailure(TypedDict, total=False):
     last_failed: datetime | None
 
 
-def _next(topic: Topic, found: FoundReply) -> _NextDelivery:
+def _next(topic: Topic, reply: FoundReply) -> _NextDelivery:
     """Return when the copy that waits or rests can be delivered, or its priority."""
-    if found.store is None:
-        return {"due": _instant(found.retry, whole=True)}
+    if reply.store is None:
+        return {"due": _instant(reply.retry, whole=True)}
     if topic.is_priority:
-        is_fresh = found.store >= topic.min_priority and isfinite(found.store) and found.store % 1 == 0
-        return {"priority": int(found.store)} if is_fresh else {}
-    return {"due": _instant(found.store, whole=True)} if found.store > 999 else {}
+        is_fresh = reply.store >= topic.min_priority and isfinite(reply.store) and reply.store % 1 == 0
+        return {"priority": int(reply.store)} if is_fresh else {}
+    return {"due": _instant(reply.store, whole=True)} if reply.store > 999 else {}
 
 
 def _worker(topic: Topic, ended: Outcome | None) -> str:

@@ -152,13 +152,13 @@ class Command(RmqCommand):
             self.stdout.write(self.style.WARNING(f"  {one_line(problem)}"))
 
 
-def _row(found: Audit) -> _Row:
+def _row(audit: Audit) -> _Row:
     return {
-        "topic": found.topic.name,
-        "slots": found.topic.slots,
-        "counters": found.counters,
-        "depths": found.depths,
-        "drifting": found.drifting,
-        "moving": found.moving,
-        "adopted": found.adopted,
+        "topic": audit.topic.name,
+        "slots": audit.topic.slots,
+        "counters": audit.counters,
+        "depths": audit.depths,
+        "drifting": audit.drifting,
+        "moving": audit.moving,
+        "adopted": audit.adopted,
     }

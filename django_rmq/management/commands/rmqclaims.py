@@ -72,7 +72,7 @@ class Command(RmqCommand):
         self.print_outcomes(topic.name, self.follow(run, f"return claims of {topic.name}", options), options)
 
 
-def _rows(found: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:
+def _rows(claims: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:
     return [
         (
             one.topic,
@@ -84,5 +84,5 @@ def _rows(found: list[ClaimStats], now_ms: float) -> list[tuple[str, ...]]:
             "ended" if one.lease_ms <= now_ms else ago((one.lease_ms - now_ms) / 1000),
             one_line(one.driver) if one.driver else "-",
         )
-        for one in found
+        for one in claims
     ]

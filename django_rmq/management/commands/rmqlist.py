@@ -97,11 +97,11 @@ class Command(RmqCommand):
         for line in table([head, *rows], right=[2]):
             self.stdout.write(line)
 
-    def _show_groups(self, found: MessageGroups, options: Options) -> None:
+    def _show_groups(self, groups: MessageGroups, options: Options) -> None:
         if options["json"]:
-            self.print_json(_groups_as_json(found))
+            self.print_json(_groups_as_json(groups))
             return
-        if not found.rows:
+        if not groups.rows:
             self.stdout.write("no messages")
         else:
             rows = [
@@ -110,44 +110,44 @@ class Command(RmqCommand):
                     f"{one.share:.0%}",
                     instant(one.first_ms),
                     instant(one.last_ms),
-                    *_named(found.by, one),
+                    *_named(groups.by, one),
                 )
-                for one in found.rows
+                for one in groups.rows
             ]
             for line in table(
-                [("count", "share", "first", "last", found.by, "such as"), *rows], right=[0, 1]
+                [("count", "share", "first", "last", groups.by, "such as"), *rows], right=[0, 1]
             ):
                 self.stdout.write(line)
-        if not found.is_complete:
+        if not groups.is_complete:
             self.stdout.write(
-                f"looked at {found.looked_at} messages of {found.total}; --limit N looks at more"
+                f"looked at {groups.looked_at} messages of {groups.total}; --limit N looks at more"
             )
-        self._print_problems(found.problems)
+        self._print_problems(groups.problems)
 
     def _print_problems(self, problems: list[str]) -> None:
         for problem in problems:
             self.stderr.write(one_line(problem))
 
 
-def _groups_as_json(found: MessageGroups) -> dict[str, object]:
+def _groups_as_json(groups: MessageGroups) -> dict[str, object]:
     rows = [
         {
             "count": one.count,
             "share": one.share,
             "first_ms": one.first_ms,
             "last_ms": one.last_ms,
-            **_KEYS[found.by](one),
+            **_KEYS[groups.by](one),
             "samples": [sample.log_id for sample in one.samples],
         }
-        for one in found.rows
+        for one in groups.rows
     ]
     return {
-        "by": found.by,
+        "by": groups.by,
         "groups": rows,
-        "looked_at": found.looked_at,
-        "total": found.total,
-        "complete": found.is_complete,
-        "problems": found.problems,
+        "looked_at": groups.looked_at,
+        "total": groups.total,
+        "complete": groups.is_complete,
+        "problems": groups.problems,
     }
 
 

@@ -112,10 +112,10 @@ class Command(RmqCommand):
             self._write_rows(rows)
         self._require_answers(problems)
 
-    def _write_rows(self, found: list[OutboxRow]) -> None:
+    def _write_rows(self, outbox_rows: list[OutboxRow]) -> None:
         now = time.time()
         rows = [("id", "topic", "action", "sent", "attempts", "state", "error")]
-        for one in found:
+        for one in outbox_rows:
             state = "refused" if one.is_refused else "waits"
             sent = f"{ago(max(0.0, now - one.sent_ms / 1000))} ago"
             rows.append(

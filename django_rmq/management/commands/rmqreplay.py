@@ -84,7 +84,7 @@ class Command(RmqCommand):
         self.print_outcomes(name, self.follow(run, f"replay {name}", options), options)
 
     def _print_dry_run(
-        self, operations: Operations, name: str, wanted: Filter, found: BulkProgress, options: Options
+        self, operations: Operations, name: str, wanted: Filter, counted: BulkProgress, options: Options
     ) -> None:
         """Print how many messages would be replayed, and of how many of them an error has which class."""
         grouped = operations.groups(name, "dead", "error", wanted)
@@ -92,13 +92,15 @@ class Command(RmqCommand):
         for one in grouped.rows:
             classes[one.error_class] += one.count
         if options["json"]:
-            self.print_json({**progress_as_json(found), "classes": classes, "classes_of": grouped.looked_at})
+            self.print_json(
+                {**progress_as_json(counted), "classes": classes, "classes_of": grouped.looked_at}
+            )
         else:
-            self.print_count(name, found, "replayed", options)
+            self.print_count(name, counted, "replayed", options)
             if not grouped.is_complete:
                 self.stdout.write(f"classes of the {grouped.looked_at} that died last:")
             self._write_classes(classes)
-        self.raise_problems(found)
+        self.raise_problems(counted)
 
     def _write_classes(self, classes: Counter[str]) -> None:
         width = len(str(max(classes.values(), default=0)))

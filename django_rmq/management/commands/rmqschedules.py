@@ -88,9 +88,9 @@ class Command(RmqCommand):
             self.stdout.write(line)
 
 
-def lines_of(found: Sequence[ScheduleStats]) -> list[str]:
+def lines_of(schedules: Sequence[ScheduleStats]) -> list[str]:
     """Return the table of schedules as lines."""
-    return list(table([HEAD, *map(cells_of, found)]))
+    return list(table([HEAD, *map(cells_of, schedules)]))
 
 
 def cells_of(one: ScheduleStats) -> tuple[str, ...]:

@@ -184,21 +184,21 @@ class Command(RmqCommand):
         self.stdout.flush()
 
 
-def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, object]:
+def _outbox_of(waits: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, object]:
     """Return for JSON what the outbox of a topic holds; nothing if it has none, or it is unknown."""
-    if kept is None or not (one.topic.outbox or one.topic.name in kept):
+    if waits is None or not (one.topic.outbox or one.topic.name in waits):
         return {}
-    waiting = kept.get(one.topic.name) or Waiting(one.topic.name)
+    waiting = waits.get(one.topic.name) or Waiting(one.topic.name)
     age = None if waiting.oldest_ms is None else waiting.oldest_ms / 1000
     return {"outbox": {"waiting": waiting.messages, "refused": waiting.refused, "oldest_seconds": age}}
 
 
-def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
+def outbox_lines(waits: Mapping[str, Waiting] | None) -> list[str]:
     """Return a line for each topic with something in the outbox. None: it cannot be read."""
-    if kept is None:
+    if waits is None:
         return ["outbox: its database is unavailable"]
     lines = []
-    for one in kept.values():
+    for one in waits.values():
         oldest = "" if one.oldest_ms is None else f", the oldest for {ago(one.oldest_ms / 1000)}"
         refused = f", {one.refused} refused" if one.refused else ""
         lines.append(f"outbox of {one_line(one.topic)}: {one.messages} waiting{oldest}{refused}")
@@ -305,12 +305,12 @@ def _has_rich() -> bool:
     return True
 
 
-def _schedules(found: list[ScheduleStats]) -> Table:
+def _schedules(schedules: list[ScheduleStats]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*rmqschedules.HEAD, box=None, pad_edge=False, header_style="bold")
-    for one in found:
+    for one in schedules:
         *cells, state = map(Text, rmqschedules.cells_of(one))
         if state.plain != rmqschedules.ON_TIME:
             state.stylize("yellow")

@@ -212,26 +212,26 @@ def _limits(topic: Topic) -> str:
     return ", ".join(f"{name} {_limit(getattr(topic, name))}" for name in LIMITS)
 
 
-def _row(found: Defined, changed: ChangedLimits | None) -> _Row:
+def _row(defined: Defined, changed: ChangedLimits | None) -> _Row:
     return {
-        "topic": found.topic.name,
-        "state": found.state,
-        "declared": found.topic.definition(),
-        "registered": found.registered,
-        "differences": [difference._asdict() for difference in found.differences],
+        "topic": defined.topic.name,
+        "state": defined.state,
+        "declared": defined.topic.definition(),
+        "registered": defined.registered,
+        "differences": [difference._asdict() for difference in defined.differences],
         "changed_limits": dict(changed.values) if changed is not None else None,
-        "obstacles": found.obstacles,
+        "obstacles": defined.obstacles,
     }
 
 
-def _left_row(found: UndeclaredTopic, registered: dict[str, object]) -> _Row:
+def _left_row(undeclared: UndeclaredTopic, registered: dict[str, object]) -> _Row:
     return {
-        "topic": found.topic.name,
+        "topic": undeclared.topic.name,
         "state": "undeclared",
         "declared": None,
         "registered": registered,
         "differences": [],
         "changed_limits": None,
         "obstacles": [],
-        "holds": found.held,
+        "holds": undeclared.held,
     }

@@ -68,9 +68,9 @@ class Archive(Pipeline):
         with context.kept(columns) as cached:
             self._archive(context, cached, options)
 
-    def _archive(self, context: Context, found: DataFrame, options: Options) -> None:
+    def _archive(self, context: Context, frame: DataFrame, options: Options) -> None:
         with context.watching():
-            rows = found.groupBy("topic", "date").count().collect()
+            rows = frame.groupBy("topic", "date").count().collect()
         counts: Counter[str] = Counter()
         for row in rows:
             counts[row.topic] += row["count"]
@@ -81,35 +81,35 @@ class Archive(Pipeline):
             return
         dates = sorted({row.date for row in rows})
         context.say(
-            f"{self._append(context, found, dates, options['path'])} messages written to {options['path']}"
+            f"{self._append(context, frame, dates, options['path'])} messages written to {options['path']}"
         )
         if not options["keep"]:
             for name in sorted(counts):
-                self._delete(context, found.where(found.topic == name), name, dates, options["path"])
+                self._delete(context, frame.where(frame.topic == name), name, dates, options["path"])
 
-    def _append(self, context: Context, found: DataFrame, dates: list[str], path: str) -> int:
+    def _append(self, context: Context, frame: DataFrame, dates: list[str], path: str) -> int:
         """Write the messages that the archive does not have; return their number."""
         archive = archive_of(context, path)
         run = uuid4().hex
         with context.watching():
-            fresh = found
+            fresh = frame
             if archive is not None:
                 archive = archive.where(archive.date.isin(dates))
-                fresh = found.join(archive.select(*KEY), list(KEY), "left_anti")
+                fresh = frame.join(archive.select(*KEY), list(KEY), "left_anti")
             fresh = fresh.selectExpr("*", f"'{run}' as run")
             fresh.write.partitionBy("topic", "date").mode("append").parquet(path)
             archive = archive_of(context, path)
             assert archive is not None, "rows were appended to it"
             return archive.where(f"run = '{run}'").count()
 
-    def _delete(self, context: Context, found: DataFrame, topic: str, dates: list[str], path: str) -> None:
+    def _delete(self, context: Context, frame: DataFrame, topic: str, dates: list[str], path: str) -> None:
         from django_rmq.spark import dead_rows
 
         # A message that is not in the files is not deleted, whatever happened to them.
         archive = archive_of(context, path)
         assert archive is not None, "rows were appended to it"
         safe = archive.where((archive.topic == topic) & archive.date.isin(dates)).select(*KEY).distinct()
-        archived = found.select(*KEY).join(safe, list(KEY), "left_semi")
+        archived = frame.select(*KEY).join(safe, list(KEY), "left_semi")
         outcomes = tally(context, dead_rows.discard(archived, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {outcomes_text(outcomes)}")
@@ -202,14 +202,14 @@ class Replay(Pipeline):
             )
 
     def _replay(
-        self, context: Context, topic: str, found: DataFrame, *, from_archive: bool
+        self, context: Context, topic: str, frame: DataFrame, *, from_archive: bool
     ) -> dict[str, int]:
         from django_rmq.spark import dead_rows
 
         options = context.options(topic)
         if not from_archive:
-            return tally(context, dead_rows.replay(found, options))
+            return tally(context, dead_rows.replay(frame, options))
         # If one message died several times, the last death counts.
-        deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
+        deaths = frame.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
         return tally(context, dead_rows.revive(last.select("slot", "member", "death.*"), options))

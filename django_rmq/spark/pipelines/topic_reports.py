@@ -94,7 +94,7 @@ def _empty(topic: Topic) -> Figures:
     }
 
 
-def _count(frame: DataFrame, now_ms: int, found: dict[str, Figures]) -> None:
+def _count(frame: DataFrame, now_ms: int, figures_of: dict[str, Figures]) -> None:
     """Count in one pass; bodies stay in the tasks."""
     small = frame.selectExpr(
         *("topic", "slot", "queue"),
@@ -104,7 +104,7 @@ def _count(frame: DataFrame, now_ms: int, found: dict[str, Figures]) -> None:
         "trim(substring_index(substring_index(error, '\\n', 1), ':', 1)) as error",
     )
     for row in small.groupBy(*small.columns).count().collect():
-        one, count = found[row.topic], row["count"]
+        one, count = figures_of[row.topic], row["count"]
         one["backlog"][row.queue] += count
         if row.queue == "store":
             one["due"][row.due or NO_TIME] += count

@@ -1,4 +1,7 @@
-"""The forms of pages: the limits of a topic, a body, a message to send, and the filter of messages."""
+"""The forms of pages: the limits of a topic, a body, a message to send, and the filter of messages.
+
+The forms of the questions before an action are in ``page_actions``.
+"""
 
 from __future__ import annotations
 

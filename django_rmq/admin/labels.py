@@ -1,4 +1,7 @@
-"""Readable and translated names of states, outcomes and reasons."""
+"""Readable and translated names of states, outcomes and reasons.
+
+``templatetags.rmq_times`` writes times and numbers, ``body_display`` bodies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Topics, their slots and workers: figures and counters."""
+"""Topics, their slots, limits and workers: figures, and the requests to a worker. The answers are here, too.
+
+Actions on messages, and pause and resume, are in ``actions``.
+"""
 
 from __future__ import annotations
 

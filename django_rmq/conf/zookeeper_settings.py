@@ -1,4 +1,7 @@
-"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that distributes the slots to the workers."""
+"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that distributes the slots to the workers.
+
+``connections.coordinators`` makes it.
+"""
 
 from __future__ import annotations
 

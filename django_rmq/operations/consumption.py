@@ -204,7 +204,7 @@ class _Try(NamedTuple):
     """The topic with the slot count that the slot has."""
     slot: int
     after: tuple[str, bytes] | None = None
-    asked: int = 0
+    redirects: int = 0
 
 
 class LongPoll:
@@ -310,12 +310,14 @@ class LongPoll:
                     ]
                     taken += messages
                     size += sum(len(each.member) + len(each.envelope or b"") for each in reply.deliveries)
-                elif one.asked < REDIRECTS and reply.status == "moved" and reply.slots:
+                elif one.redirects < REDIRECTS and reply.status == "moved" and reply.slots:
                     # The topic is being re-slotted, and this slot has another slot count already.
-                    tries.append(_Try(replace(one.topic, slots=reply.slots), one.slot, None, one.asked + 1))
-                elif one.asked < REDIRECTS and reply.status == "more":
+                    tries.append(
+                        _Try(replace(one.topic, slots=reply.slots), one.slot, None, one.redirects + 1)
+                    )
+                elif one.redirects < REDIRECTS and reply.status == "more":
                     # The script has read a bounded number of entries, of which none was free, and continues behind them.
-                    tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
+                    tries.append(one._replace(after=reply.cursor, redirects=one.redirects + 1))
             at_once = min(2 * at_once, TRIED_AT_ONCE)
             try:
                 wanted = at_once - len(tries) if time.monotonic() < end else 0

@@ -1,4 +1,7 @@
-"""Declares a topic from a Spark program, for use without a Django project."""
+"""Declares a topic from a Spark program, for use without a Django project.
+
+A project declares its topics in ``RMQ["TOPICS"]``: ``conf.topic_settings``.
+"""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ COUNT_SECONDS = 1.0
 """Seconds for counting before a question; after that the question says “at least”."""
 
 
-class _Asked(NamedTuple):
-    """A requested action on a topic's page."""
+class _ActionRequest(NamedTuple):
+    """An action that a person requests on a topic's page."""
 
     act: PageAction
     topic: Topic
@@ -114,11 +114,13 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
         return HttpResponseRedirect(leave)
     form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
     answer = _act_on_named if act.named is not None else _act_on_all
-    return answer(pages, request, operations, _Asked(act, topic, state, form, leave, back))
+    return answer(pages, request, operations, _ActionRequest(act, topic, state, form, leave, back))
 
 
-def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
-    act, topic, state, form, leave, back = asked
+def _act_on_named(
+    pages: Pages, request: HttpRequest, operations: Operations, requested: _ActionRequest
+) -> HttpResponse:
+    act, topic, state, form, leave, back = requested
     ids = list(dict.fromkeys(request.POST.getlist("id")))
     if not ids:
         messages.warning(request, _("No message was selected."))
@@ -129,7 +131,7 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
         chosen = Chosen(topic, state, ids)
         carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
         question = act.question(chosen, len(ids), True)
-        return _ask(pages, request, asked, question, carried)
+        return _ask(pages, request, requested, question, carried)
     assert act.named is not None
     answers = form.cleaned_data if form.is_bound and form.is_valid() else {}
     try:
@@ -144,8 +146,10 @@ def _act_on_named(pages: Pages, request: HttpRequest, operations: Operations, as
     return HttpResponseRedirect(leave)
 
 
-def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
-    act, topic, state, form, leave, back = asked
+def _act_on_all(
+    pages: Pages, request: HttpRequest, operations: Operations, requested: _ActionRequest
+) -> HttpResponse:
+    act, topic, state, form, leave, back = requested
     assert act.sweep is not None
     form_of_filter = filter_form(operations, topic, state, request.POST)
     wanted = form_of_filter.wanted
@@ -173,7 +177,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             cause = ""
             if wanted.cause:
                 cause = cause_text(operations.listing(topic.name, state, wanted=wanted, limit=1).copies)
-            return _ask(pages, request, asked, question, carried, form_of_filter.described(cause))
+            return _ask(pages, request, requested, question, carried, form_of_filter.described(cause))
         if "background" in request.POST and act.name in KIND_OF:
             rate = form.cleaned_data.get("rate")
             keep = not form.cleaned_data.get("for_good")
@@ -181,7 +185,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             messages.success(request, _("Workers do this in the background; you can leave this page."))
             return HttpResponseRedirect(pages.url("background"))
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
-        return _go_on(pages, request, operations, asked, chosen, carried)
+        return _go_on(pages, request, operations, requested, chosen, carried)
     except CallerError as error:
         if isinstance(error, NotPermitted | UnknownTopic):
             raise
@@ -197,7 +201,7 @@ class _Work:
     done: int
     most: int
     """The most messages that it takes: those of the state, with the slot and the age, when it began."""
-    asked: int
+    counted: int
     """The number that the question named. 0: not all were counted."""
     began: int
     """When it began, in ms by the clock of Redis."""
@@ -228,15 +232,15 @@ class _Work:
     @property
     def total(self) -> int:
         """How many it is to take, or at most."""
-        return self.asked or self.most
+        return self.counted or self.most
 
     @property
     def sentence(self) -> str:
-        if not self.asked:
+        if not self.counted:
             return outcomes_sentence(self.outcomes)
         return _("%(done)s of %(total)s: %(outcomes)s") % {
             "done": number_format(self.done, force_grouping=True),
-            "total": number_format(self.asked, force_grouping=True),
+            "total": number_format(self.counted, force_grouping=True),
             "outcomes": outcomes_sentence(self.outcomes),
         }
 
@@ -247,7 +251,7 @@ class _Work:
             ("so_far", json.dumps(self.outcomes)),
             ("done", str(self.done)),
             ("most", str(self.most)),
-            ("asked", str(self.asked)),
+            ("asked", str(self.counted)),
             ("began", str(self.began)),
             ("slice", str(self.number + 1)),
         ]
@@ -257,12 +261,12 @@ def _go_on(
     pages: Pages,
     request: HttpRequest,
     operations: Operations,
-    asked: _Asked,
+    requested: _ActionRequest,
     chosen: Chosen,
     carried: list[tuple[str, str]],
 ) -> HttpResponse:
     """Work for a moment; then show the result or the progress."""
-    act, leave = asked.act, asked.leave
+    act, leave = requested.act, requested.leave
     assert act.sweep is not None
     work = _Work.carried_on(request.POST, operations)
     if work.outcomes:
@@ -277,7 +281,9 @@ def _go_on(
     is_stuck = work.number == LONGEST_SLICE and not progress.done
     if progress.is_complete or is_stuck:
         _end_trace(request, work.run)
-        undo = undo_form(pages, request, progress.undo, asked.topic, asked.back) if progress.undo else ""
+        undo = (
+            undo_form(pages, request, progress.undo, requested.topic, requested.back) if progress.undo else ""
+        )
         show_outcomes(request, str(act.label), work.outcomes, undo)
         show_problems(request, progress)
         if is_stuck and not progress.is_complete:
@@ -286,8 +292,8 @@ def _go_on(
     context = {
         "heading": act.label,
         "so_far": work.sentence,
-        "seen": min(work.done, work.asked),
-        "total": work.asked,
+        "seen": min(work.done, work.counted),
+        "total": work.counted,
         "carried": [
             *carried,
             *chosen.answered,
@@ -303,24 +309,24 @@ def _go_on(
 def _ask(
     pages: Pages,
     request: HttpRequest,
-    asked: _Asked,
+    requested: _ActionRequest,
     question: str,
     carried: Sequence[tuple[str, str]],
     conditions: Sequence[tuple[str, str]] = (),
 ) -> HttpResponse:
-    act, topic = asked.act, asked.topic
+    act, topic = requested.act, requested.topic
     context = {
         "heading": act.label,
         "question": question,
         "conditions": conditions,
-        "form": asked.form,
+        "form": requested.form,
         "carried": carried,
         "danger": act.is_danger,
         "kept": kept_sentence() if act.keeps else "",
         "in_background": act.name in KIND_OF,
         "submit": _("Yes, do it"),
         "urls": pages.places(topic.name),
-        "back_url": asked.leave,
+        "back_url": requested.leave,
     }
     return pages.render(request, "topic/confirm.html", context, topic)
 

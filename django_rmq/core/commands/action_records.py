@@ -1,4 +1,7 @@
-"""Calls about actions in the background, and about deletions that can be undone."""
+"""Calls about the records of actions: those that workers do in the background, and deletions that can be undone.
+
+What an action does, and who may start or undo it, is decided in ``operations.bulk_actions`` and ``operations.undo``.
+"""
 
 from __future__ import annotations
 

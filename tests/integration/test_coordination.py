@@ -115,15 +115,6 @@ class TestSharing(coordinators.Sharing):
 
 
 @pytest.mark.slow
-def test_when_a_worker_dies_the_others_take_over_after_its_session(party: Party) -> None:
-    _, second, _ = (party.add(session_seconds=seconds) for seconds in (SESSION, SHORT, SESSION))
-    party.wait_until_shared_out()
-    second.kill()
-    party.wait_until_shared_out()
-    assert len(members(party.connect())) == 2
-
-
-@pytest.mark.slow
 def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
     workers = sorted((party.add(session_seconds=SHORT) for _ in range(3)), key=lambda member: member.id)
     party.wait_until_shared_out()

@@ -239,19 +239,6 @@ def test_a_transaction_that_was_lost_to_a_deadlock_is_a_failure(
         assert effects().count("a") == effects().count("b") == 1
 
 
-def test_an_error_of_sql_around_which_there_is_a_savepoint_is_none() -> None:
-    def listener(message: Message) -> None:
-        try:
-            with transaction.atomic(ALIAS):
-                write(message)
-                fail_in_sql()
-        except Exception:  # noqa: BLE001
-            Effect.objects.using(ALIAS).create(app_label="instead")
-
-    assert call(listener, sent("a")) == [None]
-    assert effects() == ["instead"]
-
-
 def test_a_lock_that_is_not_waited_for_is_no_failure_if_a_savepoint_is_around_it() -> None:
     """As the docs ask for; the server reports it by an ``OperationalError``, as it does a deadlock."""
     Effect.objects.using(ALIAS).create(app_label="held")

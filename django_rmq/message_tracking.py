@@ -13,7 +13,7 @@ from django_rmq import connections, observability
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.status import MessageStatus, read
+from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.message_ids import (
@@ -120,7 +120,9 @@ def _status_in(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStat
     pipeline = connections.get_broker().pipeline()
     answers = [pipeline.add(inspect.status(topic, slot, member)) for slot in slots]
     pipeline.execute()
-    statuses = [read(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)]
+    statuses = [
+        status_of(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)
+    ]
     return next((one for one in reversed(statuses) if one.state != "unknown"), statuses[-1])
 
 
@@ -150,7 +152,7 @@ def status_of_ended(
     ]
     pipeline.execute()
     ended = (
-        read(topic, slot, identity.member or b"", answer.get())
+        status_of(topic, slot, identity.member or b"", answer.get())
         for slot, answer in zip(slots, answers, strict=True)
     )
     status = next((one for one in ended if one.state != "unknown"), None)

@@ -444,7 +444,7 @@ def charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled]:
     return [_store(topic, minutes), _rates(minutes), _trouble(minutes), *lateness, _merging(minutes)]
 
 
-def read(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
+def read_history(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
     """Return the history of ``hours``, in as many minutes per point as a chart can show.
 
     A history that is shorter is returned from its first sample on, and with more points if it fits a shorter span.

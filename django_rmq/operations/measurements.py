@@ -121,7 +121,7 @@ def history(context: OperationContext, name: str, hours: float, *, step: int = 1
 
     Raises ``WrongType`` if the history cannot be read.
     """
-    return recorded_history.read(context.broker, context.declared(name, Permission.VIEW), hours, step=step)
+    return recorded_history.read_minutes(context.broker, context.declared(name, Permission.VIEW), hours, step=step)
 
 
 EVENTS_SECONDS = 0.5
@@ -146,7 +146,7 @@ def _heard(broker: Broker) -> Iterator[list[dict[str, object]]]:
     try:
         while True:
             payloads = subscription.get(EVENTS_SECONDS)
-            yield [event for payload in payloads for event in published_events.read(payload)]
+            yield [event for payload in payloads for event in published_events.decode_events(payload)]
     finally:
         subscription.close()
 

@@ -16,7 +16,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.limits import is_retry
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
-from django_rmq.core.model.status import MessageStatus, read
+from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
@@ -109,7 +109,7 @@ def _copies_and_status(
     pipeline.execute()
     (reply,) = looks.get()
     copies = list(from_reply(topic, slot, member, reply, name, hidden=hidden))
-    return copies, replace(read(topic, slot, member, asked.get()), id=name)
+    return copies, replace(status_of(topic, slot, member, asked.get()), id=name)
 
 
 def status(context: OperationContext, name: str, body: object = None, **named: Any) -> MessageStatus:

@@ -25,7 +25,7 @@ from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import new_origin
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
-from django_rmq.core.model.status import read
+from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import basis_of
 from django_rmq.core.schedules import stepper
@@ -323,7 +323,7 @@ def _states(context: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]
         asked.append((topic, slot, member))
     answers = run_all(context.broker, [status(*one) for one in asked])
     return [
-        "unknown" if isinstance(answer, RmqError) else read(topic, slot, member, answer).state
+        "unknown" if isinstance(answer, RmqError) else status_of(topic, slot, member, answer).state
         for (topic, slot, member), answer in zip(asked, answers, strict=True)
     ]
 

@@ -63,7 +63,7 @@ def test_two_workers_write_one_history(start: Start, broker: Broker, happened: H
     send(broker, WORK, named(*range(50)))
     happened.wait("done", 50)
     eventually(
-        lambda: any(one.depth for one in history.read(broker, WORK, 0.1)),
+        lambda: any(one.depth for one in history.read_minutes(broker, WORK, 0.1)),
         "the first minute of the history",
         90,
     )

@@ -26,7 +26,7 @@ def test_each_process_tells_what_it_does_to_the_last(
     while len(heard["committed"]) < 40:
         assert time.monotonic() < end, (heard, worker.output)
         for payload in subscription.get(0.2):
-            for event in events.read(payload):
+            for event in events.decode_events(payload):
                 heard[event["event"]] += event["ids"]
                 processes.add(event["pid"])
     subscription.close()

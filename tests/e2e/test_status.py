@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.status import MessageStatus, read
+from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.e2e.processes import Happened, Start, is_gone, named
 from tests.support.brokers import Broker
@@ -28,7 +28,7 @@ KEPT = Topic(
 def told(broker: Broker, body: Any) -> MessageStatus:
     member = encode_json(body)
     slot = slot_of(member, KEPT.slots)
-    return read(KEPT, slot, member, broker.status(KEPT, slot, member))
+    return status_of(KEPT, slot, member, broker.status(KEPT, slot, member))
 
 
 def test_messages_that_kill_their_worker_are_told_as_done_or_dead(

@@ -59,7 +59,7 @@ class Watched:
             assert time.monotonic() < end, self.events
             for payload in self.subscription.get(0.1):
                 assert len(payload) < 2 * events.PAYLOAD_BYTES
-                self.events += events.read(payload)
+                self.events += events.decode_events(payload)
         return self.events
 
     def of(self, name: str) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
             answer = answers.pop(0)
             if answer is not None:
                 raise answer
-            heard.extend(events.read(payload))
+            heard.extend(events.decode_events(payload))
             return 1
 
     stream = EventStream(Slow(), sealed_id)  # type: ignore[arg-type]

@@ -183,7 +183,7 @@ def test_a_history_that_is_none_is_a_gap(
         broker.client.hset(keys.pending, mapping={"claimed": value, "first": value, f"late{at}": value})
     look()
     topic = get_config().topic("spoilt")
-    assert not [one for one in history.read(broker, topic, 1) if one.depth]
+    assert not [one for one in history.read_minutes(broker, topic, 1) if one.depth]
 
 
 @pytest.mark.parametrize(

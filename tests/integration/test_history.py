@@ -66,7 +66,7 @@ def take(broker: Any, slot: int, limit: int = 1000, topic: Topic = TOPIC) -> Any
 
 
 def last(broker: Any, topic: Topic = TOPIC, **options: Any) -> Minute:
-    return [one for one in history.read(broker, topic, **options) if one.depth][-1]
+    return [one for one in history.read_minutes(broker, topic, **options) if one.depth][-1]
 
 
 def test_depths_and_rates_are_sums_over_all_slots(broker: Any, clock: Clock) -> None:
@@ -195,7 +195,7 @@ def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
             sampler.minute()
         clock.advance(60)
     assert samples == [4] * 3
-    assert [one.depth is not None for one in history.read(broker, TOPIC, 0.1)] == [
+    assert [one.depth is not None for one in history.read_minutes(broker, TOPIC, 0.1)] == [
         False,
         False,
         True,
@@ -225,7 +225,7 @@ def test_claims_of_one_minute_are_taken_once_even_at_once(redis_url: str, prefix
 
 def test_who_does_not_own_the_first_slot_does_not_try(broker: Any, clock: Clock) -> None:
     Sampler(broker, TOPIC, clock, ours=False).minute()
-    assert not [one for one in history.read(broker, TOPIC) if one.depth]
+    assert not [one for one in history.read_minutes(broker, TOPIC) if one.depth]
 
 
 def test_a_clock_that_was_set_back_does_not_end_the_history(broker: Any) -> None:
@@ -241,11 +241,13 @@ def test_nothing_is_sampled_with_zero_hours(broker: Any) -> None:
 def test_no_more_minutes_are_kept_than_asked_for(broker: Any, clock: Clock) -> None:
     sampler = Sampler(broker, TOPIC, clock, hours=1)
     sampler.minutes(70)
-    kept = [one for one in history.read(broker, TOPIC, 3) if one.depth]
+    kept = [one for one in history.read_minutes(broker, TOPIC, 3) if one.depth]
     assert len(kept) == 60
     clock.advance(3600 * 5)
     sampler.minutes(1)
-    assert len([one for one in history.read(broker, TOPIC, 9) if one.depth]) == 1, "also after a long pause"
+    assert len([one for one in history.read_minutes(broker, TOPIC, 9) if one.depth]) == 1, (
+        "also after a long pause"
+    )
 
 
 def test_forgetting_is_bounded_and_catches_up(broker: Any) -> None:
@@ -322,7 +324,7 @@ def test_minutes_without_a_sample_are_gaps(broker: Any, clock: Clock) -> None:
     clock.advance(60 * 60)
     merge(broker, 0, *"ijkl")
     sampler.minutes(1)
-    found = history.read(broker, TOPIC, 2)
+    found = history.read_minutes(broker, TOPIC, 2)
     assert len(found) == 120
     assert [b.at_ms - a.at_ms for a, b in pairwise(found)] == [60_000] * 119
     sampled = [one for one in found if one.depth]
@@ -372,13 +374,13 @@ def test_several_minutes_are_read_as_one(broker: Any, clock: Clock) -> None:
         merge(broker, 0, f"m{number}")
         broker.count_lateness(TOPIC, [number] + [0] * 23)
         sampler.minutes(1)
-    found = history.read(broker, TOPIC, 1, step=5)
+    found = history.read_minutes(broker, TOPIC, 1, step=5)
     assert len(found) == 12
     assert {one.at_ms % 300_000 for one in found} == {0}
     whole = [one for one in found if one.rates and one.depth and one.depth.store < 20][1:]
     assert whole
     assert [one.rates.sent for one in whole if one.rates] == pytest.approx([1] * len(whole))
-    late = [one.lateness.messages for one in history.read(broker, TOPIC, 1, step=5) if one.lateness]
+    late = [one.lateness.messages for one in history.read_minutes(broker, TOPIC, 1, step=5) if one.lateness]
     assert sum(late) == sum(range(20))
 
 
@@ -387,7 +389,7 @@ def test_what_is_no_record_is_a_gap(broker: Any, clock: Clock, raw: bytes) -> No
     minute = START_MS // 60_000
     key = history_keys(broker.prefix, TOPIC.name).minutes
     broker.client.hset(key, str(minute), raw)
-    assert history.read(broker, TOPIC, 1)[-1] == Minute(START_MS)
+    assert history.read_minutes(broker, TOPIC, 1)[-1] == Minute(START_MS)
 
 
 def test_percentiles_are_interpolated_in_their_class() -> None:

@@ -36,7 +36,7 @@ from django_rmq import (
 from django_rmq.connections import get_broker
 from django_rmq.core.model import message as delivery_handle
 from django_rmq.core.model.replies import FoundReply
-from django_rmq.core.model.status import read
+from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
@@ -375,7 +375,7 @@ def test_workers_report_progress_of_each_message_of_a_list(broker: Any, size: in
         for number, message in enumerate(given if size else [given]):
             message.progress(number / 10, f"number {number}")
             answer = broker.status(KEPT, message.slot, message.delivery.member)
-            found = read(KEPT, message.slot, message.delivery.member, answer)
+            found = status_of(KEPT, message.slot, message.delivery.member, answer)
             seen[message.body["n"]] = (number / 10, found.progress, found.state)
 
     send(broker, KEPT, [{"n": n} for n in range(10)])
@@ -391,7 +391,7 @@ def test_coroutines_report_progress(broker: Any) -> None:
     async def work(message: Message) -> None:
         word = await message.aprogress(0.25, "a quarter")
         answer = await asyncio.to_thread(broker.status, KEPT, message.slot, message.delivery.member)
-        seen.append((word, read(KEPT, message.slot, message.delivery.member, answer).progress_text))
+        seen.append((word, status_of(KEPT, message.slot, message.delivery.member, answer).progress_text))
 
     send(broker, KEPT, [{"n": 1}])
     with Worker(broker, KEPT, work, threads=1):
@@ -402,9 +402,9 @@ def test_coroutines_report_progress(broker: Any) -> None:
 @pytest.mark.parametrize("raw", [b"", b"x", b"done", b"done - x 1 1 \n", b"running 1 2\n", b"\xff \xfe\n"])
 def test_a_record_that_rmq_did_not_write_counts_as_none(raw: bytes) -> None:
     found = FoundReply(None, None, None, 5.0, None, raw, raw, raw, "", raw)
-    assert read(KEPT, 0, b"a", found).state == "dead"
-    assert read(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
-    assert read(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"
+    assert status_of(KEPT, 0, b"a", found).state == "dead"
+    assert status_of(KEPT, 0, b"a", found._replace(dead=None)).state == "unknown"
+    assert status_of(KEPT, 0, b"a", found._replace(prepare=5.0)).state == "running"
 
 
 def named(way: str, topic: str, sent: SendResult) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from django_rmq.admin.charts import (
     chart,
     markers,
     of_several,
-    read,
+    read_history,
     recent,
     scale,
     sparkline,
@@ -224,7 +224,7 @@ def test_topics_that_are_not_shown_are_read_for_three_minutes_and_have_no_trend(
 )
 def test_a_short_history_fills_its_chart(points: int, asked: list[Any], shown: int) -> None:
     reads = Reads(one=[sampled(at, 1) for at in range(points)])
-    found = read(reads, TOPICS[0], 6)  # type: ignore[arg-type]
+    found = read_history(reads, TOPICS[0], 6)  # type: ignore[arg-type]
     assert (reads.asked, len(found)) == (asked, shown)
 
 

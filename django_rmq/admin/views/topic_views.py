@@ -110,7 +110,7 @@ def history_panel(request: HttpRequest, operations: Operations, topic: Topic) ->
     asked_hours = number(request.GET.get("hours"))
     hours = asked_hours if asked_hours in offered else min(6, offered[-1])
     try:
-        minutes, problem = charts.read(operations, topic, hours), ""
+        minutes, problem = charts.read_history(operations, topic, hours), ""
     except WrongType as error:
         minutes, problem = [], str(error)
     sampled = any(minute.depth for minute in minutes)

@@ -100,7 +100,7 @@ class MessageStatus:
         return max(0.0, (self.ended - self.delivered).total_seconds())
 
 
-def read(topic: Topic, slot: int, member: bytes, reply: FoundReply) -> MessageStatus:
+def status_of(topic: Topic, slot: int, member: bytes, reply: FoundReply) -> MessageStatus:
     """Return the status of a message. A record that RMQ did not write counts as none."""
     name = message_id(slot, member)
     outcome = read_record(parse, reply.outcome)

@@ -183,7 +183,7 @@ def _payloads(lines: Iterator[bytes]) -> Iterator[bytes]:
         yield b"\n".join(part)
 
 
-def read(payload: bytes) -> list[dict[str, Any]]:
+def decode_events(payload: bytes) -> list[dict[str, Any]]:
     """Return the events of one payload; lines that are not events are left out."""
     events = []
     for line in payload.split(b"\n"):

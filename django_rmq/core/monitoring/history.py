@@ -396,7 +396,7 @@ class Minute(NamedTuple):
     """Whether not all slots were read."""
 
 
-def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> list[Minute]:
+def read_minutes(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> list[Minute]:
     """Return the last ``hours`` of ``topic``, oldest first, ``step`` minutes per item; gaps are included, and empty.
 
     The present minute is the last one. If several minutes are combined, depths are the last sampled, rates

@@ -239,7 +239,9 @@ def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tupl
     counted: Counter[tuple[object, ...]] = Counter()
     calls = (inspect.status(topics[row.topic], row.slot, bytes(row.member)) for row in collected)
     for row, answer in zip(collected, walk(context.broker, calls), strict=True):
-        worker_name = status.read(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
+        worker_name = (
+            status.status_of(topics[row.topic], row.slot, bytes(row.member), answer).worker or UNKNOWN
+        )
         counted[tuple(worker_name if name == WORKER else row[f"by_{name}"] for name in by)] += 1
     return counted
 

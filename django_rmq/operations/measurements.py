@@ -121,7 +121,9 @@ def history(context: OperationContext, name: str, hours: float, *, step: int = 1
 
     Raises ``WrongType`` if the history cannot be read.
     """
-    return recorded_history.read_minutes(context.broker, context.declared(name, Permission.VIEW), hours, step=step)
+    return recorded_history.read_minutes(
+        context.broker, context.declared(name, Permission.VIEW), hours, step=step
+    )
 
 
 EVENTS_SECONDS = 0.5

@@ -77,7 +77,7 @@ class OutboxRow:
 class Known(NamedTuple, Generic[T]):
     """The answers of the databases, of which some may not answer."""
 
-    found: list[T]
+    answers: list[T]
     problems: list[str]
     """A sentence for each database that does not answer."""
 

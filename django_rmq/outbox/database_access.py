@@ -38,7 +38,7 @@ def needs_this_thread(alias: str) -> bool:
 class Answers(NamedTuple, Generic[T]):
     """The answers of databases, by alias."""
 
-    given: dict[str, T]
+    answers: dict[str, T]
     problems: dict[str, str]
     """Why the others did not answer."""
 
@@ -51,22 +51,22 @@ def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]
     it returns can be pickled.
     """
     end = time.monotonic() + ANSWER_SECONDS
-    given, problems = dict[str, T](), dict[str, str]()
-    asked = []
+    answers, problems = dict[str, T](), dict[str, str]()
+    started = []
     for alias in aliases:
         if needs_this_thread(alias):
             try:
-                given[alias] = question(alias)
+                answers[alias] = question(alias)
             except Error as error:
                 problems[alias] = str(error)
         else:
-            asked.append((alias, *_begin(partial(question, alias), alias, end)))
-    for alias, process, answers in asked:
+            started.append((alias, *_begin(partial(question, alias), alias, end)))
+    for alias, process, receiver in started:
         try:
-            if answers.poll(max(0.0, end - time.monotonic())):
-                answer, problem = answers.recv()
+            if receiver.poll(max(0.0, end - time.monotonic())):
+                answer, problem = receiver.recv()
                 if problem is None:
-                    given[alias] = answer
+                    answers[alias] = answer
                 else:
                     problems[alias] = problem
             else:
@@ -75,11 +75,11 @@ def ask_each(aliases: Iterable[str], question: Callable[[str], T]) -> Answers[T]
             # The child was killed, for example for lack of memory, and its end of the pipe closed with it.
             problems[alias] = "the process that asked it has ended without an answer"
         finally:
-            answers.close()
+            receiver.close()
             # A child that waits for a hung database ends by a signal only.
             process.kill()
             process.join()
-    return Answers(given, problems)
+    return Answers(answers, problems)
 
 
 def _begin(question: Callable[[], object], alias: str, end: float) -> tuple[ForkProcess, Connection]:

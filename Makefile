@@ -179,15 +179,15 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
 # All that CI runs, in parts. As many as PARTS_AT_ONCE run beside each other (more than a machine of two cores has: most of
-# them wait), and as soon as one has ended, the next one begins: the longest first. A part's output comes at its end.
-# Before that come the environments, which are made beside each other, Spark's classes and short parts.
+# them wait), and as soon as one has ended, the next one begins: first the environments and Spark's classes, then the longest
+# part, and in the end the short ones, so that no core waits for the last of many. A part's output comes at its end.
 PARTS_AT_ONCE ?= 5
-FIRST_PARTS := $(CLIENTS) build/types/.installed build/lowest/.installed $(SPARK_CLASSES) clients user-types types wheel docs lint layers
-PARTS := check-spark check-workers check-shown check-waits check-proofs check-rooms check-rules check-deaths lowest check-databases
-AT_ONCE := $(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target
+ENVIRONMENTS := $(CLIENTS) build/types/.installed build/lowest/.installed $(SPARK_CLASSES)
+PARTS := check-spark check-workers check-shown check-rooms-a-to-f check-rooms-rest check-proofs check-rules lowest check-deaths \
+  types clients user-types wheel check-databases docs lint layers
 
 check: ## all that CI runs: lint, types, and every test but the deepest proofs
-	@failed=0; $(AT_ONCE) $(FIRST_PARTS) || failed=1; $(AT_ONCE) $(PARTS) || failed=1; exit $$failed
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(ENVIRONMENTS) $(PARTS)
 
 # What computes and seldom waits gives way to what has workers, servers and browsers, whose tests have only so much time.
 GIVES_WAY := nice -n 5
@@ -201,7 +201,7 @@ TWICE := $(SHORT) -rfER --reruns=1 --rerun-show-tracebacks
 # What runs in the project's database, on other databases than SQLite.
 IN_DATABASES := outbox once
 
-.PHONY: check-workers check-deaths check-waits check-rules check-proofs check-rooms check-spark check-shown check-databases
+.PHONY: check-workers check-deaths check-rules check-proofs check-rooms-a-to-f check-rooms-rest check-spark check-shown check-databases
 check-databases: $(INSTALLED)
 	TEST_DATABASE=postgres $(TWICE) $(IN_DATABASES:%=tests/integration/test_%.py)
 	TEST_DATABASE=mariadb $(TWICE) $(IN_DATABASES:%=tests/integration/test_%.py)
@@ -212,18 +212,17 @@ check-workers: $(SPARK_CLASSES)
 check-deaths: $(INSTALLED)
 	$(TWICE) -m "proof and not deep" tests/e2e
 
-# To collect the tests of all other files takes longer than most of these tests.
-check-waits: $(INSTALLED)
-	$(TWICE) -m "(slow or proof) and not deep" $(shell grep -lE 'mark\.(slow|proof)|import \*' tests/integration/*.py tests/unit/*.py)
-
 check-rules: $(INSTALLED)
-	$(GIVES_WAY) $(SHORT) -m "not slow and not deep" $(filter-out tests/proof,$(RULES))
+	$(GIVES_WAY) $(SHORT) -m "not deep" $(filter-out tests/proof,$(RULES))
 
 check-proofs: $(INSTALLED)
 	$(GIVES_WAY) $(TWICE) -m "not deep" tests/proof
 
-check-rooms: $(INSTALLED)
-	$(TWICE) -m "not slow and not proof" tests/integration
+check-rooms-a-to-f: $(INSTALLED)
+	$(TWICE) -m "not deep" $(call FILES,tests/integration,a-f)
+
+check-rooms-rest: $(INSTALLED)
+	$(TWICE) -m "not deep" $(call BUT_FILES,tests/integration,a-f) tests/integration
 
 check-spark: $(SPARK_CLASSES)
 	$(TWICE) -m "not proof and not deep" tests/spark

@@ -15,9 +15,16 @@ from tests.spark.archive import FEW_TASKS
 from tests.support.embedded_server import free_port
 
 SECONDS = 60
-SUBMITTING = os.environ.get("SPARK_SUBMIT_OPTS", "")
-JAVA_OPTIONS = SUBMITTING.replace(FEW_TASKS, "")
-"""Those for a Java that lives for seconds: driver, master, workers and executors are such."""
+
+
+def submit_options() -> str:
+    """Return the options for the Java of a driver. Pytest imports this module before the tests' configuration sets them."""
+    return os.environ.get("SPARK_SUBMIT_OPTS", "")
+
+
+def java_options() -> str:
+    """Return the options for a Java that lives for seconds: master, workers and executors are such."""
+    return submit_options().replace(FEW_TASKS, "")
 
 
 class Cluster:
@@ -38,8 +45,8 @@ class Cluster:
             "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HOME": str(self.folder),
-            "SPARK_SUBMIT_OPTS": SUBMITTING,
-            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+            "SPARK_SUBMIT_OPTS": submit_options(),
+            "SPARK_DAEMON_JAVA_OPTS": java_options(),
         }
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -88,7 +95,7 @@ class Cluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "600m",
-            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+            "spark.executor.extraJavaOptions": java_options(),
             "spark.cores.max": "2",
             "spark.executor.cores": "1",
         }

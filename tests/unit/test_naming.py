@@ -83,6 +83,11 @@ def test_a_local_is_named_for_what_it_holds() -> None:
     assert {name: local for name, local in stored if local in ("found", "told")} == {}
 
 
+def test_a_function_is_named_for_what_it_does() -> None:
+    names = {function.name.lstrip("_").partition("_")[0] for function in functions()}
+    assert names & {"tell", "foretell", "complain", "ear"} == set()
+
+
 def test_a_module_is_a_noun() -> None:
     assert {name for name in (m.rpartition(".")[2] for m in modules()) if name.endswith("ing")} == PARTICIPLES
 

@@ -376,7 +376,7 @@ class Silence:
 def test_every_message_is_found_though_no_wake_up_arrives(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "wakeups", lambda topics: Silence())
+    monkeypatch.setattr(broker, "wakeups", lambda topics, inbox: Silence())
     heard, go, topic = Heard(), threading.Event(), replace(MERGE, slots=1)
 
     def listen(message: Message) -> None:
@@ -678,7 +678,9 @@ def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(br
         heard.wait(11)
     assert sorted(map(str, heard.bodies)) == sorted(map(str, [*range(10), "later"]))
     [ledger] = audit(broker, topic)
-    assert (ledger["committed"], ledger["released"], ledger["failed"], ledger["expired"]) == (11, 9, 0, 0)
+    # The send may have pushed the last one to this worker before anybody else has acquired the slot.
+    assert ledger["released"] in (9, 10)
+    assert (ledger["committed"], ledger["failed"], ledger["expired"]) == (11, 0, 0)
     assert ledger["stale"] == 0, "each was given back once"
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.commands import fetch as calls
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, acks, executor_pool, fetch
-from django_rmq.core.consumer import dispatcher as consumer_dispatcher
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import MailboxItem, Stop, Wake
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState, uptime
@@ -264,9 +263,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     slots: list[int] = []
     prepare = calls.prepare
 
-    def noted(topic: Topic, slot: int, *rest: Any) -> Any:
+    def noted(topic: Topic, slot: int, *rest: Any, **options: Any) -> Any:
         slots.append(slot)
-        return prepare(topic, slot, *rest)
+        return prepare(topic, slot, *rest, **options)
 
     monkeypatch.setattr(calls, "prepare", noted)
     return slots
@@ -305,7 +304,7 @@ def end_the_batch(dispatcher: Dispatcher, *, is_released: bool = False) -> None:
 def test_a_commit_goes_with_the_next_fetch_if_there_is_one_soon(
     broker: Broker, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acks, "COMMIT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(capacity, "PUSHED_COMMIT_DELAY_SECONDS", 3600.0)
     dispatcher = with_one_message_in_hand(broker)
     report_the_batch(dispatcher)
     assert not dispatcher._turn()
@@ -323,8 +322,8 @@ def test_a_commit_goes_with_the_next_fetch_if_there_is_one_soon(
 def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None:
     dispatcher = with_one_message_in_hand(broker)
     report_the_batch(dispatcher)
-    assert dispatcher._sleep_seconds() <= acks.COMMIT_DELAY_SECONDS
-    time.sleep(acks.COMMIT_DELAY_SECONDS)
+    assert dispatcher._sleep_seconds() <= capacity.PUSHED_COMMIT_DELAY_SECONDS
+    time.sleep(capacity.PUSHED_COMMIT_DELAY_SECONDS)
     assert dispatcher._turn()
     assert total(broker, LONE, "committed") == 1
 
@@ -341,8 +340,7 @@ def test_only_the_report_of_a_failure_wakes_a_worker_that_has_nothing_else_to_do
     broker: Broker, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     dispatcher = with_one_message_in_hand(broker)
-    monkeypatch.setattr(consumer_dispatcher, "COMMIT_DELAY_SECONDS", 2.0 if fails else 0.3)
-    monkeypatch.setattr(executor_pool, "COMMIT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(capacity, "PUSHED_COMMIT_DELAY_SECONDS", 2.0 if fails else 0.3)
     monkeypatch.setattr(dispatcher, "_sleep_seconds", lambda: 3600.0)
     begun = time.monotonic()
     report = threading.Timer(0.05, dispatcher._mailbox.put, [report_of(dispatcher, fails=fails)])
@@ -369,7 +367,7 @@ def test_a_deferred_report_is_read_with_the_next_message(broker: Broker, asked: 
 def test_reports_are_deferred_only_while_nothing_but_a_commit_depends_on_them(broker: Broker) -> None:
     dispatcher = with_one_message_in_hand(broker)
     (batch,) = dispatcher._in_flight.batches.values()
-    can_wait = dispatcher._router.can_defer_reports
+    can_wait = dispatcher._router.deferral
     batch.queued = uptime() + 3600
     assert can_wait()
     batch.slot.sleeping_until = None
@@ -416,7 +414,7 @@ def test_a_report_that_comes_when_the_worker_wakes_up_is_read_before_the_next_sl
 def test_a_failure_and_what_is_given_back_wait_for_no_fetch(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    monkeypatch.setattr(acks, "COMMIT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(capacity, "PUSHED_COMMIT_DELAY_SECONDS", 3600.0)
     dispatcher = with_one_message_in_hand(broker)
     (batch,) = dispatcher._in_flight.batches.values()
     (member,) = (message.delivery.member for message in batch.messages)

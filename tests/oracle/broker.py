@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from django_rmq.core.commands.script_call import Call, Named, RedisCommand
 from django_rmq.core.lua import SECOND
-from django_rmq.core.model.keys import events_channel, wake_channel, workers_channel
+from django_rmq.core.model.keys import events_channel, inbox_channel, wake_channel, workers_channel
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from tests.oracle import (
@@ -156,9 +156,14 @@ class OracleBroker(Memory):
         """Return a pipeline, which collects calls; ``execute`` runs all of them."""
         return Pipeline(self.run)
 
-    def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
-        """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(self.channels, {wake_channel(self.prefix, topic.name) for topic in topics})
+    def inbox(self, owner: str) -> bytes:
+        """Return the channel to which sends may push messages for a worker."""
+        return inbox_channel(self.prefix, owner)
+
+    def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> Wakeups:
+        """Subscribe to the wake-ups of ``topics``, and to what sends push to ``inbox``."""
+        channels = {wake_channel(self.prefix, topic.name) for topic in topics}
+        return Wakeups(self.channels, channels, inbox)
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""

@@ -6,6 +6,9 @@ import threading
 from collections import deque
 from typing import Any, Generic, TypeVar
 
+from django_rmq.core.commands.broker_interface import Woken
+from django_rmq.core.model.replies import Pushed
+
 _Told = TypeVar("_Told")
 
 
@@ -68,8 +71,21 @@ class Subscription(Generic[_Told]):
         self._heard.forget(self)
 
 
-class Wakeups(Subscription[tuple[str, int]]):
-    """A subscription to wake-ups: (topic, slot) pairs."""
+class Wakeups(Subscription[Woken]):
+    """A subscription to wake-ups: (topic, slot) pairs, and to what sends push to ``inbox``, if that has a name."""
+
+    def __init__(self, heard: Channels, channels: set[bytes], inbox: bytes = b"") -> None:
+        super().__init__(heard, channels | ({inbox} - {b""}))
+        self._inbox = inbox
+
+    def stop_pushes(self) -> None:
+        """Refuse pushes from now on. ``get`` returns those that were made before."""
+        self.channels = self.channels - {self._inbox}
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether ``get`` may still return what a send has pushed."""
+        return self._inbox in self.channels or any(isinstance(told, Pushed) for told in self._told)
 
 
 class Events(Subscription[bytes]):

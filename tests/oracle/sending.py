@@ -8,18 +8,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.replies import Sent
+from django_rmq.core.model.limits import BATCH, NEVER
+from django_rmq.core.model.replies import Delivery, Pushed, Sent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.bounds import GATE
 from tests.oracle.collecting import collect
 from tests.oracle.debouncing import first_due, prolonged
-from tests.oracle.keyspace import Memory
+from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
 from tests.oracle.scores import is_retry
 from tests.oracle.sequence import later_places, next_places
-from tests.oracle.slot import SENDING, Slot, on, opened
+from tests.oracle.slot import SENDING, InFlight, Slot, on, opened
+from tests.oracle.taking import next_receipt
 from tests.oracle.waking import note_undrained, wake
 
 
@@ -32,7 +33,10 @@ def send_merge(slot: Slot, range_ms: int, count: int, *texts: bytes) -> list[Sen
     if slot.topic.debounce_ms:
         again = partial(prolonged, slot, range_ms)
         return place(slot, members, [first_due(slot, range_ms)] * len(members), envelopes, "merged", again)
-    return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
+    dues = [slot.now_ms + range_ms] * len(members)
+    accumulates = bool(slot.topic.accumulate)
+    sent = None if accumulates else push(slot, members, dues, envelopes)
+    return sent or place(slot, members, dues, envelopes, "merged")
 
 
 def scatter(
@@ -70,7 +74,54 @@ def send_replace(slot: Slot, count: int, *rest: Any) -> list[Sent]:
     check_batch(members, at_least=1)
     check_not_moved(slot)
     check_fresh(slot, scores)
-    return place(slot, members, scores, envelopes, "replaced")
+    sent = push(slot, members, scores, envelopes)
+    return sent or place(slot, members, scores, envelopes, "replaced")
+
+
+WARM_US = 2_000_000
+"""A message is pushed only to an owner whose last delivery of the slot began within this time, and has ended."""
+
+
+def push(
+    slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes]
+) -> list[Sent] | None:
+    """Deliver a single message that is due to the sleeping owner of an empty slot; return None if it has to wait in Store."""
+    [member, *others], score, control = members, scores[0], slot.control
+    inbox, owner = control.get(b"inbox", b""), control.get(b"owner", b"")
+    is_single = not (others or envelopes or slot.topic.slot_backlog)
+    is_due = slot.topic.is_priority or score <= slot.now_ms
+    sleeps = control.get(b"sleeping_until") == b"%d" % NEVER
+    last = int(control.get(b"deliveries", 0))
+    is_warm = last - 1_000 < slot.now_us < last + WARM_US
+    is_valid = bool(owner) and inbox.endswith(owner) and control.get(b"epoch") == control.get(b"inbox_epoch")
+    is_open = not control.keys() & {b"paused", b"moving", b"inserting"}
+    is_known = control.keys() >= {b"slots", b"max_retries"}
+    keys, keyspace = slot.keys, slot.memory.keyspace
+    is_empty = not keyspace.keys() & {keys.store, keys.prepare, keys.inflight, keys.retry, keys.body}
+    if not (
+        inbox
+        and is_single
+        and is_due
+        and sleeps
+        and is_warm
+        and is_valid
+        and is_open
+        and is_known
+        and is_empty
+    ):
+        return None
+    receipt = next_receipt(slot)
+    delivery = Delivery(member, float(score), slot.max_retries)
+    pushed = Pushed(slot.topic.name, slot.index, receipt, delivery)
+    if not slot.memory.channels.publish(inbox, pushed):
+        del control[b"inbox"]
+        return None
+    keyspace[keys.prepare] = slot.prepare = SortedSet({member: slot.now_s * 1000.0 + slot.max_retries})
+    keyspace[keys.inflight] = Hash({member: InFlight(receipt, float(score)).encode()})
+    control[b"deliveries"] = b"%d" % receipt
+    for counter in ("sent", "stored", "prepared"):
+        slot.count(counter)
+    return [Sent("stored", float(score))]
 
 
 @on(*SENDING, "prepare", "claim")
@@ -94,7 +145,10 @@ def send_fifo(slot: Slot, ensure: int, delay_ms: int, count: int, *texts: bytes)
     if not (0 <= delay_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR delay or n is out of bounds")
     check_not_moved(slot)
+    is_next = float(slot.control.get(b"last_place", 0)) < slot.now_ms
     places = later_places(slot, delay_ms, len(members)) if delay_ms else next_places(slot, len(members))
+    if is_next and not (delay_ms or ensure) and (sent := push(slot, members, places, envelopes)):
+        return sent
     met = "present" if ensure or slot.topic.on_duplicate == "keep" else "replaced"
     return place(slot, members, places, envelopes, met, runs=bool(ensure))
 

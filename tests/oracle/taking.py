@@ -96,6 +96,7 @@ def prepare(
     slot: Slot,
     owner: str,
     epoch: int | str,
+    inbox: bytes,
     limit: int,
     max_bytes: int,
     after_score: str,
@@ -107,6 +108,7 @@ def prepare(
     if epoch != "" and int(epoch) < int(slot.control.get(b"epoch", epoch)):
         slot.count("fenced")
         return Prepared("fenced")
+    note_offer(slot, inbox, epoch)
     limit = max(1, min(limit, BATCH))
     is_behind = keep_up(slot, limit).is_behind
     word = at_the_gate(slot, owner)
@@ -140,7 +142,18 @@ def prepare(
         waiting = next_due(slot, at_once=False, awaits_ends=True)
         sleeping = NEVER if waiting is None else waiting
         sleep_until(slot, sleeping)
-    return Prepared("ok", due, receipt, chosen.taken, None, None, *traits, is_alone and not is_wary, sleeping)
+    return Prepared(
+        "ok",
+        due,
+        receipt,
+        chosen.taken,
+        None,
+        None,
+        *traits,
+        is_alone and not is_wary,
+        not is_alone,
+        sleeping,
+    )
 
 
 def next_receipt(slot: Slot) -> int:
@@ -224,6 +237,15 @@ def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) ->
     slot.control[b"deliveries"] = b"%d" % receipt
     slot.count("prepared", len(taken))
     note_undrained(slot)
+
+
+def note_offer(slot: Slot, inbox: bytes, epoch: int | str) -> None:
+    """Record that sends may push single messages to the caller, or no longer."""
+    if inbox and epoch != "":
+        slot.control |= {b"inbox": inbox, b"inbox_epoch": b"%d" % int(epoch)}
+    else:
+        slot.control.pop(b"inbox", None)
+        slot.control.pop(b"inbox_epoch", None)
 
 
 def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool) -> Prepared:

@@ -13,6 +13,8 @@ SMALL = {
     "one message of range_merge, a person": Budget(topic_type="range_merge", sends=2, handovers=1, persons=1),
     "one message without a gate": Budget(serial=False, sends=2, lost=1),
     "two messages, a hand-over": Budget(members=2, sends=2, handovers=1, max_retries=1),
+    "one message, a push": Budget(sends=2, pushes=1, lost=1, handovers=1, max_retries=1),
+    "two messages, a push": Budget(members=2, sends=2, pushes=1, max_retries=1, backoffs=(0,), releases=1),
     "a foreign producer": Budget(sends=1, foreign=1, handovers=1, persons=1),
     "a clock that jumps": Budget(sends=1, handovers=1, jumps=1, lost=1, timeout=2, jump=2, max_retries=1),
 }
@@ -32,6 +34,12 @@ WHOLE = {
     "one message without a gate, a person": Budget(serial=False, sends=2, lost=1, persons=1),
     "two messages, everything at once": Budget(
         members=2, sends=2, lost=1, crashes=1, handovers=1, max_retries=1, backoffs=(0,)
+    ),
+    "one message, two pushes, a crash": Budget(
+        sends=2, pushes=2, lost=1, crashes=1, handovers=1, max_retries=1, backoffs=(0,)
+    ),
+    "two messages, a push, a hand-over": Budget(
+        members=2, sends=2, pushes=1, lost=1, handovers=1, max_retries=1, backoffs=(0,), releases=1
     ),
     "two messages, a person": Budget(
         members=2, sends=2, handovers=1, persons=1, max_retries=1, backoffs=(0,), releases=1
@@ -74,6 +82,10 @@ MUTANTS = {
     "owners_are_new": ("OVERLAP", TWO),
     "dead_apart": ("GRAVE", Budget(sends=2)),
     "fenced_asks_again": ("STUCK", Budget(sends=1, lost=1, handovers=1)),
+    "push_keeps_age": ("OVERLAP", Budget(sends=1, pushes=1, handovers=1, timeout=2)),
+    "push_to_holder": ("OVERLAP", Budget(members=2, sends=2, pushes=1, handovers=1)),
+    "push_alone": ("OVERLAP", Budget(members=2, sends=2, pushes=1, handovers=1)),
+    "push_is_missed": ("ORPHAN", Budget(sends=1, pushes=1, lost=1)),
     "drop_is_counted": ("LEDGER", Budget(sends=2)),
 }
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands import operate
 from django_rmq.core.commands import send as send_commands
-from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.broker_interface import Woken, run_all
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
@@ -43,6 +43,7 @@ from django_rmq.core.model.replies import (
     Outcome,
     Page,
     Prepared,
+    Pushed,
     Sent,
     parse,
 )
@@ -114,7 +115,7 @@ class Lockstep(RuleBasedStateMachine):
 
     client: redis.Redis
     base_prefix: str
-    examples = 0
+    examples = pushes = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class Lockstep(RuleBasedStateMachine):
         """What its query has failed of the claim there is: failed or rejected."""
         self.asleep_until: int | None = None
         """The ms until which the last consumer that asked need not ask again unless it is woken."""
-        self.heard: list[tuple[str, int]] = []
+        self.heard: list[Woken] = []
         self.has_old_places = False
         """Whether a message came back to its place of fifo, which a clock that was set back may have given again."""
         self.trash: dict[str, dict[tuple[str, bytes], Promise]] = {act: {} for act in ACTS}
@@ -162,14 +163,16 @@ class Lockstep(RuleBasedStateMachine):
         self.keys = slot_keys(self.prefix, topic.name, 0)
         self.all_keys = [self.keys, slot_keys(self.prefix, topic.name, 1)]
         self.trash_keys = {act: trash_key(self.prefix, topic.name, 0, act) for act in ACTS}
-        self.wakeups = [broker.wakeups([topic]) for broker in (self.redis, self.memory)]
+        # Nobody has subscribed to the inbox of the other owner.
+        brokers = (self.redis, self.memory)
+        self.wakeups = [broker.wakeups([topic], broker.inbox(OWNERS[0])) for broker in brokers]
 
     def teardown(self) -> None:
         if not hasattr(self, "topic"):
             return
         # A wake-up of our own, behind which there can be no other; -1 and -2 say that a slot was paused.
         self.client.publish(f"{self.prefix}rmq:wake:topic", -99)
-        heard: list[tuple[str, int]] = []
+        heard: list[Woken] = []
         while not heard or heard[-1][1] != -99:
             heard += self.wakeups[0].get(10)
         try:
@@ -375,6 +378,11 @@ class Lockstep(RuleBasedStateMachine):
         lives = {*self.promises.waiting, *self.promises.flying, *self.promises.claimed}
         self.line = {member: place for member, place in self.line.items() if member in lives}
         delay_ms = data.draw(st.sampled_from([0, 0, 0, 0, 1, 500, 60_000, -1]))
+        self.put_in_line(topic, delay_ms, names, envelopes, ensure=ensure)
+
+    def put_in_line(
+        self, topic: Topic, delay_ms: int, names: list[bytes], envelopes: list[bytes], *, ensure: bool = False
+    ) -> None:
         answer = self.both(lambda b: b.send_fifo(topic, 0, delay_ms, names, envelopes, ensure=ensure))
         self.note_sent(names, [self.now_ms + delay_ms] * len(names), envelopes, answer)
         if isinstance(answer, RmqError):
@@ -398,12 +406,34 @@ class Lockstep(RuleBasedStateMachine):
         names, envelopes, topic = self.draw_outgoing(data)
         if topic.type is TopicType.RANGE_MERGE:
             [range_ms] = self.scores(data, 1)
-            answer = self.both(lambda b: b.send_merge(topic, 0, range_ms, names, envelopes))
-            self.note_sent(names, [self.now_ms + range_ms] * len(names), envelopes, answer)
+            self.merge(topic, range_ms, names, envelopes)
         else:
-            scores = self.scores(data, len(names))
-            answer = self.both(lambda b: b.send_replace(topic, 0, scores, names, envelopes))
-            self.note_sent(names, list(scores), envelopes, answer)
+            self.replace(topic, self.scores(data, len(names)), names, envelopes)
+
+    def merge(self, topic: Topic, range_ms: int, names: list[bytes], envelopes: list[bytes]) -> None:
+        answer = self.both(lambda b: b.send_merge(topic, 0, range_ms, names, envelopes))
+        self.note_sent(names, [self.now_ms + range_ms] * len(names), envelopes, answer)
+
+    def replace(
+        self, topic: Topic, scores: Sequence[int], names: list[bytes], envelopes: list[bytes]
+    ) -> None:
+        answer = self.both(lambda b: b.send_replace(topic, 0, scores, names, envelopes))
+        self.note_sent(names, list(scores), envelopes, answer)
+
+    def send_alone(self, member: bytes) -> None:
+        """Send a message that is due at once, and read what its send pushes."""
+        # A second message of the same millisecond is not the next one in its line by the clock alone.
+        self.clock.advance("1ms")
+        self.latest_ms = max(self.latest_ms, self.now_ms)
+        if self.topic.is_fifo:
+            lives = {*self.promises.waiting, *self.promises.flying, *self.promises.claimed}
+            self.line = {name: place for name, place in self.line.items() if name in lives}
+            self.put_in_line(self.topic, 0, [member], [])
+        elif self.topic.type is TopicType.RANGE_MERGE:
+            self.merge(self.topic, 0, [member], [])
+        else:
+            self.replace(self.topic, [60 if self.topic.is_priority else self.now_ms], [member], [])
+        self.hear()
 
     def draw_outgoing(self, data: st.DataObject) -> tuple[list[bytes], list[bytes], Topic]:
         names = data.draw(some_members)
@@ -530,10 +560,25 @@ class Lockstep(RuleBasedStateMachine):
         max_bytes = data.draw(st.sampled_from([1, 1_000_000, 1_000_000]))
         after = data.draw(st.sampled_from([None, None, self.cursor]))
         moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        offers = data.draw(st.sampled_from([True, True, False]))
         epoch = self.epochs[owner] if fenced else None
-        topic = self.elsewhere() if moved else self.topic
+        self.take(self.elsewhere() if moved else self.topic, owner, epoch, limit, max_bytes, after, offers)
+
+    def take(
+        self,
+        topic: Topic,
+        owner: str,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        after: tuple[str, bytes] | None,
+        offers: bool,
+    ) -> Prepared:
         flying = set(self.promises.flying)
-        answer: Prepared = self.both(lambda b: b.prepare(topic, 0, owner, epoch, limit, max_bytes, after))
+        inbox = self.memory.inbox(owner) if offers else b""
+        answer: Prepared = self.both(
+            lambda b: b.prepare(topic, 0, owner, epoch, limit, max_bytes, after, inbox=inbox)
+        )
         self.cursor = answer.cursor or self.cursor
         if answer.status == "ok":
             self.asleep_until = answer.sleeping_until
@@ -547,7 +592,7 @@ class Lockstep(RuleBasedStateMachine):
             changed = {key for key in keys if self.before.get(key) != self.after.get(key)}
             counted = {self.keys.stats} if answer.status == "fenced" else set()
             self.require("INV-13", changed <= counted, answer, changed)
-            return
+            return answer
         taken = {delivery.member for delivery in answer.deliveries}
         self.note_claim_ended()
         # Deliveries that are no longer in flight, or were handed out again in the same breath.
@@ -569,6 +614,36 @@ class Lockstep(RuleBasedStateMachine):
             held_up = self.zset("prepare").keys() - taken, self.zset("retry"), self.zset("claimants")
             self.require("INV-19", not any(held_up), held_up)
         self.note_expired()
+        return answer
+
+    @precondition(lambda self: not self.topic.keyed)
+    @rule(first=members, second=members, third=members)
+    def lone_messages_come_to_a_worker(self, first: bytes, second: bytes, third: bytes) -> None:
+        """It takes the first and offers that others are pushed to it."""
+        self.send_alone(first)
+        self.own(OWNERS[0], self.both(lambda b: b.acquire(self.topic, 0)))
+        answer = self.take(self.topic, OWNERS[0], self.highest_epoch, 10, 1_000_000, None, offers=True)
+        if answer.status == "ok":
+            self.end(answer.receipt, [delivery.member for delivery in answer.deliveries])
+        self.send_alone(second)
+        self.send_alone(third)
+
+    def note_pushed(self, pushed: Pushed) -> None:
+        """A send has delivered a single message, as a prepare of the owner that took last would have delivered it."""
+        type(self).pushes += 1
+        control, receipt = self.after[self.keys.control], pushed.receipt
+        others = [self.zset(state) for state in ("store", "retry", "claim", "claimants")]
+        alone = self.zset("prepare").keys() == {pushed.delivery.member} and not any(others)
+        self.require("INV-30", alone, pushed, others)
+        self.require("INV-30", control[b"owner"] == OWNERS[0].encode(), control)
+        self.require("INV-30", self.epochs[OWNERS[0]] == self.highest_epoch, self.epochs)
+        self.require("INV-30", not control.keys() & {b"paused", b"moving", b"inserting"}, control)
+        self.require("INV-30", -1_000 < self.clock() - self.last_receipt < 2_000_000, self.last_receipt)
+        may_repeat = self.has_lost_receipts and self.clock() <= self.last_receipt
+        self.require("INV-8", receipt > self.last_receipt or may_repeat, receipt, self.last_receipt)
+        self.last_receipt, self.has_lost_receipts = receipt, False
+        self.alone.add(receipt)
+        self.note_taken(OWNERS[0], receipt, pushed.delivery)
 
     def note_line(self, scores: list[float], from_head: bool) -> None:
         """Require that what was taken led the line; a copy that waits behind its older one may stay."""
@@ -670,7 +745,9 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        receipt, names = self.some_delivery(data)
+        self.end(*self.some_delivery(data))
+
+    def end(self, receipt: int, names: list[bytes]) -> None:
         words = self.both(lambda b: b.commit(self.topic, 0, receipt, names))
         ended = {member: self.promises.flying.pop(member) for member in self.ours(receipt, names, words)}
         succeeded = sum(flight.cancelled or not flight.marked for flight in ended.values())
@@ -1136,6 +1213,9 @@ class Lockstep(RuleBasedStateMachine):
             epoch = self.both(lambda b: b.acquire(self.topic, 0))
         else:
             [(epoch, _)] = self.both(lambda b: b.acquire_slots(self.topic, [0]))
+        self.own(owner, epoch)
+
+    def own(self, owner: str, epoch: int) -> None:
         self.require("INV-9", epoch > self.highest_epoch, epoch, self.highest_epoch)
         self.epochs[owner] = self.highest_epoch = epoch
 
@@ -1267,6 +1347,7 @@ class Lockstep(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         if not hasattr(self, "topic"):
             return
+        self.hear()
         ledger = self.memory.audit(self.topic, 0)
         store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
         hashes = {
@@ -1334,12 +1415,18 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-24", outcomes.keys() == times.keys(), outcomes, times)
         self.require("INV-24", not (outcomes and self.topic.outcome_retention_ms is None), outcomes)
 
-    def everybody_is_woken_in_time(self) -> None:
-        """Require that nothing can be taken for which the last consumer that asked would sleep."""
+    def hear(self) -> None:
+        """Read what was published: who sleeps is awake then, and what was pushed is in flight."""
         news = self.wakeups[1].get()
         self.heard += news
         if (self.topic.name, 0) in news:
             self.asleep_until = None
+        for pushed in news:
+            if isinstance(pushed, Pushed):
+                self.note_pushed(pushed)
+
+    def everybody_is_woken_in_time(self) -> None:
+        """Require that nothing can be taken for which the last consumer that asked would sleep."""
         # Who has slept for as long as it was told asks again by itself.
         if self.asleep_until is None or self.asleep_until <= self.now_ms:
             return
@@ -1356,8 +1443,11 @@ class Lockstep(RuleBasedStateMachine):
 
 
 def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:
-    machine = type("Machine", (Lockstep,), {"client": redis_client, "base_prefix": prefix})
+    class Machine(Lockstep):
+        client, base_prefix = redis_client, prefix
+
     profile = settings.get_current_profile_name()
     # A step takes a millisecond: even the short run can afford ten thousand.
     steps = settings() if profile == "proof" else settings(max_examples=200, stateful_step_count=50)
-    run_state_machine_as_test(machine, settings=steps)
+    run_state_machine_as_test(Machine, settings=steps)
+    assert Machine.pushes > 0

@@ -57,7 +57,7 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
                     call = sent(topic, slot, score, member, b"{}\n" + member)
                     found = told.run(call)
                     sha = lua.load(call.script).sha
-                    command: Any = ("EVALSHA", sha, 5, *call.keys("p:"), *call.arguments("p:"), b"")
+                    command: Any = ("EVALSHA", sha, 7, *call.keys("p:"), *call.arguments("p:"), b"")
                     assert told.told == pack_command(command)
                     assert found == call.read([*told.answer], "p:")
     assert 0 < len(told.frames) <= room

@@ -112,6 +112,10 @@ class ClusterBroker(RedisBroker):
         except RedisError as error:
             raise translate(error) from error
 
+    def inbox(self, owner: str) -> bytes:
+        """Return nothing: a script learns only of the subscribers of its own node."""
+        return b""
+
     def _subscription_client(self) -> Reply:
         # A Redis Cluster forwards published messages to all nodes, so a subscription to any of them suffices.
         try:

@@ -6,10 +6,11 @@ It is the door between the commands and the drivers. Its errors are those of thi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 from django_rmq.core.commands.script_call import Answer, Answers, Call
 from django_rmq.core.model.keys import Definitions
+from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Definition, Topic
@@ -30,6 +31,21 @@ class Subscription(Protocol[Heard_co]):
 
     def close(self) -> None:
         """End the subscription."""
+
+
+Woken: TypeAlias = tuple[str, int] | Pushed
+"""A wake-up: a topic and a slot; or what a send has pushed."""
+
+
+class WakeupSubscription(Subscription[Woken], Protocol):
+    """A subscription to wake-ups, and perhaps to an inbox."""
+
+    def stop_pushes(self) -> None:
+        """Refuse pushes from now on. ``get`` returns those that were made before."""
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether ``get`` may still return what a send has pushed."""
 
 
 class BrokerPipeline(Protocol):
@@ -135,11 +151,16 @@ class Broker(Protocol):
     def refused(self, topics: Iterable[Topic]) -> list[str]:
         """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
 
-    def wakeups(self, topics: Iterable[Topic]) -> Subscription[tuple[str, int]]:
-        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, or ``-1 - slot`` when
-        the slot is paused."""
+    def inbox(self, owner: str) -> bytes:
+        """Return the channel to which sends may push messages for a worker. Empty: this kind of server has none."""
 
-    def worker_changes(self) -> Subscription[tuple[str, int]]:
+    def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> WakeupSubscription:
+        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, or ``-1 - slot`` when the slot is paused.
+
+        With an ``inbox`` also to what sends push there.
+        """
+
+    def worker_changes(self) -> WakeupSubscription:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
 
     def publish_events(self, payload: bytes) -> int:

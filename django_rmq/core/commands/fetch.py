@@ -19,8 +19,8 @@ from django_rmq.core.commands.script_call import (
     form,
     moment,
 )
-from django_rmq.core.model.keys import check_slots
-from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
+from django_rmq.core.model.keys import check_slots, read_store_key
+from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 
 # The constructor of a named tuple is Python code; this makes the same object without a frame for each
@@ -51,6 +51,7 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
                 timeout=timeout,
                 is_plain=is_plain,
                 is_alone=reply[4] == 1,
+                is_beside=reply[4] == 0,
                 sleeping_until=moment(reply[2]),
             )
         if word == b"more":
@@ -62,6 +63,14 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
         return Prepared(word.decode(), moment(reply[1]))
 
     return parse
+
+
+def pushed(prefix: str, notice: bytes) -> Pushed:
+    """Return what a send has published to the inbox of a worker. Raises ``ValueError`` if it is something else."""
+    head, _, member = notice.partition(b"\n")
+    receipt, score, retries_left, store = head.split(b" ", 3)
+    topic, slot = read_store_key(store, prefix)
+    return Pushed(topic, slot, int(receipt), Delivery(member, float(score), int(retries_left)))
 
 
 def _held(reply: list[Reply]) -> list[HeldReply] | None:
@@ -110,12 +119,16 @@ def prepare(
     limit: int,
     max_bytes: int = 16_777_216,
     after: tuple[str, bytes] | None = None,
+    inbox: bytes = b"",
 ) -> Call[Prepared]:
-    """Take up to ``limit`` messages (first phase), after the slot's upkeep. Without an ``epoch`` the call is not fenced."""
+    """Take up to ``limit`` messages (first phase), after the slot's upkeep. Without an ``epoch`` the call is not fenced.
+
+    ``inbox``: from now on sends may push single messages to this channel, which the owner has subscribed to; see ``Pushed``.
+    """
     return Call(
         form("prepare", topic),
         AtSlot(topic, slot),
-        (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
+        (owner, "" if epoch is None else epoch, inbox, limit, max_bytes, *cursor(after)),
         _prepared(topic.max_retries),
-        varying=5,
+        varying=6,
     )

@@ -30,9 +30,6 @@ T = TypeVar("T")
 REST_SECONDS = 5.0
 """Seconds for which a slot is left alone if Redis refuses to access its keys."""
 
-COMMIT_DELAY_SECONDS = 0.005
-"""Seconds for which commits may wait for the next fetch: then both are one round trip, and Redis and the worker do less."""
-
 NODE_REST_SECONDS = 0.25
 """Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the other slots are served."""
 
@@ -191,9 +188,18 @@ class AckCall(NamedTuple):
 
 
 class AckQueue:
-    """The acknowledgements of one worker: those to be sent, those under way, and the number that Redis has confirmed."""
+    """The acknowledgements of one worker: those to be sent, those under way, and the number that Redis has confirmed.
 
-    def __init__(self, slot_errors: SlotErrors, shutdown: ShutdownState, watcher: Watcher | None) -> None:
+    ``commit_delay`` returns for how many seconds a commit of a topic may wait.
+    """
+
+    def __init__(
+        self,
+        slot_errors: SlotErrors,
+        shutdown: ShutdownState,
+        watcher: Watcher | None,
+        commit_delay: Callable[[str], float],
+    ) -> None:
         self.processed = 0
         """The number of deliveries committed or rolled back so far."""
         self.due = float("inf")
@@ -204,6 +210,7 @@ class AckQueue:
         self._slot_errors = slot_errors
         self._shutdown = shutdown
         self._watcher = watcher
+        self._commit_delay = commit_delay
 
     def note(self, report: BatchReport, released: list[bytes]) -> None:
         """Queue the outcomes of an executor's report, and the members to give back (``released``)."""
@@ -220,7 +227,7 @@ class AckQueue:
             batch.slot.sleeping_until = None
             self.due = 0.0
         else:
-            self.due = min(self.due, time.monotonic() + COMMIT_DELAY_SECONDS)
+            self.due = min(self.due, time.monotonic() + self._commit_delay(batch.slot.topic.name))
         if self._watcher is not None and self._watcher.wants(batch.slot.topic.name):
             pending.messages.update((each.delivery.member, each) for each in batch.messages)
 

@@ -100,7 +100,9 @@ class Batch:
         self.listener, self.receipt = listener, receipt
         self.messages = messages
         """The messages, in the order of their calls once these have begun."""
-        self.queued = self.confirmed = confirmed
+        self.queued = uptime()
+        """The ``uptime`` at which the worker received it."""
+        self.confirmed = confirmed
         """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
         self.begun = 0
         """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
@@ -230,6 +232,10 @@ LONG_CALL_SECONDS = 0.1
 """Seconds from which a call that runs changes the estimated work of its thread."""
 
 
+RECENT = 8_192
+"""The number of deliveries whose receipts are remembered: more than a worker is sent within a second."""
+
+
 class InFlight:
     """The batches of one worker. Other threads may copy ``batches``; only the dispatcher's thread changes them."""
 
@@ -238,12 +244,24 @@ class InFlight:
         """The batches by their ``id``."""
         self.messages = 0
         """The number of messages in the batches."""
+        self._recent: dict[tuple[str, int, int], None] = {}
+        """Topic, slot and receipt of the last deliveries, the oldest first."""
         self.load = [0.0] * threads
         """The estimated seconds of work that each thread has."""
         self._ran = [0.0] * threads
         """For how many seconds the present call of each thread has run, or has blocked the event loop."""
         self.last_work = time.monotonic()
         """When the worker last took or finished something."""
+
+    def is_new(self, topic: str, number: int, receipt: int) -> bool:
+        """Return whether no delivery of a slot with this receipt was added or noted lately."""
+        return (topic, number, receipt) not in self._recent
+
+    def note(self, topic: str, number: int, receipt: int) -> None:
+        """Record that this worker has received a delivery, so that it does not begin twice."""
+        self._recent[topic, number, receipt] = None
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
 
     def __contains__(self, batch: Batch) -> bool:
         return id(batch) in self.batches
@@ -255,6 +273,7 @@ class InFlight:
     def add(self, batch: Batch) -> None:
         """Add a batch that Redis has delivered."""
         self.batches[id(batch)] = batch
+        self.note(*batch.slot.key, batch.receipt)
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
         batch.slot.batches += 1

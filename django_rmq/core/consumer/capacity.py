@@ -238,6 +238,13 @@ class CallTime:
         self.seconds_per_message += (sample - self.seconds_per_message) * weight
 
 
+COMMIT_DELAY_SECONDS = 0.005
+"""Seconds for which commits may wait for the next fetch: then both are one round trip, and Redis and the worker do less."""
+
+PUSHED_COMMIT_DELAY_SECONDS = 0.001
+"""The same where the next message is pushed without a fetch, if nothing is in flight in its slot any more."""
+
+
 class Capacity:
     """The capacity of one worker. ``owner`` is the name under which it requests its share of the limits."""
 
@@ -250,6 +257,7 @@ class Capacity:
         threads: int,
         async_capacity: AsyncCapacity,
         in_flight: InFlight,
+        inbox: bytes = b"",
     ) -> None:
         topics = table.topics.values()
         self.listeners = listeners
@@ -264,6 +272,12 @@ class Capacity:
         self.call_times: defaultdict[str, CallTime] = defaultdict(CallTime)
         self.call_times.update((name, CallTime(FIRST_SECONDS)) for name in async_capacity.concurrency)
         self.table = table
+        self.inbox = inbox
+        """The channel to which sends may push messages for this worker."""
+        self.is_subscribed = False
+        """Whether this worker hears what is pushed to it."""
+        self.pushed_topics = frozenset(topic.name for topic in topics if inbox and self._suits_pushes(topic))
+        """The topics of which sends may push messages, as far as that does not change."""
         self._slow: set[ConsumedSlot] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
         self._expected: defaultdict[str, float] = defaultdict(lambda: float(LEAST_EXPECTED))
@@ -315,6 +329,32 @@ class Capacity:
             is_taken = self._in_flight.is_taken(slot.home)  # rule: keeps_slots_with_a_thread_that_is_taken
             slot.thread = min(range(self.threads), key=load.__getitem__) if is_taken else slot.home
         return slot.thread
+
+    def takes_pushes(self, topic: Topic) -> bool:
+        """Return whether sends may push single messages of ``topic`` to this worker now.
+
+        Nothing has to be decided for them before they begin, and their listener is quick, so that none waits for long.
+        """
+        return (
+            self.is_subscribed
+            and topic.name in self.pushed_topics
+            and topic.name not in self.limits.shares
+            and self.call_times[topic.name].seconds_per_message <= QUICK_SECONDS
+            and self.bytes.held < MOST
+        )
+
+    def inbox_for(self, topic: Topic) -> bytes:
+        """Return the inbox to offer for a topic, or nothing."""
+        return self.inbox if self.takes_pushes(topic) else b""
+
+    def commit_delay(self, topic: str) -> float:
+        """Return for how many seconds a commit may wait for the next round trip."""
+        return PUSHED_COMMIT_DELAY_SECONDS if topic in self.pushed_topics else COMMIT_DELAY_SECONDS
+
+    def _suits_pushes(self, topic: Topic) -> bool:
+        is_in_loop = topic.name in self.async_capacity
+        is_paced = topic.flow or topic.slot_each_us
+        return topic.serial and not (is_in_loop or is_paced) and self.batch_size(topic) == 1
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue, SlotErrors, Watcher
+from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.crash_recovery import SharedNotes
@@ -43,6 +43,7 @@ from django_rmq.core.consumer.mailbox import (
     Resubscribed,
     ShutdownState,
     Stop,
+    SubscriptionLost,
     Wake,
 )
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
@@ -57,7 +58,7 @@ from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read_wakeup
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import Delivery, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
@@ -183,7 +184,7 @@ logger = safe_logger("django_rmq.consumer")
 class MailboxHandlers:
     """Passes items of ``mailbox`` to the parts that handle them.
 
-    ``look_again`` is called for slots in which a delivery was cancelled, ``on_moved`` for topics that may be re-slotted.
+    ``on_moved`` is called for topics that may be re-slotted.
     """
 
     def __init__(
@@ -195,7 +196,8 @@ class MailboxHandlers:
         acquirer: SlotAcquirer,
         due_poll: DuePoll,
         shutdown: ShutdownState,
-        look_again: Callable[[str, int], None],
+        capacity: Capacity,
+        background: BackgroundThreads,
         on_moved: Callable[[str], None] | None,
     ) -> None:
         self._mailbox = mailbox
@@ -205,13 +207,16 @@ class MailboxHandlers:
         self._acquirer = acquirer
         self._due_poll = due_poll
         self._shutdown = shutdown
-        self._look_again = look_again
+        self._background = background
+        self._capacity = capacity
         self._on_moved = on_moved
+        self._has_listened = False
         mailbox.on(BatchReport, router.finished)
         mailbox.on(Wake, self._woken)
         mailbox.on(Own, self._gained)
         mailbox.on(Disown, self._lost)
         mailbox.on(Resubscribed, self._resubscribed)
+        mailbox.on(SubscriptionLost, self._unsubscribed)
         mailbox.on(Stop, self._stop)
 
     def disown(self, slot: ConsumedSlot) -> None:
@@ -223,7 +228,7 @@ class MailboxHandlers:
     def _woken(self, item: Wake) -> None:
         what, number = read_wakeup(item.number)
         if what == "look_again":
-            self._look_again(item.topic, number)
+            self._background.look_again(item.topic, number)
         elif what == "paused":
             # Messages that this worker holds and has not begun are given back.
             paused = self._table.awake.get((item.topic, number))
@@ -246,11 +251,16 @@ class MailboxHandlers:
         if item.wakeups is not None:
             self._mailbox.listen(item.wakeups)
         # Wake-ups were missed until now, so every slot that rests until one is asked at once.
-        self._due_poll.hurry()
+        self._due_poll.hurry(lost_pushes=self._has_listened)
+        self._has_listened = self._capacity.is_subscribed = True
         self._schedule.end_rests()
         if self._on_moved is not None:
             for name in self._table.topics:
                 self._on_moved(name)
+
+    def _unsubscribed(self, item: SubscriptionLost) -> None:
+        self._capacity.is_subscribed = False
+        self._background.renew()
 
     def _stop(self, item: Stop) -> None:
         if not self._shutdown.begun:
@@ -294,8 +304,10 @@ class Dispatcher:
         count, async_capacity = max(1, options.threads), AsyncCapacity(self.topics.values(), listeners)
         self._in_flight = in_flight = InFlight(count + bool(async_capacity))
         self._table = table = SlotTable(self.topics, count, async_capacity)
+        # A burst ends when nothing can be taken, so it sleeps in no slot.
+        inbox = b"" if options.burst else broker.inbox(owner)
         self._background = BackgroundThreads(
-            broker, self.topics.values(), in_flight, mailbox, self.thread_watch
+            broker, self.topics.values(), in_flight, mailbox, self.thread_watch, inbox
         )
         self._pool = pool = ExecutorPool(count, mailbox, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
@@ -306,13 +318,14 @@ class Dispatcher:
             threads=count,
             async_capacity=async_capacity,
             in_flight=in_flight,
+            inbox=inbox,
         )
         mailbox.on(LimitsChange, capacity.change_limits)
         self._schedule = schedule = SlotSchedule(
             table, capacity.depth, options.poll_seconds, asks_always=options.burst
         )
         slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
-        self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher)
+        self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher, capacity.commit_delay)
         self._router = router = BatchRouter(
             broker,
             pool=pool,
@@ -357,6 +370,7 @@ class Dispatcher:
             schedule=schedule,
             slot_errors=slot_errors,
             acquirer=acquirer,
+            capacity=capacity,
             poll_seconds=options.poll_seconds,
         )
         self._reaper = TimeoutReaper(broker, options.swept, self._complain)
@@ -371,6 +385,7 @@ class Dispatcher:
         )
         replies = FetchReplies(
             capacity,
+            in_flight,
             schedule,
             acks=acks,
             router=router,
@@ -379,7 +394,8 @@ class Dispatcher:
             handed_out=callbacks.handed_out,
             on_moved=ownership.on_moved,
         )
-        self._round_trips = RoundTrips(broker, acks, planner, replies, capacity.bytes)
+        mailbox.on(Pushed, replies.pushed)
+        self._round_trips = RoundTrips(broker, acks, planner, replies, capacity)
         self._idle_check = IdleCheck(
             options,
             in_flight=in_flight,
@@ -397,7 +413,8 @@ class Dispatcher:
             acquirer=acquirer,
             due_poll=due_poll,
             shutdown=shutdown,
-            look_again=self._background.look_again,
+            capacity=capacity,
+            background=self._background,
             on_moved=ownership.on_moved,
         )
 
@@ -496,7 +513,7 @@ class Dispatcher:
         """Return whether another turn has something to do that has no time of its own."""
         return bool(
             self._planner.is_due
-            or self._round_trips.under_way
+            or self._round_trips.is_awaited
             or self._acquirer.unacquired
             or self._acquirer.fenced_slots
             or self._table.has_unacquired
@@ -505,11 +522,11 @@ class Dispatcher:
     def _sleep(self) -> None:
         """Wait until something is due or comes."""
         seconds = self._sleep_seconds()
-        if not self._router.can_defer_reports():
+        if not (deferral := self._router.deferral()):
             self._mailbox.read(seconds)
             return
         # The next message usually comes before the commit of this one is due. Then one waking serves both.
-        self._mailbox.read(min(seconds, COMMIT_DELAY_SECONDS), defers_reports=True)
+        self._mailbox.read(min(seconds, deferral), defers_reports=True)
         # The commits have waited for a fetch by now.
         self._acks.hurry()
 
@@ -541,6 +558,7 @@ class Dispatcher:
         wake = min(
             self._due_poll.due,
             self._acks.due,
+            self._round_trips.answer_due,
             self.thread_watch.due,
             self._schedule.due(now),
             self._capacity.limits.due(),
@@ -567,6 +585,7 @@ class Dispatcher:
         """Let running listeners end, give back messages that have not begun, and settle everything."""
         self._shutdown.begun = True
         begun = time.monotonic()
+        self._mailbox.stop_pushes()
         self._ownership.leaving()
         for slot in self._table.lose_all():
             self._handlers.disown(slot)
@@ -577,7 +596,8 @@ class Dispatcher:
             spent = time.monotonic() - begun
             if self._shutdown.is_over(self._in_flight.batches.values()):
                 # After a lost reply Redis may stay unavailable. Then its deliveries are left to their time-out.
-                is_done = not self._acquirer.unacquired or spent > UNCERTAIN_SECONDS
+                is_certain = not (self._acquirer.unacquired or self._mailbox.has_pushes)
+                is_done = is_certain or spent > UNCERTAIN_SECONDS
                 if is_done and not self._acks.pending:
                     # If Redis does not answer, the permits end with their lease.
                     with contextlib.suppress(RmqError):

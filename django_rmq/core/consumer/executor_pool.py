@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.acks import COMMIT_DELAY_SECONDS, AckQueue
+from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
@@ -382,18 +382,21 @@ class BatchRouter:
             self._schedule.batch_ended(slot)
             self._table.forget(slot)
 
-    def can_defer_reports(self) -> bool:
-        """Return whether nothing but its commit depends on the report of the batch in flight, which is the only one, and new.
+    def deferral(self) -> float:
+        """Return for how many seconds the report of the batch in flight may wait; 0 if it must be processed at once.
 
-        Redis wakes this worker for whatever its slot gets next, and no other slot waits.
+        It may wait if it is the only one, and new, and nothing but its commit depends on its report. Redis wakes this worker for
+        whatever its slot gets next, and no other slot waits.
         """
         if len(self._in_flight.batches) != 1 or self._schedule.waiting or self._schedule.asks_always:
-            return False
+            return 0.0
         (batch,) = self._in_flight.batches.values()
         # A call that takes longer is reported at once, so that the dispatcher need not look again and again.
-        is_new = uptime() - batch.queued < COMMIT_DELAY_SECONDS
+        delay = self._capacity.commit_delay(batch.topic.name)
+        is_new = uptime() - batch.queued < delay
         is_quiet = batch.topic.serial and batch.slot.sleeping_until is not None
-        return is_new and is_quiet and not self._capacity.is_limited and not self._shutdown.begun
+        may_wait = is_new and is_quiet and not self._capacity.is_limited and not self._shutdown.begun
+        return delay if may_wait else 0.0
 
     def _ended(self, batch: Batch, slot: ConsumedSlot) -> None:
         self._capacity.ended(batch)

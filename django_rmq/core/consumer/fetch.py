@@ -21,7 +21,7 @@ from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, ru
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.acks import AckCall, AckQueue, SentAcks, SlotErrors, concerns_all
 from django_rmq.core.consumer.batch import InFlight
-from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity, MemoryBudget
+from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
@@ -34,7 +34,8 @@ from django_rmq.core.consumer.slot_schedule import (
     uptime,
 )
 from django_rmq.core.log import LogThrottle
-from django_rmq.core.model.replies import Delivery, Prepared
+from django_rmq.core.model.limits import NEVER
+from django_rmq.core.model.replies import Delivery, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved
 
@@ -62,6 +63,7 @@ class DuePoll:
         schedule: SlotSchedule,
         slot_errors: SlotErrors,
         acquirer: SlotAcquirer,
+        capacity: Capacity,
         poll_seconds: float,
     ) -> None:
         self.due = 0.0
@@ -71,21 +73,27 @@ class DuePoll:
         self._schedule = schedule
         self._slot_errors = slot_errors
         self._acquirer = acquirer
+        self._capacity = capacity
         self._poll_seconds = poll_seconds
         self._round: Iterator[tuple[str, int, ConsumedSlot | None]] | None = None
         """The slots that the slow poll has not yet asked in this round."""
         self._hurries = False
         """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
+        self._doubtful_rounds = 0
+        """For how many rounds it looks for pushes that this worker has never received."""
 
-    def hurry(self) -> None:
-        """Ask all slots soon, because wake-ups may have been lost."""
+    def hurry(self, *, lost_pushes: bool) -> None:
+        """Ask all slots soon, because wake-ups, and perhaps pushes, may have been lost."""
         self.due, self._hurries, self._round = 0.0, True, None
+        if lost_pushes:
+            # At the first look the answer to a commit may be under way, and its slot seem to have a delivery.
+            self._doubtful_rounds = 2
 
     def poll(self) -> None:
         """Ask for the next due times of sleeping slots. Raises an error that concerns the whole server."""
-        before = time.monotonic()
+        before = uptime()
         server = self._broker.now_ms()
-        self._schedule.clock.note(before, server, time.monotonic())
+        self._schedule.clock.note(before, server, uptime())
         blocked = list(self._table.blocked)
         pipeline = self._broker.pipeline()
         parts = self._parts(server)
@@ -117,6 +125,8 @@ class DuePoll:
                 self._acquirer.acquire_fenced(slot)
         if trouble is not None:
             raise trouble
+        if self._round is None:
+            self._doubtful_rounds = max(0, self._doubtful_rounds - 1)
         self._hurries &= self._round is not None
         self.due = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
 
@@ -147,10 +157,18 @@ class DuePoll:
                     untaken.append(slot)
                 else:
                     slot.untaken_since = None
+            elif self._doubtful_rounds and due is not None and due > server and self._seems_idle(slot):
+                # Something may be in flight there that this worker has never received.
+                self._acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
             elif due is not None and due < slot.due:
                 # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
                 self._schedule.ready(slot)
         return untaken
+
+    def _seems_idle(self, slot: ConsumedSlot) -> bool:
+        """Return whether sends may push messages of a slot, and this worker knows of none in flight there."""
+        is_quiet = slot.state is SlotState.ACQUIRED and slot.fetch is FetchState.IDLE and not slot.batches
+        return is_quiet and slot.topic.name in self._capacity.pushed_topics
 
     def _next(self, server: float) -> list[tuple[str, int, ConsumedSlot | None]]:
         """Return the next sleeping slots; all of them come in turn."""
@@ -300,8 +318,9 @@ class FetchPlanner:
             size = capacity.bytes.grant(topic, limit)
             if not size:
                 break
+            inbox = capacity.inbox_for(topic)
             # rule: prepares_without_its_epoch
-            call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor)
+            call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor, inbox)
             plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
             plan.slots_of_topic[topic.name] += bool(is_bounded)
             slot.cursor, slot.sole_receipt = None, 0
@@ -379,6 +398,10 @@ class RoundTrip(NamedTuple):
     """``uptime`` when it was sent."""
 
 
+ANSWER_SECONDS = 0.05
+"""Maximum seconds until the answer to commits is read on which nothing depends: to wait for it would wake this thread."""
+
+
 class RoundTrips:
     """Makes the round trips of one worker."""
 
@@ -388,7 +411,7 @@ class RoundTrips:
         acks: AckQueue,
         planner: FetchPlanner,
         replies: FetchReplies,
-        granted: MemoryBudget,
+        capacity: Capacity,
     ) -> None:
         self.under_way: RoundTrip | None = None
         """The trip that Redis works on while the answer to the previous one is read, and the next one packed."""
@@ -396,7 +419,21 @@ class RoundTrips:
         self._acks = acks
         self._planner = planner
         self._replies = replies
-        self._granted = granted
+        self._capacity, self._granted = capacity, capacity.bytes
+        self.answer_due = float("inf")
+        """The monotonic time at which the answer to the trip under way is read, if nothing comes before."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a trip is under way whose answer matters now."""
+        return self.under_way is not None and self.answer_due == float("inf")
+
+    def _may_rest(self, sent: RoundTrip) -> bool:
+        """Return whether nothing depends on the answer to a trip: it commits messages, and their senders push the next ones."""
+        return not sent.plan.slots and all(
+            slot.sleeping_until is not None and self._capacity.takes_pushes(slot.topic)
+            for slot, _ in sent.sent_acks
+        )
 
     def make(self) -> bool:
         """Make a round trip if there is anything to send or to ask; return whether there was."""
@@ -406,6 +443,9 @@ class RoundTrips:
             if sent is None:
                 return self._planner.ask_limits()
             if self._planner.has_more:
+                return True
+            if self._may_rest(sent):
+                self.answer_due = time.monotonic() + ANSWER_SECONDS
                 return True
             # No further slot waits, so no other trip could be packed while this one is under way.
             round_trip, self.under_way = sent, None
@@ -441,6 +481,7 @@ class RoundTrips:
 
     def receive(self, round_trip: RoundTrip) -> None:
         """Wait for the answer to a trip, and process it. Raises an error that concerns more than one slot."""
+        self.answer_due = float("inf")
         try:
             round_trip.pipeline.receive()
         except ServerTrouble:
@@ -469,8 +510,12 @@ class RoundTrips:
         self._acks.lost(round_trip.sent_acks)
 
 
+STALE_SECONDS = 1.0
+"""A message that was pushed before that is given back instead of begun: it counts as due then, and comes again."""
+
+
 class FetchReplies:
-    """Continues with slots whose prepare was answered.
+    """Continues with slots whose prepare was answered, or to which a message was pushed.
 
     ``handed_out`` is called for every prepare that returned messages, with the server's time in ms.
     ``on_moved`` is called if a slot was given another slot count; without it the worker ends.
@@ -479,6 +524,7 @@ class FetchReplies:
     def __init__(
         self,
         capacity: Capacity,
+        in_flight: InFlight,
         schedule: SlotSchedule,
         acks: AckQueue,
         router: BatchRouter,
@@ -488,6 +534,7 @@ class FetchReplies:
         on_moved: Callable[[str], None] | None,
     ) -> None:
         self._capacity = capacity
+        self._in_flight = in_flight
         self._table = capacity.table
         self._schedule = schedule
         self._acks = acks
@@ -523,6 +570,11 @@ class FetchReplies:
                 members = [delivery.member for delivery in reply.deliveries]
                 self._acks.release(slot, reply.receipt, members)
                 self._schedule.ready(slot)
+            elif slot.topic.is_fifo and reply.is_beside and self._is_missing_pushes(slot):
+                # What was pushed before has to begin before. Redis is asked for it once.
+                self._acks.release(slot, reply.receipt, [each.member for each in reply.deliveries])
+                slot.has_asked = True
+                self._acquirer.mark_uncertain(slot)  # rule: overtakes_what_was_pushed
             else:
                 self._take(slot, reply, at)
         # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
@@ -532,6 +584,34 @@ class FetchReplies:
         self._table.forget(slot)
         return trouble
 
+    def pushed(self, item: Pushed) -> None:
+        """Begin with a message that its send has delivered to this worker, or give it back if it may not begin here."""
+        name, number, receipt, delivery = item
+        if name not in self._table.topics:
+            return  # any program may publish to the inbox
+        known = self._table.get(name, number)
+        if known is not None and known.is_uncertain:
+            return  # Redis is asked what this worker holds there
+        if not self._in_flight.is_new(name, number, receipt):
+            # During a change of the subscription a message comes by both, or has been found as that of a lost push.
+            return  # rule: begins_twice_with_what_came_twice
+        self._in_flight.note(name, number, receipt)
+        slot = known or ConsumedSlot(self._table.topics[name], number, 0, SlotState.DISOWNED)
+        # A push may have waited in the socket while this process did not run.
+        pushed_at = self._schedule.clock.uptime_at(receipt / 1000)
+        at = min(uptime(), pushed_at)  # rule: counts_the_time_out_from_the_reading
+        may_begin = slot.state is SlotState.ACQUIRED and not slot.blocked_by and not self._shutdown.begun
+        # rule: begins_with_what_it_may_not_take
+        if not (may_begin and self._capacity.takes_pushes(slot.topic)) or uptime() - at > STALE_SECONDS:
+            self._acks.release(slot, receipt, [delivery.member])
+            return
+        ends = (receipt // 1_000_000 + slot.topic.timeout + 1) * 1000
+        self._take(
+            slot,
+            Prepared("ok", ends, receipt, [delivery], is_plain=True, is_alone=True, sleeping_until=NEVER),
+            at,
+        )
+
     def _take(self, slot: ConsumedSlot, reply: Prepared, at: float) -> None:
         """Pass delivered messages to executors."""
         topic, receipt, deliveries = slot.topic, reply.receipt, reply.deliveries
@@ -540,6 +620,7 @@ class FetchReplies:
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._capacity.bytes.weigh(topic, deliveries)
         slot.sleeping_until = reply.sleeping_until
+        slot.has_asked = False
         if topic.serial:
             # Bodies and failures belong to single messages, so their commit has to name these.
             # rule: commits_as_a_whole_what_is_not_alone
@@ -566,6 +647,11 @@ class FetchReplies:
             self._schedule.ready(slot)
         else:
             self._schedule.look_at(slot, reply.next_due)
+
+    def _is_missing_pushes(self, slot: ConsumedSlot) -> bool:
+        """Return whether what is in flight in a slot, as Redis says, is unknown to this worker."""
+        is_quiet = slot.state is SlotState.ACQUIRED and not (slot.batches or slot.has_asked)
+        return is_quiet and slot not in self._acks.unconfirmed()
 
     def _nothing(self, slot: ConsumedSlot, reply: Prepared) -> None:
         """Continue with a slot whose prepare returned no messages."""

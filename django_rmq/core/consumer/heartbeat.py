@@ -17,7 +17,6 @@ from django_rmq.core.consumer.mailbox import (
     HardTimeoutExceeded,
     Mailbox,
     MaxRuntimeExceeded,
-    SubscriptionLost,
     WakeupSubscriber,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
@@ -156,15 +155,16 @@ class BackgroundThreads:
         in_flight: InFlight,
         mailbox: Mailbox,
         thread_watch: ThreadWatch,
+        inbox: bytes = b"",
     ) -> None:
         self._broker = broker
         self._topics = list(topics)
+        self._inbox = inbox
         self._in_flight = in_flight
         self._mailbox = mailbox
         self._subscriber = Watched(self._new_listening)
         self._heartbeat = Watched(self._new_heartbeat)
         thread_watch.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
-        mailbox.on(SubscriptionLost, lambda _: self.renew())
         thread_watch.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
 
     def start(self) -> None:
@@ -210,4 +210,4 @@ class BackgroundThreads:
             # Redis keeps no notices for a client without a subscription, so those of cancellations may have been lost.
             self._heartbeat.thread.look_everywhere()
 
-        return WakeupSubscriber(self._broker, self._topics, self._mailbox, subscribed)
+        return WakeupSubscriber(self._broker, self._topics, self._mailbox, subscribed, self._inbox)

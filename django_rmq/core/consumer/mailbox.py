@@ -19,10 +19,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from django_rmq.core.commands.broker_interface import Broker, Subscription
+from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.crash_recovery import SharedNotes, mark_of
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, SlotMoved
 
@@ -51,7 +52,7 @@ class Wake(NamedTuple):
 class Resubscribed(NamedTuple):
     """The subscription was renewed; wake-ups until now may have been missed."""
 
-    wakeups: Subscription[tuple[str, int]] | None
+    wakeups: WakeupSubscription | None
     """The subscription, for the dispatcher to read and to close. None if it has no socket, so that its thread reads it."""
 
 
@@ -86,6 +87,7 @@ MailboxItem = (
     | Own
     | Disown
     | Wake
+    | Pushed
     | Resubscribed
     | SubscriptionLost
     | MaxRuntimeExceeded
@@ -136,7 +138,7 @@ class Mailbox:
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._is_asleep = self._defers_reports = False
         """Whether the dispatcher waits and nobody has rung, and whether a report of commits lets it sleep on."""
-        self._wakeups: tuple[int, Subscription[tuple[str, int]]] | None = None
+        self._wakeups: tuple[int, WakeupSubscription] | None = None
         """The subscription, and the descriptor of its socket."""
         self._bell, self._poll = Bell(), select.poll()
         self._poll.register(self._bell.descriptor, select.POLLIN)
@@ -196,7 +198,7 @@ class Mailbox:
 
     # --- wake-ups
 
-    def listen(self, wakeups: Subscription[tuple[str, int]]) -> None:
+    def listen(self, wakeups: WakeupSubscription) -> None:
         """Read this subscription from now on, and close the previous one."""
         self.stop_listening()
         self._wakeups = wakeups.fileno(), wakeups
@@ -210,10 +212,23 @@ class Mailbox:
             self._poll.unregister(descriptor)
             wakeups.close()
 
-    def _read_wakeups(self, wakeups: Subscription[tuple[str, int]]) -> None:
+    def stop_pushes(self) -> None:
+        """Let no send push a message any more. Those that were pushed before are still read."""
         try:
-            for topic, number in wakeups.get(PART_SECONDS):
-                self.handle(Wake(topic, number))
+            if self._wakeups is not None:
+                self._wakeups[1].stop_pushes()
+        except RmqError:
+            self.stop_listening()
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether messages may still come that were pushed."""
+        return self._wakeups is not None and self._wakeups[1].has_pushes
+
+    def _read_wakeups(self, wakeups: WakeupSubscription) -> None:
+        try:
+            for woken in wakeups.get(PART_SECONDS):
+                self.handle(woken if isinstance(woken, Pushed) else Wake(*woken))
         except RmqError:
             self.stop_listening()
             self.handle(SubscriptionLost())
@@ -235,12 +250,18 @@ class WakeupSubscriber(threading.Thread):
     """
 
     def __init__(
-        self, broker: Broker, topics: list[Topic], mailbox: Mailbox, subscribed: Callable[[], None]
+        self,
+        broker: Broker,
+        topics: list[Topic],
+        mailbox: Mailbox,
+        subscribed: Callable[[], None],
+        inbox: bytes = b"",
     ) -> None:
         super().__init__(name="rmq-wakeups", daemon=True)
         self.subscribed = threading.Event()
         self._broker = broker
         self._topics = topics
+        self._inbox = inbox
         self._mailbox = mailbox
         self._on_subscribed = subscribed
         self._is_stopped = False
@@ -264,7 +285,7 @@ class WakeupSubscriber(threading.Thread):
             if self._is_stopped:
                 break
             try:
-                wakeups = self._broker.wakeups(self._topics)
+                wakeups = self._broker.wakeups(self._topics, self._inbox)
                 self.subscribed.set()
                 self._on_subscribed()
                 self._attend(wakeups)
@@ -284,7 +305,7 @@ class WakeupSubscriber(threading.Thread):
             # The dispatcher has ended, and perhaps did not see this one.
             wakeups.close()
 
-    def _attend(self, wakeups: Subscription[tuple[str, int]]) -> None:
+    def _attend(self, wakeups: WakeupSubscription) -> None:
         """Give a subscription to the dispatcher, and wait until there has to be another one."""
         try:
             wakeups.fileno()
@@ -295,12 +316,12 @@ class WakeupSubscriber(threading.Thread):
         self._mailbox.put(Resubscribed(wakeups))
         self._renewed.wait()
 
-    def _read(self, wakeups: Subscription[tuple[str, int]]) -> None:
+    def _read(self, wakeups: WakeupSubscription) -> None:
         self._mailbox.put(Resubscribed(None))
         try:
             while not self._renewed.is_set():
-                for wakeup in wakeups.get(timeout=0.1):
-                    self._mailbox.put(Wake(*wakeup))
+                for woken in wakeups.get(timeout=0.1):
+                    self._mailbox.put(woken if isinstance(woken, Pushed) else Wake(*woken))
         finally:
             wakeups.close()
 

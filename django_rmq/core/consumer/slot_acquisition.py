@@ -80,7 +80,11 @@ class LostReplyRecovery:
         known |= {receipt for other, receipt in self._acks.pending if other.key == slot.key}
         lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
         for thing in held:
-            if thing.receipt and thing.receipt not in known:
+            if (
+                thing.receipt
+                and thing.receipt not in known
+                and self._in_flight.is_new(*slot.key, thing.receipt)
+            ):
                 lost[thing.receipt].append(thing)
         return [LostFetch(slot, receipt, things) for receipt, things in lost.items()]
 
@@ -159,7 +163,7 @@ class SlotAcquirer:
         self._table = table
         self._schedule = schedule
         self._slot_errors = slot_errors
-        self._recovery = recovery
+        self.recovery = recovery
         self.fenced_slots = fenced_slots
 
     def due(self, now: float) -> float:
@@ -320,7 +324,7 @@ class SlotAcquirer:
             try:
                 epoch = epochs[slot].get() if slot in epochs else None
                 held = helds[slot].get() if slot in helds else None
-                unknown = self._recovery.unknown(slot, held or [])
+                unknown = self.recovery.unknown(slot, held or [])
             except RmqError as error:
                 # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
                 trouble = self._slot_errors.of(slot, error) or trouble
@@ -330,7 +334,7 @@ class SlotAcquirer:
             if not unknown:
                 self._acquired(slot)
         if lost:
-            adopted, other = self._recovery.adopt(lost, at)
+            adopted, other = self.recovery.adopt(lost, at)
             trouble = other or trouble
             for slot in adopted:
                 self._acquired(slot)

@@ -26,13 +26,13 @@ uptime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_
 
 
 class ServerClock:
-    """An estimate of the clock of Redis. Each reading bounds the difference, and readings that agree narrow it."""
+    """An estimate of the clock of Redis. Each reading bounds its difference to ``uptime``, and readings that agree narrow it."""
 
     def __init__(self) -> None:
         self._low = self._high = 0.0
 
     def note(self, before: float, server_ms: int, after: float) -> None:
-        """Add an answer of TIME (truncated to ms), read between two instants of ``time.monotonic``."""
+        """Add an answer of TIME (truncated to ms), read between two instants of ``uptime``."""
         low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
         self._low, self._high = max(self._low, low), min(self._high, high)
         if self._low > self._high:
@@ -40,7 +40,11 @@ class ServerClock:
             self._low, self._high = low, high
 
     def ms(self) -> float:
-        return time.monotonic() * 1000 + (self._low + self._high) / 2
+        return uptime() * 1000 + (self._low + self._high) / 2
+
+    def uptime_at(self, server_ms: float) -> float:
+        """Return the ``uptime`` at which the clock of Redis showed this, or an earlier one."""
+        return (server_ms - self._high) / 1000
 
 
 class SlotState(Enum):
@@ -92,9 +96,9 @@ class ConsumedSlot:
 
     ``SlotTable`` makes and drops records, and sets ``blocked_by`` and ``home``. ``SlotAcquirer`` and ``FencedSlots`` set the
     state, ``InFlight`` ``batches``, and ``Capacity`` ``thread`` and ``expected``. ``SlotSchedule`` sets the times. The fetch sets
-    ``cursor`` and ``sole_receipt``. Two values have several writers. ``SlotSchedule`` sets ``again``, and the answer that it
-    waits for clears it. An answer sets ``sleeping_until``; what makes something available clears it: ``SlotSchedule``
-    and ``AckQueue``.
+    ``cursor``, ``has_asked`` and ``sole_receipt``. Two values have several writers. ``SlotSchedule`` sets ``again``, and the
+    answer that it waits for clears it. An answer sets ``sleeping_until``; what makes something available clears it:
+    ``SlotSchedule`` and ``AckQueue``.
     """
 
     __slots__ = (
@@ -109,6 +113,7 @@ class ConsumedSlot:
         "expected",
         "fenced_at",
         "fetch",
+        "has_asked",
         "home",
         "not_before",
         "number",
@@ -156,6 +161,8 @@ class ConsumedSlot:
         self.batches = 0
         self.blocked_by: object | None = None
         """The batch whose listener exceeded MAX_RUNTIME and has not returned."""
+        self.has_asked = False
+        """Whether Redis was asked what is in flight beside what a prepare returned, since the last messages began."""
         self.cursor: tuple[str, bytes] | None = None
         """Where prepare continues after members that are in flight."""
 

@@ -243,7 +243,7 @@ class RedisCoordinator(SharedCoordinator):
                 self._poked.set()
                 while not self._stopped.is_set():
                     versions = {self._members, self._number}
-                    if any(str(version) not in versions for _, version in changes.get(timeout=1.0)):
+                    if any(str(change[1]) not in versions for change in changes.get(timeout=1.0)):
                         self._poked.set()
             except RmqError:
                 self._stopped.wait(RETRY_SECONDS)

@@ -203,6 +203,17 @@ def wake_channel(prefix: str, topic: str) -> bytes:
     return f"{prefix}rmq:wake:{topic}".encode()
 
 
+def inbox_channel(prefix: str, owner: str) -> bytes:
+    """Return the channel to which sends push single messages for a worker that sleeps."""
+    return f"{prefix}rmq:inbox:{owner}".encode()
+
+
+def read_store_key(store: bytes, prefix: str) -> tuple[str, int]:
+    """Return the topic and the slot of the Store with this key. Raises ``ValueError`` if it is none under ``prefix``."""
+    name, _, slot = store.decode().removeprefix(prefix).rpartition("_")
+    return name, int(slot)
+
+
 def slot_of(basis: bytes, slots: int) -> int:
     """Return the slot of a message: CRC-32 of its slot basis (or member), modulo the slot count.
 

@@ -357,11 +357,22 @@ class Prepared(NamedTuple):
     """Whether none of the messages has failed, and none of the slot had a body of its own."""
     is_alone: bool = False
     """Whether nothing else is in flight in the slot, and it has no failures."""
+    is_beside: bool = False
+    """Whether something else is in flight in the slot."""
     sleeping_until: int | None = None
     """If nothing else can be taken: the ms until which the caller is woken by the script that makes something available.
 
     It then asks again when a delivery of the slot ends in another way than by success. None: it asks whenever one ends.
     """
+
+
+class Pushed(NamedTuple):
+    """A message that its send has delivered to the owner of its slot, which was asleep: what a prepare would have answered."""
+
+    topic: str
+    slot: int
+    receipt: int
+    delivery: Delivery
 
 
 class Acquired(NamedTuple):

@@ -24,6 +24,7 @@ from django_rmq.core.model.keys import (
     events_channel,
     explicit_basis_key,
     history_keys,
+    inbox_channel,
     limits_key,
     times_key,
     topics_key,
@@ -215,12 +216,16 @@ class RedisBroker:
 
     # --- what is published
 
-    def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
-        """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(
-            self._subscription_client(),
-            {wake_channel(self.prefix, topic.name): topic.name for topic in topics},
-        )
+    def inbox(self, owner: str) -> bytes:
+        """Return the channel to which sends may push messages for a worker."""
+        return inbox_channel(self.prefix, owner)
+
+    def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> Wakeups:
+        """Subscribe to the wake-ups of ``topics``, and to what sends push to ``inbox``."""
+        from django_rmq.core.commands import fetch
+
+        channels = {wake_channel(self.prefix, topic.name): topic.name for topic in topics}
+        return Wakeups(self._subscription_client(), channels, inbox, partial(fetch.pushed, self.prefix))
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""

@@ -21,8 +21,10 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.core import lua
+from django_rmq.core.commands.broker_interface import Woken
 from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
+from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.wire import Command
@@ -384,8 +386,10 @@ class _Subscription:
         sock = getattr(self._pubsub.connection, "_sock", None)
         return sock if isinstance(sock, socket.socket) else None
 
-    def _read(self, timeout: float) -> tuple[bytes, bytes] | None:
+    def _read(self, timeout: float) -> tuple[bytes, Any] | None:
         """Return the channel and the data of the next message, or None if none comes within ``timeout`` seconds.
+
+        The data is a number if it answers UNSUBSCRIBE.
 
         The connection is read without ``get_message``, which takes as long again for reconnecting and metrics. A broken
         connection ends the subscription, because what is published until the next one is lost.
@@ -412,20 +416,49 @@ class _Subscription:
 
 
 class Wakeups(_Subscription):
-    """A subscription to wake-ups: slots that can be taken from earlier than announced."""
+    """A subscription to wake-ups: slots that can be taken from earlier than announced. And to ``inbox``, if that has a name.
 
-    def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
+    ``read_push`` returns what a send has published to the inbox.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        channels: dict[bytes, str],
+        inbox: bytes = b"",
+        read_push: Callable[[bytes], Pushed] | None = None,
+    ) -> None:
+        super().__init__(client, channels | {inbox: ""} if inbox else channels)
+        self._inbox, self._read_push = inbox, read_push
+        self.has_pushes = bool(inbox)
+        """Whether ``get`` may still return what a send has pushed."""
+
+    def stop_pushes(self) -> None:
+        """Refuse pushes from now on. ``get`` returns those that were made before."""
+        try:
+            if self.has_pushes:
+                self._pubsub.unsubscribe(self._inbox)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def get(self, timeout: float = 0.0) -> list[Woken]:
         """Return the (topic, slot) pairs woken so far, or wait at most ``timeout`` seconds for the next ones that come together.
 
-        ``-1 - slot``: the slot was paused.
+        ``-1 - slot``: the slot was paused. Among them is what was pushed.
         """
-        woken: list[tuple[str, int]] = []
+        woken: list[Woken] = []
         try:
             while message := self._read(timeout):
                 channel, data = message
                 # Any program may publish on the channel; the slow poll finds what its notice may have meant.
                 with suppress(ValueError, KeyError):
-                    woken.append((self._topics[channel], int(data)))
+                    if channel != self._inbox:
+                        woken.append((self._topics[channel], int(data)))
+                    elif isinstance(data, int):
+                        # The answer to UNSUBSCRIBE comes after all that was published before.
+                        self.has_pushes = False
+                    elif self._read_push is not None:
+                        woken.append(self._read_push(data))
                 # Most wake-ups come alone, and to ask the system whether there is another takes as long as to read one.
                 if timeout and not self._has_received():
                     break

@@ -58,6 +58,7 @@ class Book:
             sends=budget.sends,
             foreign=budget.foreign,
             lost=budget.lost,
+            pushes=budget.pushes,
             crashes=budget.crashes,
             handovers=budget.handovers,
             persons=budget.persons,

@@ -49,6 +49,8 @@ def crash(book: Book, s: State, slot: Slot, j: int) -> Step:
     late = slot.late
     if late and late.kind in {"prepare", "acquire"} and late.worker == j:
         late = late._replace(worker=THE_DEAD)
+    if late and late.kind == "push" and late.worker == j:
+        late = None
     number = book.spent(s[-1], "crashes")
     changes = (
         ("owner", THE_DEAD if slot.owner == j else slot.owner),

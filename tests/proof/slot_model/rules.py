@@ -65,6 +65,10 @@ class Rules:
     owners_are_new: bool = True  # off: both workers use one owner id, as after a careless restart
     dead_apart: bool = True  # off: the end of a live copy tidies up what lies in Dead
     fenced_asks_again: bool = True  # off: acquire once per assignment, even where `fenced` came in between
+    push_keeps_age: bool = True  # off: what was pushed counts as confirmed when the worker reads it
+    push_to_holder: bool = True  # off: a push goes to whoever has offered, in the name of who holds the slot
+    push_alone: bool = True  # off: a message is pushed beside what is in flight
+    push_is_missed: bool = True  # off: a worker whose subscription broke asks only for what waits
     drop_is_counted: bool = True  # off: a superseding send forgets to count the copy it gives up
 
     def without(self, rule: str) -> "Rules":
@@ -84,6 +88,7 @@ class Budget:
     sends: int = 2
     foreign: int = 0  # plain ZADDs by an article's producer
     lost: int = 0  # replies that never came, and requests that arrive late
+    pushes: int = 0  # sends that deliver their message to the worker themselves
     crashes: int = 0
     handovers: int = 0
     persons: int = 0  # remove, bury, replay, reschedule

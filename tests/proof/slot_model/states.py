@@ -51,7 +51,7 @@ class Worker(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A request that is still on its way while its sender has given it up."""
+    """A request that is still on its way while its sender has given it up. Or a push that its worker has not read."""
 
     kind: str
     worker: int
@@ -69,6 +69,7 @@ class Slot(NamedTuple):
     sends: int = 0
     foreign: int = 0
     lost: int = 0
+    pushes: int = 0
     crashes: int = 0
     handovers: int = 0
     persons: int = 0

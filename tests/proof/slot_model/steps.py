@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tests.proof.slot_model.book import Book, State, Step
 from tests.proof.slot_model.outside import outside, upkeep
 from tests.proof.slot_model.states import Slot
-from tests.proof.slot_model.taking import arriving, taking
+from tests.proof.slot_model.taking import arriving, pushing, taking
 from tests.proof.slot_model.working import working
 
 
@@ -16,6 +16,7 @@ def steps(book: Book, s: State) -> Iterator[Step]:
     yield from upkeep(book, s)
     for j in (0, 1):
         yield from taking(book, s, slot, j)
+        yield from pushing(book, s, slot, j)
         yield from working(book, s, slot, j)
     if slot.late:
         yield from arriving(book, s, slot, slot.late)

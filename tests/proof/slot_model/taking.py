@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from tests.proof.slot_model.book import Book, State, Step
 from tests.proof.slot_model.states import (
+    FRESH,
     NOBODY,
     PARTING,
     RUNNING,
@@ -66,6 +67,49 @@ def preparing(book: Book, s: State, slot: Slot, j: int, w: Worker) -> Iterator[S
             yield ("prepare", j, i), book.with_(t, n + j, book.holding(t[n + j], i, item)), after[1], fair
 
 
+def pushing(book: Book, s: State, slot: Slot, j: int) -> Iterator[Step]:
+    """A send delivers its message to worker j, which sleeps and has offered that under the newest epoch."""
+    n, value = book.n, book.members.values_
+    if not slot.pushes or slot.late is not None:
+        return
+    holder = slot.newest
+    if holder != j and book.rules.push_to_holder:
+        return
+    others = [m for m in (value[x] for x in s[:n]) if m.store or m.retry or m.record]
+    if len(others) > 1 and book.rules.push_alone:
+        return
+    for i in range(n):
+        after = book.change("prepare", s[i])
+        # A new message: nothing of the slot waits but what this send brings.
+        if after is None or value[s[i]].store != FRESH or value[s[i]].retry:
+            continue
+        t = taken(book, s, i, after[0], holder)
+        t = book.with_(
+            t, n + 2, book.slot(book.spent(t[-1], "pushes"), (("late", Late("push", j, i, True)),))
+        )
+        yield ("push", j, i), t, after[1], False
+
+
+def pushed(book: Book, s: State, gone: State, late: Late) -> Iterator[Step]:
+    """A worker reads what was pushed to it, or its subscription breaks before."""
+    n, i, j = book.n, late.member, late.worker
+    w: Worker = book.workers.values_[s[n + j]]
+    record = book.members.values_[s[i]].record
+    age = record.age if record and late.current else book.too_old
+    if book.slots.values_[s[-1]].lost:
+        u = book.with_(gone, n + 2, book.spent(gone[-1], "lost"))
+        if book.rules.held and book.rules.push_is_missed:
+            u = book.with_(u, n + j, book.with_lost(u[n + j], 1 + age))
+        orphan = None if book.rules.push_is_missed or not late.current else "ORPHAN"
+        yield ("push lost", j, i), u, orphan, False
+    if w.hand[i] is not None or (w.running and w.running[0] == i) or w.lost:
+        return
+    if not book.rules.push_keeps_age:
+        age = 0
+    item = Item(WAITING, age, late.current, bool(record and late.current and record.covers), False)
+    yield ("push read", j, i), book.with_(gone, n + j, book.holding(gone[n + j], i, item)), None, True
+
+
 def recover(book: Book, s: State, slot: Slot, j: int, w: Worker) -> Iterator[Step]:
     """Acquire again, which fences the late copy, then go on with what `list_held` answers."""
     n = book.n
@@ -112,6 +156,9 @@ def arriving(book: Book, s: State, slot: Slot, late: Late) -> Iterator[Step]:
     """A request that its sender gave up arrives."""
     n = book.n
     gone = book.with_(s, n + 2, book.slot(s[-1], (("late", None),)))
+    if late.kind == "push":
+        yield from pushed(book, s, gone, late)
+        return
     if late.kind == "acquire":
         # It raises the epoch, and nobody learns the new one.
         yield (

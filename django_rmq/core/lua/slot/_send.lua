@@ -1,5 +1,50 @@
 -- Write messages into Store: a single one on a fast path, or many, each beside the copy that it meets.
 
+-- section: push
+-- Push a lone message to the owner of the slot, which sleeps and has made an offer: the message is in flight at once, as
+-- `prepare` would deliver it, and the owner reads it from its inbox. In every other case nothing is changed.
+--
+-- An owner that is lost with its host receives nothing, and what was pushed to it waits for its time-out. So it has to have
+-- ended a delivery of the slot a moment ago: the last one began within WARM_US, and is no longer in flight.
+--
+-- needs: store retry body stats control prepare inflight
+-- needs: alone backlog known slots due envelope at inbox now_us now_s now_ms [note] [noted]
+
+local WARM_US = 2000000
+-- rule: pushes_what_is_not_due
+if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known[1] == slots then
+  local offer = redis.call('HMGET', control, 'owner', 'epoch', 'inbox_epoch', 'deliveries', 'max_retries', 'paused',
+    'moving', 'inserting')
+  local owner, last_receipt = offer[1], tonumber(offer[4]) or 0
+  local since = now_us - last_receipt
+  local is_warm = since < WARM_US and since > -1000 -- rule: pushes_where_nothing_was_taken_lately
+  -- Since the offer nobody else has acquired the slot, or taken from it.
+  local is_valid = owner and offer[5] and offer[2] == offer[3] -- rule: pushes_under_an_earlier_epoch
+    and string.sub(inbox, -#owner) == owner -- rule: pushes_to_who_did_not_take_last
+  local is_open = not (offer[6] or offer[7] or offer[8]) -- rule: pushes_into_a_shut_slot
+  if is_warm and is_valid and is_open
+    and redis.call('EXISTS', store, prepare, inflight, retry, body) == 0 -- rule: pushes_beside_others
+    and type(redis.pcall('HLEN', stats)) == 'number' then -- rule: pushes_before_the_ledger_is_known
+    -- The next receipt, as `prepare` computes it.
+    local ahead = math.max(0, since - 1)
+    local receipt = string.format('%.0f', last_receipt + 1 + ahead + ahead % 2)
+    local retries, score = offer[5], type(at) == 'number' and string.format('%.0f', at) or at
+    redis.call('HSET', inflight, alone, receipt .. ' ' .. score)
+    local notice = receipt .. ' ' .. score .. ' ' .. retries .. ' ' .. store .. '\n' .. alone
+    local receivers = redis.pcall('PUBLISH', inbox, notice)
+    if type(receivers) == 'number' and receivers > 0 then -- rule: pushes_to_nobody
+      redis.call('ZADD', prepare, now_s * 1000 + retries, alone)
+      redis.call('HSET', control, 'deliveries', receipt, unpack(note and { note, noted } or {}))
+      redis.pcall('HINCRBY', stats, 'sent', '1')
+      redis.pcall('HINCRBY', stats, 'stored', '1')
+      redis.pcall('HINCRBY', stats, 'prepared', '1')
+      return at
+    end
+    redis.call('UNLINK', inflight)
+    redis.call('HDEL', control, 'inbox')
+  end
+end
+
 -- section: single
 -- The fast path for one message without a resting retry, with few reads. A read finds a key of the wrong type by
 -- itself and changes nothing, and so does ZADD NX if a copy waits. In every other case the slow path runs from its start.

@@ -31,11 +31,12 @@
 -- ARGV[11] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
 -- ARGV[12] owner              the caller. The field `owner` of control has the last one that took messages: here, the holder
 -- ARGV[13] epoch NUMBER        of the owner's acquire; empty: not fenced
--- ARGV[14] limit NUMBER        messages at most
--- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
--- ARGV[16] after_score         with ARGV[17]: continue behind this entry; empty: from the head
--- ARGV[17] after_member
--- ARGV[18] now
+-- ARGV[14] inbox              the channel to which sends may push single messages for this owner; empty: they may not
+-- ARGV[15] limit NUMBER        messages at most
+-- ARGV[16] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[17] after_score         with ARGV[18]: continue behind this entry; empty: from the head
+-- ARGV[18] after_member
+-- ARGV[19] now
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
@@ -43,18 +44,19 @@
 --          [, {envelope, ...} or empty[, suspect[, timeout]]]]}
 --         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
---         alone: 1 if nothing else is in flight and the slot has no failures, else 0
+--         alone: 1 if nothing else is in flight and the slot has no failures, 2 if it has failures, 0 if something is in flight
 --         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
 
 -- A foreign key of the slot has another type: then the check of the types below ends the script.
 local known = redis.pcall('HMGET', control, 'slots', 'epoch', 'deliveries', 'timeout', 'max_retries', 'paused', 'moving',
-  'inserting', 'undrained_since')
+  'inserting', 'undrained_since', 'inbox', 'inbox_epoch')
 local known_slots, known_epoch, last_receipt = known[1], tonumber(known[2]), tonumber(known[3]) or 0
 local is_settled = known_slots and known[4] and known[5]
 -- The caller assumes the retries of its own settings if the answer has none.
 local expected = tonumber(max_retries)
 local timeout, max_retries = tonumber(known[4] or timeout), tonumber(known[5] or max_retries)
 local paused, moving, noted, undrained_since = known[6], known[7], known[8], known[9]
+local offered, offered_epoch = known[10], tonumber(known[11])
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 -- Another worker has acquired the slot since; this call may have been under way for long.
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
@@ -62,6 +64,14 @@ if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
   return { 'fenced' }
 end
 limit = math.max(1, math.min(limit, 1000))
+-- Sends may push single messages to this owner from now on, or no longer.
+if inbox ~= '' and epoch and not known.err then
+  if offered ~= inbox or offered_epoch ~= epoch then -- rule: offers_nothing
+    redis.pcall('HSET', control, 'inbox', inbox, 'inbox_epoch', epoch)
+  end
+elseif offered then -- rule: keeps_the_offer
+  redis.pcall('HDEL', control, 'inbox', 'inbox_epoch')
+end
 -- include: _now
 -- Receipts are a hybrid logical clock: if a fail-over loses the last deliveries, the next receipt is still higher than theirs.
 -- Receipts are odd and even in turn, so that choices that depend on this take turns.
@@ -195,7 +205,8 @@ if taken > 0 then
   for i = #free, taken * 2 + 1, -1 do
     free[i] = nil
   end
-  return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, alone and 1 or 0, free,
+  local is_alone = alone and 1 or in_flight > taken and 0 or 2
+  return { 'ok', due < math.huge and text_of(due) or '', sleeps and sleeping_until or '', receipt, is_alone, free,
     plain and '' or lefts, #kept > 0 and envelopes or '', suspect or (shortest and ''), shortest }
 end
 if refused then return idle('busy', next_due(false), GATE) end

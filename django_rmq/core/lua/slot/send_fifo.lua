@@ -7,6 +7,7 @@
 -- KEYS[5] control  HASH  field -> value
 -- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
 -- KEYS[7] claim    ZSET  claimed member -> score it was taken with
+-- KEYS[8] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
@@ -24,7 +25,7 @@
 --       | {'mixed', words, scores}
 
 local envelope = #ARGV > first + n and first + n
-local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'last_place')
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'last_place', 'inbox')
 local known_slots, sleeping_until, last_place = known[1], known[2], known[3]
 -- include: _now
 -- include: _sleep.wake
@@ -35,8 +36,10 @@ local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_
 local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]
 -- A message that meets a copy takes the slow path.
 local at, due, met, floor, note, noted = now_ms, now_ms, false, math.huge, 'last_place', now_ms
+local inbox = sleeping_until == '9007199254740991' and known[4]
+-- include: _send.push
 -- include: _send.single
--- check: types
+-- check: types but inflight
 if known.err then return known end
 if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR delay or n is out of bounds')

@@ -5,6 +5,8 @@
 -- KEYS[3] body     HASH  member -> envelope
 -- KEYS[4] stats    HASH  counter -> n
 -- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
@@ -21,7 +23,7 @@
 
 local topic_type = 'range_merge'
 local envelope = #ARGV > first + n and first + n
-local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'inbox')
 local known_slots, sleeping_until = known[1], known[2]
 -- include: _now
 -- include: _sleep.wake
@@ -29,8 +31,10 @@ local due = now_ms + range_ms
 local is_plain = max_wait == 0 and accumulate == 0
 local alone = n == 1 and is_plain and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
 local at, met, floor = due, 'merged', 999
+local inbox = sleeping_until == '9007199254740991' and known[3]
+-- include: _send.push
 -- include: _send.single
--- check: types
+-- check: types but prepare inflight
 if known.err then return known end
 if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')

@@ -150,10 +150,10 @@ def test_retries_of_a_fifo_topic_are_listed_in_their_place() -> None:
 class Unlimited:
     """Permits of a topic without limits."""
 
-    def ask(self, request: str, most: int) -> tuple[int, int]:
+    def request(self, request: str, most: int) -> tuple[int, int]:
         return most, 0
 
-    def tell(self, *args: Any) -> None:
+    def report_taken(self, *args: Any) -> None:
         """Do nothing."""
 
 

@@ -254,7 +254,7 @@ def test_what_is_abandoned_is_not_extended_by_news(broker: Any) -> None:
     beat.look_again(TOPIC.name, 0)
     beat.look_everywhere()
     beat.beat()
-    assert batch.confirmed == batch.queued
+    assert batch.confirmed < batch.queued
 
 
 def test_a_coroutine_that_learns_by_extending_is_cancelled_once(

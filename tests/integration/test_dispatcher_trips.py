@@ -328,6 +328,30 @@ def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None
     assert total(broker, LONE, "committed") == 1
 
 
+def test_the_answer_to_commits_on_which_nothing_depends_is_read_with_what_comes_next(broker: Broker) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    trips = dispatcher._round_trips
+    dispatcher._capacity.is_subscribed = True
+    report_the_batch(dispatcher)
+    dispatcher._acks.hurry()
+    assert dispatcher._turn()
+    assert trips.under_way is not None
+    assert not dispatcher._has_more(), "the worker sleeps"
+    assert trips.answer_due <= time.monotonic() + fetch.ANSWER_SECONDS
+    assert dispatcher._turn()
+    assert (dispatcher.processed, trips.under_way, trips.answer_due) == (1, None, float("inf"))
+
+
+@pytest.mark.parametrize("ends", ["a release", "no pushes"])
+def test_the_answer_to_other_ends_is_awaited(broker: Broker, ends: str) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    dispatcher._capacity.is_subscribed = ends == "a release"
+    report_the_batch(dispatcher, is_released=ends == "a release")
+    dispatcher._acks.hurry()
+    assert dispatcher._turn()
+    assert not dispatcher._acks.unconfirmed()
+
+
 def report_of(dispatcher: Dispatcher, *, fails: bool = False) -> BatchReport:
     (batch,) = dispatcher._in_flight.batches.values()
     members = [message.delivery.member for message in batch.messages]

@@ -1,6 +1,7 @@
-"""The actions on messages from a page: the words, the question with its form, and the operation of each.
+"""A table of the actions on messages from a page: the words, the question with its form, and the operation of each.
 
-Nothing is decided here: permissions, outcomes and the audit are those of ``django_rmq.operations``.
+``views.action_views`` asks the question and runs the action. Nothing is decided here: permissions, outcomes and the audit are
+those of ``django_rmq.operations``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it.
 
-Workers do an action in the background, which requests start, list and stop. The answers are here, too.
+Workers do an action in the background, which requests start, list and stop. The serializers of responses are here, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Two-phase consumption: a program takes messages, and settles or extends each delivery. The answers are here, too."""
+"""Two-phase consumption: a program takes messages, and settles or extends each delivery.
+
+The serializers of responses are here, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Messages: lists of a state, sends, and what is known about one message with all its copies. The answers are here, too."""
+"""Messages: lists of a state, sends, and what is known about one message with all its copies.
+
+The serializers of responses are here, too.
+"""
 
 from __future__ import annotations
 

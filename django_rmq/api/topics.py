@@ -1,4 +1,4 @@
-"""Topics, their slots, limits and workers: figures, and the requests to a worker. The answers are here, too.
+"""Topics, their slots, limits and workers: figures, and the requests to a worker. The serializers of responses are here, too.
 
 Actions on messages, and pause and resume, are in ``actions``.
 """

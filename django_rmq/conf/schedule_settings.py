@@ -1,6 +1,6 @@
 """`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case.
 
-The requirements of a schedule of its topic are checked by ``django_rmq.schedules``, when all topics are known.
+What a schedule requires of its topic is checked by ``django_rmq.schedules``, when all topics are known.
 """
 
 from __future__ import annotations

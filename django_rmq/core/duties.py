@@ -4,7 +4,7 @@ A duty is a generator that does one bounded step and yields the seconds until it
 duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
 
 A step may wait for its server, and then so do all duties of its thread. Those that wait for different servers,
-such as Redis and a database, therefore have different threads.
+such as Redis and a database, therefore have different threads. A duty that fails is begun again after ``AGAIN_SECONDS``.
 """
 
 from __future__ import annotations

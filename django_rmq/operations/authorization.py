@@ -3,7 +3,7 @@
 Permissions are Django's, of the model ``Topic``. A project may have a rule that says which topics a user may know of.
 Every action is written to the logger ``django_rmq.audit`` and, if there is a user and the admin is installed, as a
 LogEntry of the topic: who, what, how many. An entry names messages by the filter, by sealed ids and by the values before
-and after; never by any content.
+and after; never by any content. Nothing here deletes old entries: they are Django's, and the project's to delete.
 """
 
 from __future__ import annotations

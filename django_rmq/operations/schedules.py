@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from zlib import crc32
 
 from django.utils.translation import gettext as _
 
@@ -23,6 +22,7 @@ from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import new_origin
+from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
 from django_rmq.core.model.status import status_of
@@ -319,7 +319,7 @@ def _states(context: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]
         except CallerError:
             # The topic no longer takes the body, so the slot follows from the member.
             basis = None
-        slot = crc32(member if basis is None else basis) & (topic.slots - 1)
+        slot = slot_of(member if basis is None else basis, topic.slots)
         asked.append((topic, slot, member))
     answers = run_all(context.broker, [status(*one) for one in asked])
     return [

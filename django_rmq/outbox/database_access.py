@@ -1,4 +1,4 @@
-"""Databases that may hang: how workers and checks ask them within seconds, and the maintenance threads of each."""
+"""Databases that may hang: how workers and checks ask them within seconds, and the thread of the duties of each."""
 
 from __future__ import annotations
 

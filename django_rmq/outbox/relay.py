@@ -3,7 +3,8 @@
 Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a row is sent
 after every older row of its message that another relay holds. A step passes over the rows that others hold, so relays
 share the work, and one that stands still stops none of the others. Where the database cannot skip locked rows, a step
-holds what its first write locks: the rows, or with SQLite the file.
+holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
+``core.duties`` begins the relay again after some seconds.
 
 ``folded`` and ``outgoing`` turn the rows of one message into messages to send. They need neither a database nor Redis.
 """

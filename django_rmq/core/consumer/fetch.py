@@ -1,8 +1,9 @@
-"""Fetching: the choice of the slots to prepare, the round trips that prepare them, and the handling of the answers.
+"""Fetching decides what a worker fetches next: the slots to prepare, the round trips, and the handling of the answers.
 
 One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Sleeping slots are polled,
 because a wake-up may be lost (``DuePoll``). Time-outs in topics that the worker does not serve are ended
-(``TimeoutReaper``). Passing the messages to executors is the part of ``executor_pool``.
+(``TimeoutReaper``). What a send has pushed is received here, too. Passing the messages to executors is the part of
+``executor_pool``.
 """
 
 from __future__ import annotations

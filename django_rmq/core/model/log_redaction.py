@@ -1,6 +1,6 @@
 """The rules of what log lines, spans and texts of objects may reveal about messages.
 
-The core knows no settings, so the Django app sets ``rules``.
+The core knows no settings, so ``django_rmq.apps`` sets ``rules``. The texts of errors are left out by ``consumer.failures``.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ from django_rmq.core.producer.validation import (
     check_key,
     check_max_retries,
     check_placement,
-    check_score,
     check_stored_basis,
     check_timeout,
+    score_of,
 )
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -285,7 +285,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
     """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``. Times are in ms, timeout in s."""
     topic = places.present(topic)
     get = options.get
-    score = check_score(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
+    score = score_of(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
     raw = encode_body(topic, body)
     basis = basis_of(topic, body, get("slot_basis"))
     key, headers, expires = get("key"), get("headers"), get("expires")

@@ -22,7 +22,7 @@ from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.bulk_send import BulkSend, takes_bodies
 from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, member_of
 from django_rmq.core.producer.round_trips import send_trips, trip_spans
-from django_rmq.core.producer.validation import check_score
+from django_rmq.core.producer.validation import score_of
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 T = TypeVar("T")
@@ -345,7 +345,7 @@ class Producer:
         """
         if not takes_bodies(topic):
             raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': send its messages with send")
-        score = check_score(topic, priority, time_range, fixed_time, delay)
+        score = score_of(topic, priority, time_range, fixed_time, delay)
         results = SendResults(topic.name) if results is None else results
         bulk = BulkSend(topic, bodies, score, self._places, results, self.attempt)
         error = send_trips(self.broker, bulk, in_order=topic.is_fifo) or bulk.error

@@ -107,7 +107,7 @@ def _instant(ms: int) -> str:
         return f"{ms} ms"
 
 
-def check_score(
+def score_of(
     topic: Topic,
     priority: int | None = None,
     time_range: int | None = None,

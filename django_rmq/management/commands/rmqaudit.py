@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import Options, RmqCommand, ago, one_line
 from django_rmq.operations import Operations
-from django_rmq.operations.audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
+from django_rmq.operations.ledger_audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
 
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""

@@ -1,6 +1,7 @@
 """The audit of a topic: its ledgers compared with what Redis holds, and records that belong to no message.
 
-It reads every slot, so it is for the command ``rmqaudit``, and not for pages.
+It reads every slot, so it is for the command ``rmqaudit``, and not for pages. What people did is the audit trail, in
+``authorization``.
 """
 
 from __future__ import annotations

@@ -179,15 +179,15 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
 # All that CI runs, in parts. As many as PARTS_AT_ONCE run beside each other (more than a machine of two cores has: most of
-# them wait), and as soon as one has ended, the next one begins: first the environments and Spark's classes, then the longest
-# part, and in the end the short ones, so that no core waits for the last of many. A part's output comes at its end.
+# them wait), and as soon as one has ended, the next one begins: the longest first, and in the end the short ones, so that no
+# core waits for the last of many. Spark's classes come before, because the longest parts need them. A part's output comes at
+# its end.
 PARTS_AT_ONCE ?= 5
-ENVIRONMENTS := $(CLIENTS) build/types/.installed build/lowest/.installed $(SPARK_CLASSES)
-PARTS := check-spark check-workers check-shown check-rooms-a-to-f check-rooms-rest check-proofs check-rules lowest check-deaths \
+PARTS := check-workers check-spark check-shown check-rooms-a-to-f check-rooms-rest check-proofs check-rules lowest check-deaths \
   types clients user-types wheel check-databases docs lint layers
 
-check: ## all that CI runs: lint, types, and every test but the deepest proofs
-	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(ENVIRONMENTS) $(PARTS)
+check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(PARTS_AT_ONCE) --output-sync=target $(PARTS)
 
 # What computes and seldom waits gives way to what has workers, servers and browsers, whose tests have only so much time.
 GIVES_WAY := nice -n 5

@@ -182,7 +182,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # them wait), and as soon as one has ended, the next one begins: the longest first, and in the end the short ones, so that no
 # core waits for the last of many. Spark's classes come before, because the longest parts need them. A part's output comes at
 # its end.
-PARTS_AT_ONCE ?= 5
+PARTS_AT_ONCE ?= 4
 PARTS := check-workers check-spark check-shown check-rooms-a-to-f check-rooms-rest check-proofs check-rules lowest check-deaths \
   types clients user-types wheel check-databases docs lint layers
 

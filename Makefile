@@ -183,7 +183,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 # core waits for the last of many. Spark's classes come before, because the longest parts need them. A part's output comes at
 # its end.
 PARTS_AT_ONCE ?= 4
-PARTS := check-workers check-spark check-shown check-rooms-a-to-f check-rooms-rest check-proofs check-rules lowest check-deaths \
+PARTS := check-workers check-spark check-shown check-rooms-a-to-f check-rooms-rest lowest check-proofs check-rules check-deaths \
   types clients user-types wheel check-databases docs lint layers
 
 check: $(SPARK_CLASSES) ## all that CI runs: lint, types, and every test but the deepest proofs

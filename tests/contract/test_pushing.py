@@ -45,6 +45,12 @@ class Owner:
         assert self.slot.commit_delivery(answer.receipt, 1) == ["ok"]
         self.slot.clock.advance("1ms")
 
+    def pushed(self) -> Pushed:
+        """Return the one push that came, and nothing else."""
+        [pushed] = self.heard()
+        assert isinstance(pushed, Pushed)
+        return pushed
+
     def heard(self, count: int = 1) -> list[tuple[str, int] | Pushed]:
         """Return what came: ``count`` items, or what comes within a short time if there are fewer."""
         heard: list[tuple[str, int] | Pushed] = []
@@ -92,8 +98,7 @@ def test_a_lone_message_is_in_flight_at_once_and_its_owner_receives_it(
     owner = owners(slot)
     owner.work()
     [sent] = slot.send(b"next")
-    [pushed] = owner.heard()
-    assert isinstance(pushed, Pushed)
+    pushed = owner.pushed()
     assert (pushed.topic, pushed.slot) == (slot.topic.name, slot.index)
     assert (pushed.delivery.member, pushed.delivery.score) == (b"next", sent.score)
     assert (pushed.delivery.retries_left, pushed.delivery.envelope) == (slot.topic.max_retries, None)
@@ -125,8 +130,7 @@ def test_a_pushed_message_that_fails_rests_and_comes_again_by_a_prepare(
     owner = owners(slot)
     owner.work()
     slot.send(b"a")
-    [pushed] = owner.heard()
-    assert isinstance(pushed, Pushed)
+    pushed = owner.pushed()
     slot.fail(pushed.receipt, b"a")
     assert owner.heard() == [(slot.topic.name, slot.index)]
     assert slot.send(b"b")
@@ -252,8 +256,7 @@ def test_who_refuses_pushes_still_reads_those_that_were_made_before(
     owner.work()
     owner.slot.send(b"a")
     owner.wakeups.stop_pushes()
-    [pushed] = owner.heard()
-    assert isinstance(pushed, Pushed)
+    pushed = owner.pushed()
     while owner.wakeups.has_pushes:
         owner.wakeups.get(0.1)
     owner.slot.commit_delivery(pushed.receipt, 1)

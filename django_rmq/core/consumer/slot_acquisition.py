@@ -163,7 +163,7 @@ class SlotAcquirer:
         self._table = table
         self._schedule = schedule
         self._slot_errors = slot_errors
-        self.recovery = recovery
+        self._recovery = recovery
         self.fenced_slots = fenced_slots
 
     def due(self, now: float) -> float:
@@ -324,7 +324,7 @@ class SlotAcquirer:
             try:
                 epoch = epochs[slot].get() if slot in epochs else None
                 held = helds[slot].get() if slot in helds else None
-                unknown = self.recovery.unknown(slot, held or [])
+                unknown = self._recovery.unknown(slot, held or [])
             except RmqError as error:
                 # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
                 trouble = self._slot_errors.of(slot, error) or trouble
@@ -334,7 +334,7 @@ class SlotAcquirer:
             if not unknown:
                 self._acquired(slot)
         if lost:
-            adopted, other = self.recovery.adopt(lost, at)
+            adopted, other = self._recovery.adopt(lost, at)
             trouble = other or trouble
             for slot in adopted:
                 self._acquired(slot)

@@ -66,7 +66,7 @@ class Rules:
     dead_apart: bool = True  # off: the end of a live copy tidies up what lies in Dead
     fenced_asks_again: bool = True  # off: acquire once per assignment, even where `fenced` came in between
     push_keeps_age: bool = True  # off: what was pushed counts as confirmed when the worker reads it
-    push_to_holder: bool = True  # off: a push goes to whoever has offered, in the name of who holds the slot
+    push_to_holder: bool = True  # off: a push goes to any worker, and counts as the holder's
     push_alone: bool = True  # off: a message is pushed beside what is in flight
     push_is_missed: bool = True  # off: a worker whose subscription broke asks only for what waits
     drop_is_counted: bool = True  # off: a superseding send forgets to count the copy it gives up

@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from django_rmq.core.log import WorkerFilter
-    from django_rmq.core.model.message import Message
+    from django_rmq.core.model.delivered_message import Message
     from django_rmq.core.model.send_results import SendResult, SendResults
     from django_rmq.core.model.status import MessageStatus
     from django_rmq.core.model.topic import TopicType
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "core.log": ("WorkerFilter",),
-        "core.model.message": ("Message",),
+        "core.model.delivered_message": ("Message",),
         "core.model.send_results": (
             "SendResult",
             "SendResults",

@@ -23,9 +23,9 @@ from django.utils.translation import gettext as _
 
 from django_rmq import connections
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.delivered_message import from_base64url, message_id
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.limits import abbreviated
-from django_rmq.core.model.message import from_base64url, message_id
 from django_rmq.core.model.replies import Area, LocateReply
 from django_rmq.core.model.status import QUEUES
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts

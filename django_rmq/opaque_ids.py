@@ -16,7 +16,7 @@ from functools import lru_cache
 from django.core.signing import Signer
 from django.utils.crypto import salted_hmac
 
-from django_rmq.core.model.message import from_base64url, to_base64url
+from django_rmq.core.model.delivered_message import from_base64url, to_base64url
 
 LONGEST_PLAIN = 512
 """Maximum size in bytes of a message that a plain id contains; the id of a longer one is always sealed."""

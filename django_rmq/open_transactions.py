@@ -21,7 +21,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.message import ListenerArgument, ListenerFunction
+from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction
 
 logger = safe_logger("django_rmq.consumer")
 

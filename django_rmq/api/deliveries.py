@@ -21,7 +21,7 @@ from django_rmq.api.requests import Anything
 from django_rmq.api.schema import documented
 from django_rmq.api.serializers import Json, ResponseSerializer, maybe
 from django_rmq.api.view import RmqView
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Deliveries, Permission
 from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome, seats

@@ -27,7 +27,7 @@ from django_rmq.conf.values import Keys, keys_of, setting
 from django_rmq.conf.zookeeper_settings import ZooKeeper, read_coordinator, read_zookeeper
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.validation import MAX_REPLICAS
+from django_rmq.core.producer.option_checks import MAX_REPLICAS
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 
 

@@ -32,8 +32,8 @@ from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model import redis_url
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import Definitions
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.topic import Definition, Topic, slot_counts
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis import clients
@@ -43,7 +43,7 @@ from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
-    from django_rmq.core.cluster.broker import Cluster
+    from django_rmq.core.cluster.cluster_broker import Cluster
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
     from django_rmq.core.monitoring.events import EventStream
     from django_rmq.core.redis.shared_connection import SharedConnection
@@ -71,7 +71,7 @@ def running_test() -> object | None:
 @sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
-    from django_rmq.core.cluster.broker import Cluster
+    from django_rmq.core.cluster.cluster_broker import Cluster
     from django_rmq.core.cluster.nodes import parse_seeds
 
     # A node that is down must not delay the calls to the other nodes, so a connection has less time than a call.
@@ -312,7 +312,7 @@ def _build(config: Config, purpose: str) -> Broker:
     assert config.redis is not None
     timeout = SOCKET_TIMEOUTS[purpose]
     if config.redis.cluster:
-        from django_rmq.core.cluster.broker import ClusterBroker
+        from django_rmq.core.cluster.cluster_broker import ClusterBroker
 
         return ClusterBroker(build_cluster(config.redis, timeout, PATIENCE[purpose]), config.key_prefix)
     return RedisBroker(build_client(config.redis, timeout), config.key_prefix)

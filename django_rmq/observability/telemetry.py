@@ -31,13 +31,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rmq.conf import get_config
-from django_rmq.core.model import log_redaction
+from django_rmq.core.model import log_names
+from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.envelope import key_of
-from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.option_checks import MAX_HEADER_BYTES
 from django_rmq.core.producer.placement import SendOptions
-from django_rmq.core.producer.validation import MAX_HEADER_BYTES
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
 from django_rmq.observability import (
     CommitObservation,
@@ -201,8 +201,8 @@ def _recorded(
 
 def message_name(topic: Topic, slot: int, member: bytes) -> str:
     """Return how a span names a message of a keyed topic: by its key, if it has one that may be revealed."""
-    key = None if log_redaction.hides(topic.name) else key_of(topic, member)
-    return log_redaction.name(topic.name, slot, member) if key is None else key
+    key = None if log_names.hides(topic.name) else key_of(topic, member)
+    return log_names.name(topic.name, slot, member) if key is None else key
 
 
 def creator(headers: Mapping[str, str]) -> SpanContext | None:
@@ -366,7 +366,7 @@ def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
 
     operation = "create" if waits else "send"
     attributes = semantic_conventions.attributes(topic.name, operation)
-    hidden = log_redaction.hides(topic.name)
+    hidden = log_names.hides(topic.name)
     began = time.perf_counter()
     error: Exception | None = None
     with span_around(f"{operation} {topic.name}", SpanKind.PRODUCER, attributes, hidden=hidden) as span:
@@ -406,7 +406,7 @@ class _ObservedCall:
     def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
         self._topic, self._function = topic, function
         self._is_traced, self._is_measured = get_config().tracing, get_config().metrics.opentelemetry
-        self._is_hidden = log_redaction.hides(topic.name)
+        self._is_hidden = log_names.hides(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 
     def __call__(self, argument: ListenerArgument) -> object:

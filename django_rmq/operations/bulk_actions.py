@@ -17,7 +17,7 @@ from uuid import uuid4
 from django.utils.translation import gettext as _
 
 from django_rmq import connections
-from django_rmq.core.commands import action_records, operate, results
+from django_rmq.core.commands import operate, results, stored_actions
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.status import STATE_OF, queue_of
 from django_rmq.core.model.stored_actions import (
@@ -313,7 +313,7 @@ def start_action(
         context.broker.now_ms(),
         keep and kind != "replay",
     )
-    context.broker.run(action_records.write_action(action.id, "", action.encode()))
+    context.broker.run(stored_actions.write_action(action.id, "", action.encode()))
     return ActionProgress(action)
 
 
@@ -354,7 +354,7 @@ def background_actions(
     names, oldest = context.known(names), context.broker.now_ms() - KEPT_MS
     return [
         one
-        for one in context.broker.run(action_records.read_actions())
+        for one in context.broker.run(stored_actions.read_actions())
         if (names is None or one.action.topic in names) and (one.ended_ms is None or one.ended_ms > oldest)
     ]
 
@@ -370,15 +370,15 @@ def stop_action(
     if not matches or matches[0].ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
     context.declared(matches[0].action.topic, _PERMISSIONS[matches[0].action.kind])
-    context.broker.run(action_records.write_action(action, "stopped", context.actor.name))
+    context.broker.run(stored_actions.write_action(action, "stopped", context.actor.name))
     # If no worker does a part now, perhaps there is none, and this ends it.
     run_part(context.broker, context, matches[0].action.id, "", lambda: True)
-    return next(one for one in context.broker.run(action_records.read_actions()) if one.action.id == action)
+    return next(one for one in context.broker.run(stored_actions.read_actions()) if one.action.id == action)
 
 
 def _make_room(broker: Broker) -> None:
     """Forget actions that ended long ago, and the oldest ones for a new one. Raises ``OperationRefused`` if all run."""
-    actions, oldest = broker.run(action_records.read_actions()), broker.now_ms() - KEPT_MS
+    actions, oldest = broker.run(stored_actions.read_actions()), broker.now_ms() - KEPT_MS
     ended = sorted((one for one in actions if one.ended_ms is not None), key=lambda one: one.ended_ms or 0)
     room = MOST_ACTIONS - (len(actions) - len(ended))
     if room < 1:
@@ -388,7 +388,7 @@ def _make_room(broker: Broker) -> None:
         )
     for number, one in enumerate(ended):
         if (one.ended_ms or 0) <= oldest or len(ended) - number >= room:
-            broker.run(action_records.delete_action(one))
+            broker.run(stored_actions.delete_action(one))
 
 
 def _perform(
@@ -412,7 +412,7 @@ def _perform(
 def run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
     """Do a part of each action that no other worker does; return whether there was one. Raises ``RmqError``."""
     context, is_busy = OperationContext(Actor("worker", "worker"), "coordinator"), False
-    for one in context.broker.run(action_records.read_actions()):
+    for one in context.broker.run(stored_actions.read_actions()):
         if one.ended_ms is None and not is_over():
             is_busy |= run_part(context.broker, context, one.action.id, worker, is_over)
     return is_busy
@@ -433,7 +433,7 @@ def run_part(
     try:
         # What another worker did until it gave the lease back counts.
         stored = next(
-            (one for one in broker.run(action_records.read_actions()) if one.action.id == action), None
+            (one for one in broker.run(stored_actions.read_actions()) if one.action.id == action), None
         )
         if stored is None or stored.ended_ms is not None:
             return False
@@ -480,10 +480,10 @@ def _do_part(
         pipeline = broker.pipeline()
         more = Counter(progress.outcomes) - before
         for outcome, messages in more.items():
-            pipeline.add(action_records.count_action(action.id, outcome, messages))
+            pipeline.add(stored_actions.count_action(action.id, outcome, messages))
         at_ms = now_ms + round((time.monotonic() - began) * 1000)
-        pipeline.add(action_records.write_action(action.id, "beat", f"{at_ms} {worker}"))
-        asked = pipeline.add(action_records.read_stop(action.id))
+        pipeline.add(stored_actions.write_action(action.id, "beat", f"{at_ms} {worker}"))
+        asked = pipeline.add(stored_actions.read_stop(action.id))
         pipeline.execute()
         before = Counter(progress.outcomes)
         if asked.get() or is_over():
@@ -519,7 +519,7 @@ def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False,
     """Note that an action has ended, and write its counts into the audit trail."""
     action = progress.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
-    broker.run(action_records.write_action(action.id, "ended", json.dumps(ended)))
+    broker.run(stored_actions.write_action(action.id, "ended", json.dumps(ended)))
     user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
     note = action.described if is_complete else f"{action.described}, incomplete"
     if progress.stopped_by:

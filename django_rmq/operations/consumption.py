@@ -26,8 +26,8 @@ from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
 from django_rmq.core.model.changed_limits import limited
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble

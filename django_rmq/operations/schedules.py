@@ -21,9 +21,9 @@ from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import new_origin
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
 from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import TopicType

@@ -1,6 +1,6 @@
 """A new slot count of a topic: the checks before it, and the move of its messages.
 
-``core.resharding`` moves the messages. Here an outage of Redis does not end the move, because each of its steps can be
+``core.reslotting`` moves the messages. Here an outage of Redis does not end the move, because each of its steps can be
 repeated.
 """
 
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.resharding import AT_ONCE, DrainProgress, Reslotting, begin
+from django_rmq.core.reslotting import AT_ONCE, DrainProgress, Reslotting, begin
 from django_rmq.core.topic_registration import differences
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
 
@@ -45,7 +45,7 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
     """
     known = broker.definitions().of(topic.name) or {}
     _check_the_rest(topic, known)
-    begun = resharding.under_way(broker, topic)
+    begun = reslotting.under_way(broker, topic)
     # Settings with the present count, or with a former one, do not ask for a change.
     declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
     slot_count = slots or (begun.topic.slots if begun else declared)
@@ -55,7 +55,7 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
         )
     before = slot_counts(known)[0] if known else topic.slots
     return SlotCountPlan(
-        topic, before, slot_count, begun is not None, resharding.obstacle(broker, topic, slot_count)
+        topic, before, slot_count, begun is not None, reslotting.obstacle(broker, topic, slot_count)
     )
 
 
@@ -72,7 +72,7 @@ def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:
 
 def move(
     broker: Broker,
-    reslotting: Reslotting,
+    change: Reslotting,
     *,
     at_once: int,
     report: Callable[[DrainProgress], None],
@@ -88,8 +88,8 @@ def move(
 
     while True:
         try:
-            progress = resharding.move(broker, reslotting, at_once=at_once, report=note)
-            resharding.finish(broker, reslotting)
+            progress = reslotting.move(broker, change, at_once=at_once, report=note)
+            reslotting.finish(broker, change)
             return progress
         except ServerTrouble as error:
             # The time counts from the last step that was done, so a move survives any number of short outages.

@@ -12,7 +12,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from django_rmq import connections
-from django_rmq.core.commands import activity, inspect
+from django_rmq.core.commands import history, inspect
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, AtSlots
 from django_rmq.core.model.replies import Counts
@@ -340,7 +340,7 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
     small = [topic for topic in topics if len(chosen[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
     calls = [
-        (topic, part, activity.sample(topic, part))
+        (topic, part, history.sample(topic, part))
         for topic in small
         for part in _parts(chosen[topic.name], SLOTS_AT_ONCE)
     ]

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.commands import action_records, operate
+from django_rmq.core.commands import operate, stored_actions
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.operate import Deleted
 from django_rmq.core.commands.script_call import Call
@@ -57,10 +57,10 @@ class Trash:
     def opened(cls, broker: Broker, wanted: Deletion) -> Trash:
         """Return the trash of an action; if it has begun already, with what it has kept so far."""
         now_ms = broker.now_ms()
-        deletions = broker.run(action_records.read_deletions())
+        deletions = broker.run(stored_actions.read_deletions())
         old = [one.id for one in deletions if now_ms >= one.until_ms]
         if old:
-            broker.run(action_records.forget_deletions(old))
+            broker.run(stored_actions.forget_deletions(old))
         alive = [one for one in deletions if one.can_be_undone(now_ms)]
         known = next((one for one in deletions if one.id == wanted.id and now_ms < one.until_ms), None)
         if known is not None and not known.undone_by:
@@ -98,8 +98,8 @@ class Trash:
                 answers.append(answer)
         if kept:
             pipeline = broker.pipeline()
-            pipeline.add(action_records.count_deletion(self._deletion.id, "kept", kept))
-            pipeline.add(action_records.count_deletion(self._deletion.id, "bytes", size))
+            pipeline.add(stored_actions.count_deletion(self._deletion.id, "kept", kept))
+            pipeline.add(stored_actions.count_deletion(self._deletion.id, "bytes", size))
             pipeline.execute()
             self._size -= size
             self._deletion = replace(self._deletion, kept=self.kept + kept)
@@ -110,7 +110,7 @@ class Trash:
         if self._is_new:
             try:
                 # Written before anything is deleted: if this process dies, people find what it has deleted.
-                broker.run(action_records.write_deletion(self._deletion.id, "", self._deletion.encode()))
+                broker.run(stored_actions.write_deletion(self._deletion.id, "", self._deletion.encode()))
             except ServerFull:
                 self._size = 0
                 return False
@@ -120,7 +120,7 @@ class Trash:
     def close(self) -> None:
         """Forget the action if there is nothing to bring back."""
         if not self._is_new and not self.kept:
-            self._broker.run(action_records.forget_deletions([self._deletion.id]))
+            self._broker.run(stored_actions.forget_deletions([self._deletion.id]))
             self._is_new = True
 
     def keeping(self, steps: Iterator[BulkProgress]) -> Iterator[BulkProgress]:
@@ -154,7 +154,7 @@ def undoable(context: OperationContext, names: Collection[str] | None = None) ->
     """Return the actions that can be undone, the newest first, of all topics or those named."""
     context.actor.require(Permission.VIEW)
     names, now_ms = context.known(names), context.broker.now_ms()
-    deletions = context.broker.run(action_records.read_deletions())
+    deletions = context.broker.run(stored_actions.read_deletions())
     return [
         one
         for one in reversed(deletions)
@@ -171,7 +171,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     context.actor.require(Permission.VIEW)
     known, now_ms = context.known(names), context.broker.now_ms()
     stored = next(
-        (one for one in context.broker.run(action_records.read_deletions()) if one.id == deletion), None
+        (one for one in context.broker.run(stored_actions.read_deletions()) if one.id == deletion), None
     )
     if (
         stored is None
@@ -180,7 +180,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     ):
         raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
     topic = context.permitted(stored.topic, PERMISSIONS[stored.kind], at_once=True)
-    actions = context.broker.run(action_records.read_actions())
+    actions = context.broker.run(stored_actions.read_actions())
     if any(one.action.id == stored.id and one.ended_ms is None for one in actions):
         raise OperationRefused(_("the action still runs in the background: stop it first"))
     if topic.slots != stored.slots:
@@ -213,7 +213,7 @@ def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Ite
                 cursors[slot] = answer.cursor
         yield tally.progress()
     if not tally.problems:
-        broker.run(action_records.write_deletion(deletion.id, "undone", context.actor.name))
+        broker.run(stored_actions.write_deletion(deletion.id, "undone", context.actor.name))
     yield tally.progress(is_complete=not tally.problems)
 
 

@@ -29,10 +29,10 @@ from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.bulk_send import takes_bodies
+from django_rmq.core.producer.option_checks import check_durability, option_of
 from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, SendOptions, in_milliseconds
 from django_rmq.core.producer.producer import Producer, found_nothing
 from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
-from django_rmq.core.producer.validation import check_durability, option_of
 from django_rmq.durations import Duration
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, RmqError, SlotMoved
 from django_rmq.message_ids import (

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.cluster_broker import Cluster, ClusterBroker
 from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model import redis_url

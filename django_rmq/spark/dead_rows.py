@@ -21,7 +21,7 @@ from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.resharding import Reslotting
+from django_rmq.core.reslotting import Reslotting
 from django_rmq.spark.broker_connection import reached
 from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import CONNECTION, SourceOptions

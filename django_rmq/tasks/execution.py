@@ -33,7 +33,7 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
-from django_rmq.core.model.message import ListenerFunction, Message
+from django_rmq.core.model.delivered_message import ListenerFunction, Message
 from django_rmq.exceptions import (
     Cancelled,
     Reject,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from django_rmq import connections
 from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.core.commands import inspect, reshard
+from django_rmq.core.commands import inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
@@ -175,9 +175,9 @@ def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: b
     source, target = (slot_of(member, slots) for slots in counts)
     message = _found(broker, [inspect.describe_messages(topic, source, [member])])
     # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
-    if message is None and (slot := broker.run(reshard.reslot_progress(topic, source))).ticket:
+    if message is None and (slot := broker.run(reslot.reslot_progress(topic, source))).ticket:
         # Without members to move, ``move_out`` only repeats the batch that has left the slot.
-        left = broker.run(reshard.move_out(topic, source, slot.reslot, source))
+        left = broker.run(reslot.move_out(topic, source, slot.reslot, source))
         message = next((_leaving(row) for row in left.rows if row.member == member), None)
     return message or _found(broker, [inspect.describe_messages(topic, target, [member])])
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from django_rmq.core.commands import ack, fetch, inspect, ticks
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
+from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.schedules.stepper import next_run

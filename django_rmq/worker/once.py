@@ -15,7 +15,7 @@ from django_rmq import open_transactions
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.message import ListenerArgument, ListenerFunction, Message
+from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.observability import telemetry
 

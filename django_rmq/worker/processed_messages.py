@@ -19,8 +19,8 @@ from django.db.models.functions import Now
 
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import uuid_of
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.models import ProcessedMessage
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
-from django_rmq.core.commands.action_records import read_actions
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.commands.reports import (
@@ -33,6 +32,7 @@ from django_rmq.core.commands.reports import (
     write_report,
     write_stacks,
 )
+from django_rmq.core.commands.stored_actions import read_actions
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import safe_logger

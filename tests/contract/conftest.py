@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.cluster.broker import Cluster
+from django_rmq.core.cluster.cluster_broker import Cluster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import redis
 
-from django_rmq.core.cluster.broker import Cluster
+from django_rmq.core.cluster.cluster_broker import Cluster
 from django_rmq.core.model.keys import SlotKeys
 from tests.oracle.keyspace import Hash, SortedSet
 from tests.support.brokers import OracleBroker

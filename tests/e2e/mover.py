@@ -19,9 +19,9 @@ def main(topic: str, slots: str, step: str) -> None:
     django.setup()
     from django.core.management import call_command
 
-    from django_rmq.core import resharding
+    from django_rmq.core import reslotting
 
-    move = resharding.move
+    move = reslotting.move
 
     def note(made: str, progress: Any = None) -> None:
         if made == step:
@@ -33,7 +33,7 @@ def main(topic: str, slots: str, step: str) -> None:
         note("moved")
         return moved
 
-    resharding.move = watched
+    reslotting.move = watched
     call_command("rmqreslot", topic, slots, at_once=1)
 
 

@@ -28,9 +28,9 @@ from django_rmq.admin.views import action_views as pages
 from django_rmq.admin.views import cause_views, export_views
 from django_rmq.admin.views.page import so_far
 from django_rmq.conf import get_config
+from django_rmq.core.model.delivered_message import message_id as id_of
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.message import message_id as id_of
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic

@@ -22,7 +22,7 @@ from django_rmq.api.probes import PublicView
 from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
 from django_rmq.core.commands import results
-from django_rmq.core.model.message import from_base64url, message_id
+from django_rmq.core.model.delivered_message import from_base64url, message_id
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Permission as Needed
 from tests.support.brokers import OracleBroker, intercept

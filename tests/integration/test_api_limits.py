@@ -19,7 +19,7 @@ from django_rmq import connections
 from django_rmq.api import view
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, send, ticks
-from django_rmq.core.model.message import message_id
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.operations import Actor, Permission, request_limits

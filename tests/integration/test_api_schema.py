@@ -25,8 +25,8 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from django_rmq.conf import get_config
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import background_actions_key, slot_of
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.worker_report import RunningCall

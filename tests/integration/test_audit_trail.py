@@ -15,7 +15,7 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, send, ticks
-from django_rmq.core.model.message import message_id
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.opaque_ids import sealed_id

@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import action_records, reports, results
+from django_rmq.core.commands import reports, results, stored_actions
 from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.exceptions import InvalidRequest, OperationRefused
@@ -133,7 +133,7 @@ def test_an_action_is_stopped_with_or_without_a_worker(shop: Any, monkeypatch: p
 
     def stop_once() -> bool:
         if len(asked) == 1:
-            shop.run(action_records.write_action(other, "stopped", "bob"))
+            shop.run(stored_actions.write_action(other, "stopped", "bob"))
         asked.append(1)
         return False
 

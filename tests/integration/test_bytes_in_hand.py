@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.consumer import capacity
 from django_rmq.core.consumer.capacity import MemoryBudget
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.workers import LONG, Worker, eventually, live, send, total

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from django_rmq.core import lua
 from django_rmq.core.cluster import routing
-from django_rmq.core.cluster.broker import Cluster
+from django_rmq.core.cluster.cluster_broker import Cluster
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.model.keys import slot_keys

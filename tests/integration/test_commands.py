@@ -23,12 +23,12 @@ from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, slot_of, worker_keys
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.opaque_ids import sealed_id
@@ -309,7 +309,7 @@ def test_rmqreslot_refuses_what_cannot_be_done_with_its_reason(broker: Broker, r
     for order in (("32", "--dry-run"), ("--dry-run", "32")):
         assert "would get 32" in run("rmqreslot", "keyed", *order)
         assert broker.definitions() == registered
-    resharding.begin(broker, get_config().topic("keyed"), 32)
+    reslotting.begin(broker, get_config().topic("keyed"), 32)
     assert "is being re-slotted from 2 to 32 slots" in run("rmqreslot", "keyed", "64", code=2)
 
 

@@ -35,7 +35,7 @@ from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer import producer
-from django_rmq.core.resharding import begin, finish
+from django_rmq.core.reslotting import begin, finish
 from tests.support.brokers import direct, set_clock
 
 ROOT = Path(__file__).parents[2]

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import batch as in_flight
-from django_rmq.core.consumer import executor_pool, fetch
+from django_rmq.core.consumer import executor_pool, fetch_planner
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import SlotState
 from django_rmq.core.log import LogThrottle
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys, wake_channel
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
@@ -880,7 +880,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
 
 
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MESSAGES_IN_FLIGHT", 64)
+    monkeypatch.setattr(fetch_planner, "MESSAGES_IN_FLIGHT", 64)
     topic = replace(PRIORITY, slots=16)
     held = HeldListener()
     send(broker, topic, range(1000), priority=100)
@@ -1096,7 +1096,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(fetch_planner, "SWEEP_SECONDS", 0.05)
     claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
     prepared = replace(claimed, name="prepared", timeout=1)
     for topic in (claimed, prepared):
@@ -1117,14 +1117,16 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
 def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "TURN_SECONDS", 60.0)
+    monkeypatch.setattr(fetch_planner, "TURN_SECONDS", 60.0)
     topic = replace(FIXED, name="claimed", slots=1, backoff=AT_ONCE)
     names = [b"%d" % n for n in range(900)]
     broker.send_replace(topic, 0, [broker.now_ms() - 1] * 900, names)
     assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
     broker.renew_claim(topic, 0, "spark", 1, 1, seal=True)
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
-    fetch.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(time.monotonic())
+    fetch_planner.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(
+        time.monotonic()
+    )
     assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)
 
 

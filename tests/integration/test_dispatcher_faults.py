@@ -15,8 +15,8 @@ import pytest
 
 from django_rmq.core import lua
 from django_rmq.core.consumer import acks, dispatcher
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock

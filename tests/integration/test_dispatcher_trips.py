@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.commands import fetch as calls
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import MailboxItem, Stop, Wake
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState, uptime
@@ -30,7 +30,7 @@ COUNT = 40
 @pytest.fixture
 def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A dispatcher that owns all slots and asks one of them in each trip."""
-    monkeypatch.setattr(fetch, "TURN_MESSAGES", 1)
+    monkeypatch.setattr(fetch_planner, "TURN_MESSAGES", 1)
     send(broker, TOPIC, range(COUNT))
     made = Dispatcher(
         broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, WorkerOptions(threads=1)
@@ -177,7 +177,7 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two trips have connections of their own, and Redis may run the later one first."""
-    monkeypatch.setattr(fetch, "TURN_MESSAGES", 1)
+    monkeypatch.setattr(fetch_planner, "TURN_MESSAGES", 1)
     names = [[b"%d.%d" % (slot, n) for n in range(600)] for slot in range(2)]
     for slot in range(2):
         broker.send_fifo(LINES, slot, 0, names[slot], names[slot])
@@ -217,7 +217,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, messages: int, pace: float, first: int, next_ones: int
 ) -> None:
     """So that one trip does not bring many times what it should, while the threads have nothing to do."""
-    monkeypatch.setattr(fetch, "TURN_MESSAGES", 200)
+    monkeypatch.setattr(fetch_planner, "TURN_MESSAGES", 200)
     topic = Topic("many", TopicType.RANGE_MERGE, slots=32, time_range_ms=0, prefetch=100)
     send(broker, topic, range(messages))
     dispatcher = Dispatcher(
@@ -337,7 +337,7 @@ def test_the_answer_to_commits_on_which_nothing_depends_is_read_with_what_comes_
     assert dispatcher._turn()
     assert trips.under_way is not None
     assert not dispatcher._has_more(), "the worker sleeps"
-    assert trips.answer_due <= time.monotonic() + fetch.ANSWER_SECONDS
+    assert trips.answer_due <= time.monotonic() + fetch_planner.ANSWER_SECONDS
     assert dispatcher._turn()
     assert (dispatcher.processed, trips.answer_due) == (1, float("inf"))
     assert not trips.is_awaited

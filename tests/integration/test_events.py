@@ -20,7 +20,7 @@ from django.test import override_settings
 from django_rmq import connections, observability, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.model.message import message_id
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.monitoring import events
 from django_rmq.core.monitoring.events import EventStream
 from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavailable

@@ -21,9 +21,9 @@ from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
-from django_rmq.core.model import log_redaction
+from django_rmq.core.model import log_names
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
@@ -319,9 +319,7 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
 def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        log_redaction, "rules", log_redaction.RedactionRules(sealed_id, {"prices"}.__contains__)
-    )
+    monkeypatch.setattr(log_names, "rules", log_names.RedactionRules(sealed_id, {"prices"}.__contains__))
     cause = KeyError("S3CRET cause")
     error = LookupError("S3CRET\nS3CRET")
     error.__cause__ = cause
@@ -346,7 +344,7 @@ def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest
     def no_secret(*_: object) -> str:
         raise ValueError("no secret key")
 
-    monkeypatch.setattr(log_redaction, "rules", log_redaction.RedactionRules(no_secret))
+    monkeypatch.setattr(log_names, "rules", log_names.RedactionRules(no_secret))
     assert message(b"1").name == "3~"
     outcome(raising(ValueError()))
 

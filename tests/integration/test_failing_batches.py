@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import executor_pool, invoke
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Worker, audit, eventually, live, send, total
 

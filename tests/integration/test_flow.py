@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.capacity import FlowThreads
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Heard, Worker, eventually, live, send, total
 

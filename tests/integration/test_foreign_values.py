@@ -13,8 +13,8 @@ import pytest
 from django_rmq.core.commands.script_call import AtSlot, Call
 from django_rmq.core.consumer import acks
 from django_rmq.core.consumer.crash_recovery import SharedNotes, settle
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import SlotKeys, slot_keys
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
 from tests.support.brokers import Broker

@@ -15,7 +15,7 @@ import pytest
 
 from django_rmq.core.consumer import batch as in_flight_batches
 from django_rmq.core.consumer import executor_pool
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from tests.support.workers import LONG, Heard, Worker, audit, eventually, live, send, total

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.commands import fetch
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
 from example_project.demo.redis_server import NoRedisServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from tests.support.brokers import OracleBroker

@@ -24,9 +24,9 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import membership, reports
 from django_rmq.core.coordination import Worker as WorkerRecord
 from django_rmq.core.coordination.assignment_storage import write_record
+from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
 from django_rmq.core.model.keys import slot_keys, slot_of
-from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, TopicType

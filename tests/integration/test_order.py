@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.consumer import invoke, thread_executor
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.placement import Send
@@ -183,7 +183,7 @@ def test_each_entity_keeps_its_order_while_its_topic_is_re_slotted(
         producer.send([producer.build(topic, body) for body in bodies])
 
     send_numbers(0, 300)
-    chosen = resharding.begin(broker, topic, after)
+    chosen = reslotting.begin(broker, topic, after)
     assert chosen is not None
     sent = [300]
 
@@ -192,8 +192,8 @@ def test_each_entity_keeps_its_order_while_its_topic_is_re_slotted(
             send_numbers(sent[0], sent[0] + 50)
             sent[0] += 50
 
-    resharding.move(broker, chosen, report=send_more)
-    resharding.finish(broker, chosen)
+    reslotting.move(broker, chosen, report=send_more)
+    reslotting.finish(broker, chosen)
     send_numbers(sent[0], 700)
     found: defaultdict[int, list[int]] = defaultdict(list)
     now = replace(topic, slots=after)
@@ -213,9 +213,9 @@ def test_a_strict_topic_in_a_cluster_is_not_re_slotted(redis_cluster: Any) -> No
     strict, loose = fifo(slots=2), replace(fifo(slots=2, order="loose"), name="loose")
     for topic in (strict, loose):
         broker.define(topic)
-    assert "a clock of its own" in resharding.obstacle(broker, strict, 4)
-    assert resharding.obstacle(broker, strict, 2) == ""
-    assert resharding.obstacle(broker, loose, 4) == ""
+    assert "a clock of its own" in reslotting.obstacle(broker, strict, 4)
+    assert reslotting.obstacle(broker, strict, 2) == ""
+    assert reslotting.obstacle(broker, loose, 4) == ""
     cluster.close()
 
 

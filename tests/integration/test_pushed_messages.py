@@ -13,7 +13,7 @@ import pytest
 
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.workers import Heard, HeldListener, Worker, audit, eventually, send, total

@@ -21,10 +21,10 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
@@ -53,10 +53,10 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 def reslot(name: str, slots: int) -> None:
     """Re-slot a topic, which this process is not told."""
     broker = get_broker()
-    chosen = resharding.begin(broker, get_config().topics[name], slots)
+    chosen = reslotting.begin(broker, get_config().topics[name], slots)
     assert chosen is not None
-    resharding.move(broker, chosen)
-    resharding.finish(broker, chosen)
+    reslotting.move(broker, chosen)
+    reslotting.finish(broker, chosen)
 
 
 @pytest.fixture(params=[(16,), (1,), (1, 8)], ids=str)
@@ -269,15 +269,15 @@ def test_a_message_with_the_same_key_elsewhere_is_left_alone_while_the_slot_of_t
 def test_during_a_re_slotting_a_message_that_is_not_there_is_not_called_gone() -> None:
     sent = send_prices()
     broker = get_broker()
-    begun = resharding.begin(broker, get_config().topics["prices"], 16)
+    begun = reslotting.begin(broker, get_config().topics["prices"], 16)
     assert begun is not None
-    resharding.move(broker, begun, [0])
+    reslotting.move(broker, begun, [0])
     present, _ = sent.pop(), remove_message("prices", id=sent[0], on_commit=False)
     assert shell().cancel("prices", [sent[0], present]).found == {sent[0]: "not_found", present: "deleted"}
     with pytest.raises(OperationRefused):
         shell().get("prices", sent[0])
-    resharding.move(broker, begun)
-    resharding.finish(broker, begun)
+    reslotting.move(broker, begun)
+    reslotting.finish(broker, begun)
     assert shell().cancel("prices", sent[:2]).found == {sent[0]: "gone", sent[1]: "deleted"}
 
 
@@ -318,10 +318,10 @@ def stale(broker: Broker, slots: int = 4) -> Producer:
     broker.define(PRICES)
     producer = Producer(broker)
     producer.send([producer.build(PRICES, n) for n in range(8)])
-    chosen = resharding.begin(broker, PRICES, slots)
+    chosen = reslotting.begin(broker, PRICES, slots)
     assert chosen is not None
-    resharding.move(broker, chosen)
-    resharding.finish(broker, chosen)
+    reslotting.move(broker, chosen)
+    reslotting.finish(broker, chosen)
     return producer
 
 

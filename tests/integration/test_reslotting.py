@@ -11,15 +11,15 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Death, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.resharding import DrainProgress
+from django_rmq.core.reslotting import DrainProgress
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
 from tests.support.brokers import Broker, ClusterBroker, OracleBroker
 from tests.support.workers import Worker, cluster_of, eventually
@@ -97,10 +97,10 @@ class Filled:
                 self.broker.rollback(self.topic, slot, answer.receipt, failures)
 
     def reslot(self, slots: int, **how: Any) -> DrainProgress:
-        found = resharding.begin(self.broker, self.topic, slots)
+        found = reslotting.begin(self.broker, self.topic, slots)
         assert found is not None
-        progress = resharding.move(self.broker, found, **how)
-        resharding.finish(self.broker, found)
+        progress = reslotting.move(self.broker, found, **how)
+        reslotting.finish(self.broker, found)
         return progress
 
     def entries(self, slots: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
@@ -143,11 +143,11 @@ def test_everything_moves_to_where_it_belongs_and_stays_what_it_is(
         filled.check_books(16)
     assert broker.definitions()["prices"]["reslot"] == {"number": 4, "former": [1, 2, 4, 16]}
     assert {result.status for result in filled.send(*range(1_000, 1_100))} == {"stored"}
-    assert resharding.begin(broker, filled.topic, 8) is None
+    assert reslotting.begin(broker, filled.topic, 8) is None
 
 
 def test_a_million_slots_are_no_matter_of_memory() -> None:
-    found = resharding.Reslotting(Topic("t", TopicType.PRIORITY, slots=1 << 20), 1, 1)
+    found = reslotting.Reslotting(Topic("t", TopicType.PRIORITY, slots=1 << 20), 1, 1)
     assert (len(found.families), len(found.slots(0)), found.sources(0), found.targets(0)[-1]) == (
         1,
         1 << 20,
@@ -191,15 +191,15 @@ def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) 
         before = filled.entries(2)
         unlucky: Any = Unlucky(broker, at, after)
         try:
-            found = resharding.begin(unlucky, filled.topic, slots)
+            found = reslotting.begin(unlucky, filled.topic, slots)
             assert found is not None
-            resharding.move(unlucky, found)
-            resharding.finish(unlucky, found)
+            reslotting.move(unlucky, found)
+            reslotting.finish(unlucky, found)
         except ServerUnavailable:
-            again = resharding.begin(broker, filled.topic, slots)
+            again = reslotting.begin(broker, filled.topic, slots)
             if again is not None:
-                resharding.move(broker, again)
-                resharding.finish(broker, again)
+                reslotting.move(broker, again)
+                reslotting.finish(broker, again)
         assert filled.entries(slots) == before, at
         filled.check_books(8)
         if unlucky.left > 0:
@@ -210,15 +210,15 @@ def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) 
 def test_who_is_late_with_an_older_re_slotting_is_told_so(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None)
     filled.fill()
-    first = resharding.begin(broker, filled.topic, 16)
+    first = reslotting.begin(broker, filled.topic, 16)
     assert first is not None
-    resharding.move(broker, first)
-    resharding.finish(broker, first)
+    reslotting.move(broker, first)
+    reslotting.finish(broker, first)
     before = filled.entries(16)
     filled.reslot(2)
     with pytest.raises(LostRace, match="re-slotted by another process"):
-        resharding.move(broker, first)
-    resharding.finish(broker, first)
+        reslotting.move(broker, first)
+    reslotting.finish(broker, first)
     assert broker.definitions()["prices"]["slots"] == 2
     assert filled.entries(2) == before
 
@@ -227,13 +227,13 @@ def test_families_may_be_moved_by_several_processes(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", "shop")
     filled.fill()
     before = filled.entries(4)
-    found = resharding.begin(broker, filled.topic, 16)
+    found = reslotting.begin(broker, filled.topic, 16)
     assert found is not None
     for families in ([2, 0], [1, 2], [3]):
-        assert resharding.move(broker, found, families).done == len(families)
-    assert resharding.under_way(broker, filled.topic) == found
-    resharding.finish(broker, found)
-    assert resharding.under_way(broker, filled.topic) is None
+        assert reslotting.move(broker, found, families).done == len(families)
+    assert reslotting.under_way(broker, filled.topic) == found
+    reslotting.finish(broker, found)
+    assert reslotting.under_way(broker, filled.topic) is None
     assert filled.entries(16) == before
 
 
@@ -291,7 +291,7 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
     with pytest.raises(
         ConfigurationError, match=r"slot_basis=.* the new slots of its 40 messages are unknown"
     ):
-        resharding.begin(broker, filled.topic, 8)
+        reslotting.begin(broker, filled.topic, 8)
     assert broker.definitions()["prices"]["slots"] == 4
     filled.reslot(2)
     topic = replace(filled.topic, slots=2)
@@ -308,7 +308,7 @@ def test_a_slot_with_hidden_bases_is_shut_only_when_it_is_empty() -> None:
     broker: Any = OracleBroker()
     filled = Filled(broker, TopicType.PRIORITY, "body", None, slots=1)
     broker.note_slot_basis(filled.topic)
-    found = resharding.begin(broker, filled.topic, 4)
+    found = reslotting.begin(broker, filled.topic, 4)
     assert found is not None
     out = filled.producer.build(filled.topic, "x", priority=50, slot_basis="hidden")
     filled.producer.send([out])
@@ -321,7 +321,7 @@ def test_a_slot_with_hidden_bases_is_shut_only_when_it_is_empty() -> None:
             assert answer.status == "ok"
             broker.commit(filled.topic, 0, answer.receipt, [out.member])
 
-    assert resharding.move(broker, found, report=report).strays == 0
+    assert reslotting.move(broker, found, report=report).strays == 0
     assert waited.is_set()
 
 
@@ -339,12 +339,12 @@ def test_what_a_stranger_put_where_nobody_can_tell_it_belongs_stays(broker: Any)
 
 def test_another_re_slotting_has_to_end_before(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None)
-    found = resharding.begin(broker, filled.topic, 16)
-    assert resharding.begin(broker, filled.topic, 16) == found
+    found = reslotting.begin(broker, filled.topic, 16)
+    assert reslotting.begin(broker, filled.topic, 16) == found
     with pytest.raises(ConfigurationError, match="is being re-slotted from 4 to 16 slots"):
-        resharding.begin(broker, filled.topic, 8)
+        reslotting.begin(broker, filled.topic, 8)
     with pytest.raises(ConfigurationError, match="power of two"):
-        resharding.begin(broker, filled.topic, 6)
+        reslotting.begin(broker, filled.topic, 6)
 
 
 @pytest.mark.parametrize("serial", [True, False])
@@ -364,11 +364,11 @@ def test_a_worker_goes_on_under_the_count_that_it_is_told(broker: Any, serial: b
     send(*range(100))
     with Worker(broker, topic, listener, on_moved=told.add) as worker:
         for round_, slots in enumerate((8, 1), 1):
-            found = resharding.begin(broker, topic, slots)
+            found = reslotting.begin(broker, topic, slots)
             assert found is not None
             send(*range(1_000 * round_, 1_000 * round_ + 100))
-            resharding.move(broker, found)
-            resharding.finish(broker, found)
+            reslotting.move(broker, found)
+            reslotting.finish(broker, found)
             worker.dispatcher.own((topic.name, slot) for slot in range(slots))
             send(*range(1_000 * round_ + 100, 1_000 * round_ + 200))
             eventually(lambda: len(ran) >= 100 + 200 * round_, "all running")  # noqa: B023

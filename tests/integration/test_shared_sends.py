@@ -32,7 +32,7 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.core.redis.shared_connection import SharedConnection
-from django_rmq.core.resharding import begin, finish, move
+from django_rmq.core.reslotting import begin, finish, move
 from tests.support.brokers import direct
 from tests.support.servers import RedisCluster, ask
 
@@ -258,10 +258,10 @@ def test_a_topic_that_is_re_slotted_meanwhile_is_followed() -> None:
     def re_slot() -> None:
         broker = connections.get_broker("worker")
         topic = get_config().topic("jobs")
-        resharding = begin(broker, topic, 8)
-        assert resharding is not None
-        move(broker, resharding)
-        finish(broker, resharding)
+        reslotting = begin(broker, topic, 8)
+        assert reslotting is not None
+        move(broker, reslotting)
+        finish(broker, reslotting)
 
     result = asyncio.run(send())
     assert result.status == "stored"

@@ -34,7 +34,7 @@ from django_rmq import (
     send_message,
 )
 from django_rmq.connections import get_broker
-from django_rmq.core.model import message as delivery_handle
+from django_rmq.core.model import delivered_message as delivery_handle
 from django_rmq.core.model.replies import FoundReply
 from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import Topic, TopicType

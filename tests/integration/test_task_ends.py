@@ -15,12 +15,12 @@ from django.utils import timezone
 
 from django_rmq import cancel_message, connections, send_message
 from django_rmq.conf import get_config
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_of
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.tasks import backend, execution, frameworks, records
 from django_rmq.tasks.execution import Attempt
@@ -500,10 +500,10 @@ def test_a_task_is_found_at_every_step_of_a_re_slotting(
             result.refresh()
             seen.setdefault(step, set()).add((result.status, result.finished_at is not None))
 
-    chosen = resharding.begin(broker, topic, after)
+    chosen = reslotting.begin(broker, topic, after)
     assert chosen is not None
-    resharding.move(broker, chosen, report=note)
-    resharding.finish(broker, chosen)
+    reslotting.move(broker, chosen, report=note)
+    reslotting.finish(broker, chosen)
     note("finished", None)
     assert {"shut", "moved_out", "moved_in", "reopened", "finished"} <= seen.keys()
     assert set().union(*seen.values()) == {(expected, state == "dead")}

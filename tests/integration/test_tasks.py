@@ -19,8 +19,8 @@ from django.utils import timezone
 from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
 from django_rmq.core.commands import fetch, inspect, results
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys, slot_of
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage

@@ -25,8 +25,8 @@ from django_rmq.api import urls as routes
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.conf import get_config
 from django_rmq.core.commands import ticks
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.message import message_id
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.exceptions import NotPermitted, UnknownTopic

@@ -18,7 +18,7 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import action_records, operate
+from django_rmq.core.commands import operate, stored_actions
 from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, decode_deletions
 from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
@@ -108,7 +108,7 @@ def test_what_is_deleted_for_good_is_not_listed(shop: Any) -> None:
     assert operations().delete("letters", [first.id], "live", keep=False).undo == ""
     assert operations().delete_only("letters", second.id, keep=False).undo == ""
     assert operations().delete_all("letters", "waiting", keep=False).result().undo == ""
-    assert operations().undoable() == [] and shop.run(action_records.read_deletions()) == []
+    assert operations().undoable() == [] and shop.run(stored_actions.read_deletions()) == []
 
 
 def test_an_action_that_deletes_nothing_leaves_no_trace(shop: Any) -> None:
@@ -118,7 +118,7 @@ def test_an_action_that_deletes_nothing_leaves_no_trace(shop: Any) -> None:
     assert operations().delete("letters", [one.id], "live").undo == ""
     assert operations().purge("letters", "dead").result().undo == ""
     assert operations().purge("letters", "dead", dry_run=True).result().undo == ""
-    assert shop.run(action_records.read_deletions()) == []
+    assert shop.run(stored_actions.read_deletions()) == []
 
 
 def test_an_action_of_several_requests_is_undone_as_one(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,23 +196,23 @@ def test_a_full_server_lets_people_delete() -> None:
 def test_after_an_hour_there_is_nothing_to_undo(shop: Any) -> None:
     put(shop, 1)
     old = Deletion("old", "purge", "letters", 4, "waiting", "ada", "test", shop.now_ms() - UNDO_MS)
-    shop.run(action_records.write_deletion("old", "", old.encode()))
-    shop.run(action_records.count_deletion("old", "kept", 1))
+    shop.run(stored_actions.write_deletion("old", "", old.encode()))
+    shop.run(stored_actions.count_deletion("old", "kept", 1))
     assert operations().undoable() == []
     with pytest.raises(OperationRefused):
         operations().undo("old")
     operations().purge("letters", "waiting").result()
-    assert [one.id for one in shop.run(action_records.read_deletions())] != ["old"]
-    assert len(shop.run(action_records.read_deletions())) == 1
+    assert [one.id for one in shop.run(stored_actions.read_deletions())] != ["old"]
+    assert len(shop.run(stored_actions.read_deletions())) == 1
 
 
 @pytest.mark.parametrize("age_ms", [UNDO_MS, 0], ids=["after its hour", "after its undo"])
 def test_an_action_keeps_nothing_that_nobody_could_bring_back(shop: Any, age_ms: int) -> None:
     began_ms = shop.now_ms() - age_ms
     action = Deletion("long", "purge", "letters", 4, "waiting", "ada", "test", began_ms)
-    shop.run(action_records.write_deletion("long", "", action.encode()))
+    shop.run(stored_actions.write_deletion("long", "", action.encode()))
     if not age_ms:
-        shop.run(action_records.write_deletion("long", "undone", "ada"))
+        shop.run(stored_actions.write_deletion("long", "undone", "ada"))
     put(shop, 6)
     trash = undo.Trash.opened(shop, action)
     calls = [operate.purge(get_config().topic("letters"), slot, "store") for slot in range(4)]
@@ -222,8 +222,8 @@ def test_an_action_keeps_nothing_that_nobody_could_bring_back(shop: Any, age_ms:
 
 def test_a_topic_with_another_slot_count_is_not_undone(shop: Any) -> None:
     record = Deletion("resized", "purge", "letters", 8, "waiting", "ada", "test", shop.now_ms())
-    shop.run(action_records.write_deletion("resized", "", record.encode()))
-    shop.run(action_records.count_deletion("resized", "kept", 1))
+    shop.run(stored_actions.write_deletion("resized", "", record.encode()))
+    shop.run(stored_actions.count_deletion("resized", "kept", 1))
     with pytest.raises(OperationRefused, match="another slot count"):
         operations().undo("resized")
 

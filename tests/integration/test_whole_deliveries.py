@@ -13,9 +13,9 @@ import redis
 from django_rmq.core.commands import ack
 from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.fetch import RoundTrip
+from django_rmq.core.consumer.fetch_planner import RoundTrip
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable

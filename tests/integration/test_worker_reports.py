@@ -24,10 +24,10 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.admin.views.worker_views import SILENT_MS
 from django_rmq.conf import get_config
-from django_rmq.core.commands import activity, reports
+from django_rmq.core.commands import history, reports
 from django_rmq.core.commands.reports import delete_reports, read_reports
+from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.keys import reports_key, stacks_key, times_key, worker_requests_key
-from django_rmq.core.model.message import Message, message_id
 from django_rmq.core.model.replies import LATENESS_BUCKETS
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
@@ -461,7 +461,7 @@ def test_rest_returns_reports_vanished_workers_and_topics_without_one(
 def count_calls(broker: Any, topic: str, bucket: int) -> None:
     """Count a hundred calls of the listener of ``topic``, all in one class of durations."""
     took = [100 if one == bucket else 0 for one in range(LATENESS_BUCKETS)]
-    broker.run(activity.count_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
+    broker.run(history.count_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
 
 
 def test_what_runs_is_beside_the_usual_times_of_its_topic(shop: Any) -> None:

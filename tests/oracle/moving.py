@@ -1,4 +1,4 @@
-"""Re-slotting of a single slot; ``resharding`` defines the order."""
+"""Re-slotting of a single slot; ``reslotting`` defines the order."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.keys import slot_of
@@ -233,7 +233,7 @@ class History:
             return
         self.depth = 2
         try:
-            found = resharding.under_way(self.door(), self.topic)
+            found = reslotting.under_way(self.door(), self.topic)
             if found is not None:
                 self.move(found)
         except (MoverDied, LostRace):
@@ -245,17 +245,17 @@ class History:
         """Return the broker as a mover sees it."""
         return Door(self.broker, self.happen)
 
-    def move(self, found: resharding.Reslotting) -> None:
+    def move(self, found: reslotting.Reslotting) -> None:
         door = self.door()
-        resharding.move(door, found, at_once=self.random.choice([1, 8]), pause=lambda seconds: self.wait())
-        resharding.finish(door, found)
+        reslotting.move(door, found, at_once=self.random.choice([1, 8]), pause=lambda seconds: self.wait())
+        reslotting.finish(door, found)
 
     def reslot(self, slots: int) -> None:
         """Re-slot, however often the mover dies."""
         while True:
             self.depth = 1
             try:
-                found = resharding.begin(self.door(), self.topic, slots)
+                found = reslotting.begin(self.door(), self.topic, slots)
                 if found is not None:
                     self.move(found)
                 return

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
@@ -127,10 +127,10 @@ class Walk(History):
         """Let another mover do all there is to do, as far as nothing runs."""
         self.depth = 2
         try:
-            found = resharding.under_way(self.broker, self.topic)
+            found = reslotting.under_way(self.broker, self.topic)
             if found is not None:
-                resharding.move(self.broker, found, pause=self.end_what_runs)
-                resharding.finish(self.broker, found)
+                reslotting.move(self.broker, found, pause=self.end_what_runs)
+                reslotting.finish(self.broker, found)
         except LostRace:
             pass
         finally:
@@ -142,10 +142,10 @@ class Walk(History):
         else:
             self.clock.advance(7)
 
-    def move(self, found: resharding.Reslotting) -> None:
+    def move(self, found: reslotting.Reslotting) -> None:
         door = self.door()
-        resharding.move(door, found, pause=self.end_what_runs)
-        resharding.finish(door, found)
+        reslotting.move(door, found, pause=self.end_what_runs)
+        reslotting.finish(door, found)
 
     def run(self) -> None:
         self.reslot(self.after)

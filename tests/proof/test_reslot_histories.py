@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.model.replies import Handover
 from django_rmq.core.model.topic import slot_counts
 from tests.oracle.broker import RULES
@@ -82,11 +82,11 @@ def sources_open_first(patch: Patch) -> None:
         for slot in (*plan.sources(family), *plan.targets(family)):
             self._broker.reopen(plan.topic, slot, plan.number, deliveries=0)
 
-    patch.setattr(resharding._Mover, "_reopen", reopen)
+    patch.setattr(reslotting._Mover, "_reopen", reopen)
 
 
 def sources_are_shut_first(patch: Patch) -> None:
-    shut, kept = resharding._Mover._shut, []
+    shut, kept = reslotting._Mover._shut, []
 
     def swapped(self: Any, slots: Any) -> None:
         # They come in two calls: the targets, then the sources.
@@ -95,7 +95,7 @@ def sources_are_shut_first(patch: Patch) -> None:
             shut(self, kept.pop())
             shut(self, kept.pop())
 
-    patch.setattr(resharding._Mover, "_shut", swapped)
+    patch.setattr(reslotting._Mover, "_shut", swapped)
 
 
 def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import TopicType
 from tests.spark.conftest import Queue

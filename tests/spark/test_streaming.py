@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from django_rmq.core import resharding
+from django_rmq.core import reslotting
 from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.core.redis.broker import ServerConnection
@@ -590,7 +590,7 @@ def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
     monkeypatch.setattr("django_rmq.spark.stream_reader.LOOK_SECONDS", 0.0)
     topic, source, start = begun(40, slots=2)
     end = source.latestOffset(start, ReadMaxRows(20) if left_over else ALL)
-    change = resharding.begin(topic.broker, topic.topic, 8)
+    change = reslotting.begin(topic.broker, topic.topic, 8)
     assert change is not None
     waits: list[int] = []
 
@@ -602,9 +602,9 @@ def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
                 source.latestOffset(end, ALL)
             assert topic.depth("claimed") == 0
 
-    resharding.move(topic.broker, change, pause=meanwhile)
+    reslotting.move(topic.broker, change, pause=meanwhile)
     assert len(waits) >= 3
-    resharding.finish(topic.broker, change)
+    reslotting.finish(topic.broker, change)
     with pytest.raises(SlotMoved, match="new checkpoint"):
         source.latestOffset(end, ALL)
     moved = Queue(topic.broker, topic.url, change.topic)

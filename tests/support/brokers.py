@@ -10,15 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from django_rmq.core import commands
-from django_rmq.core.cluster import broker as cluster
+from django_rmq.core.cluster import cluster_broker as cluster
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import broker as redis
 from django_rmq.core.redis import in_memory
 from tests.oracle import broker as oracle
 from tests.oracle import pipeline as oracle_pipeline
-
-NOT_METHODS = {"redefine"}
-"""Transitions that brokers have methods for, which do more."""
 
 
 def _functions() -> Iterator[Callable[..., Call[Any]]]:
@@ -30,9 +27,7 @@ def _functions() -> Iterator[Callable[..., Call[Any]]]:
 
 
 FUNCTIONS: dict[str, Callable[..., Call[Any]]] = {
-    function.__name__: function
-    for function in _functions()
-    if not function.__name__.startswith("_") and function.__name__ not in NOT_METHODS
+    function.__name__: function for function in _functions() if not function.__name__.startswith("_")
 }
 """Every function that makes a call, by its name."""
 

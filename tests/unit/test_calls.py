@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core import lua
-from django_rmq.core.commands import ack, inspect, membership, reshard, send
+from django_rmq.core.commands import ack, inspect, membership, send
 from django_rmq.core.commands.script_call import Answer, AtSlot, signature
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
@@ -26,7 +26,7 @@ def test_a_call_says_its_script_its_place_and_its_arguments() -> None:
 def test_a_call_knows_its_keys_below_any_prefix() -> None:
     call = inspect.audit(TOPIC, 2)
     assert call.keys("")[0] == b"t_2" and call.keys("p:")[0] == b"p:t_2"
-    assert reshard.redefine("t", b"", "{}").keys("p:") == (b"p:rmq:topics",)
+    assert membership.leave("w", "t").keys("p:")[0] == b"sessions_{p:rmq:workers}"
 
 
 def test_a_call_of_many_slots_has_a_part_for_each() -> None:

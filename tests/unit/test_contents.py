@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import (
     LARGEST_HELD,
     MARK,
@@ -25,7 +26,6 @@ from django_rmq.core.model.envelope import (
     raw_body,
     stored_basis,
 )
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from django_rmq import Retry, Send, ensure_message, schedule, send_message, send_messages
 from django_rmq.admin.forms import DurationField
 from django_rmq.conf import read_settings
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import (

@@ -23,7 +23,7 @@ from django_rmq import (
     send_messages,
 )
 from django_rmq.conf import read_settings
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import captured_messages, memory_broker

@@ -14,7 +14,7 @@ import django_rmq
 WITHOUT_DJANGO = [
     "django_rmq",
     "django_rmq.exceptions",
-    "django_rmq.core.model.message",
+    "django_rmq.core.model.delivered_message",
     "django_rmq.core.model.keys",
     "django_rmq.core.lua",
     "django_rmq.core.redis.broker",

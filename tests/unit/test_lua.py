@@ -15,7 +15,6 @@ import redis
 from django_rmq.core import lua
 from django_rmq.core.commands import (
     ack,
-    action_records,
     claims,
     fetch,
     insert,
@@ -24,9 +23,10 @@ from django_rmq.core.commands import (
     membership,
     operate,
     reports,
-    reshard,
+    reslot,
     results,
     send,
+    stored_actions,
     ticks,
 )
 from django_rmq.core.commands.script_call import AtSlots, Call
@@ -265,9 +265,9 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
             ack,
             claims,
             operate,
-            reshard,
+            reslot,
             inspect,
-            action_records,
+            stored_actions,
             limits,
             membership,
             reports,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.limits import due_of, priority_of, retries_left
-from django_rmq.core.model.message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 

@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.executor_pool import Suspects
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, word, words
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure, cut_error
 from django_rmq.core.model.topic import Topic
 

@@ -36,7 +36,7 @@ from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
 from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 
 T = TypeVar("T")
 

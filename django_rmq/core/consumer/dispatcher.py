@@ -24,7 +24,7 @@ from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, Listene
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.crash_recovery import SharedNotes
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
-from django_rmq.core.consumer.fetch import (
+from django_rmq.core.consumer.fetch_planner import (
     POLL_SECONDS,
     DuePoll,
     FetchPlanner,

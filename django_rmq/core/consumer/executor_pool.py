@@ -23,7 +23,7 @@ from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, Shutdo
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.consumer.watchdog import ThreadWatch
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 

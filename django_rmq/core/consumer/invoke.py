@@ -36,7 +36,7 @@ from django_rmq.core.consumer.failures import (
     text_of,
 )
 from django_rmq.core.consumer.slot_schedule import uptime
-from django_rmq.core.model.message import Message
+from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import Cancelled, InvalidBody
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast, overload
 
-from django_rmq.core.model.message import message_id
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.replies import Sent
 
 

@@ -23,7 +23,7 @@ from operator import add, sub
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from django_rmq.core.commands import activity
+from django_rmq.core.commands import history
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
@@ -104,9 +104,9 @@ class TimesCount:
         for topic, counted in taken.items():
             try:
                 if any(counted.late):
-                    self._broker.run(activity.count_lateness(topic, counted.late))
+                    self._broker.run(history.count_lateness(topic, counted.late))
                 late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
-                self._broker.run(activity.count_times(topic, counted.late, late_ms, counted.took, took_us))
+                self._broker.run(history.count_times(topic, counted.late, late_ms, counted.took, took_us))
             except RmqError as error:
                 self._log_throttled(
                     "times", "Lateness and duration of messages could not be recorded: %s", error
@@ -309,7 +309,7 @@ class _Sampling:
             elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
                 yield (60_000 - passed) / 1000
             # Several workers may try: while slots move two may own slot 0, and topics without owners are sampled by any worker.
-            elif self._is_ours(self._topic) and self._broker.run(activity.take_minute(self._topic, minute)):
+            elif self._is_ours(self._topic) and self._broker.run(history.take_minute(self._topic, minute)):
                 yield from self._sample(minute)
                 yield self._until_next()
             else:
@@ -327,11 +327,11 @@ class _Sampling:
         for number, part in enumerate(parts):
             if number:
                 yield pause
-            part_sample = self._broker.run(activity.sample(self._topic, part))
+            part_sample = self._broker.run(history.sample(self._topic, part))
             whole = part_sample if whole is None else whole.plus(part_sample)
         assert whole is not None
         record = MinuteRecord.of(whole, self._topic, self._broker.now_ms())
-        self._broker.run(activity.store_minute(self._topic, minute, record.encode(), self._keep))
+        self._broker.run(history.store_minute(self._topic, minute, record.encode(), self._keep))
 
 
 LONGEST_GAP_MINUTES = 5
@@ -408,7 +408,7 @@ def read_minutes(broker: Broker, topic: Topic, hours: float = 48, *, step: int =
     first = (now // step + 1) * step - count
     begin = first - LONGEST_GAP_MINUTES
     calls = (
-        activity.minutes(topic, start, min(start + BATCH - 1, now)) for start in range(begin, now + 1, BATCH)
+        history.minutes(topic, start, min(start + BATCH - 1, now)) for start in range(begin, now + 1, BATCH)
     )
     records = [record for some in walk(broker, calls) for record in some]
     return _read(records, first, count, now, step)
@@ -424,7 +424,7 @@ def _each_last(
 ) -> Iterator[tuple[Topic, list[Minute] | RmqError]]:
     now = broker.now_ms() // 60_000
     calls = [
-        activity.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now) for topic, count in topics.items()
+        history.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now) for topic, count in topics.items()
     ]
     for (topic, count), records in zip(topics.items(), _answers(broker, calls), strict=True):
         if isinstance(records, RmqError):
@@ -592,7 +592,7 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqE
     It takes 1 to 2 ms per 256 slots in Redis.
     """
     calls = [
-        activity.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
+        history.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
         for topic in topics
         for start in range(0, topic.slots, SLOTS_AT_ONCE)
     ]
@@ -612,7 +612,7 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqE
 
 def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
     """Return all durations ever counted of each topic, or the error that prevents reading them."""
-    return _answers(broker, [activity.times(topic) for topic in topics])
+    return _answers(broker, [history.times(topic) for topic in topics])
 
 
 def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
@@ -620,7 +620,7 @@ def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | 
     if not topics:
         return []
     now = broker.now_ms() // 60_000
-    calls = [activity.minutes(topic, now - LONGEST_GAP_MINUTES, now) for topic in topics]
+    calls = [history.minutes(topic, now - LONGEST_GAP_MINUTES, now) for topic in topics]
     return [
         records if isinstance(records, RmqError) else _youngest(records)
         for records in _answers(broker, calls)

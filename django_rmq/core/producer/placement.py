@@ -25,7 +25,7 @@ from django_rmq.core.model.envelope import (
 )
 from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, abbreviated
 from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
-from django_rmq.core.producer.validation import (
+from django_rmq.core.producer.option_checks import (
     check_fixed_time,
     check_headers,
     check_key,

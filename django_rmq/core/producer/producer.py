@@ -20,9 +20,9 @@ from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.bulk_send import BulkSend, takes_bodies
+from django_rmq.core.producer.option_checks import score_of
 from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, member_of
 from django_rmq.core.producer.round_trips import send_trips, trip_spans
-from django_rmq.core.producer.validation import score_of
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 T = TypeVar("T")

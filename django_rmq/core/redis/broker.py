@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core import lua
-from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply
+from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply, Single
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
     Definitions,
@@ -60,6 +60,11 @@ class Connection(Protocol):
 
     def disconnect(self) -> None:
         """Close the connection."""
+
+
+def _replace_definition(name: str, before: bytes, after: str) -> Call[bool]:
+    """Write the definition of a topic if ``before`` is still the registered one; answer whether it was."""
+    return Call("topics/redefine", Single(topics_key), (name, before, after), lambda reply: reply == b"ok")
 
 
 class RedisBroker:
@@ -122,8 +127,6 @@ class RedisBroker:
         The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
         Raises ``WrongType`` if the key holds another type.
         """
-        from django_rmq.core.commands import reshard
-
         key = topics_key(self.prefix)
         while True:
             try:
@@ -136,7 +139,7 @@ class RedisBroker:
                 return present
             after = json.dumps(definition, sort_keys=True)
             # The script writes only if the definition is still the one that was read; otherwise another process was faster.
-            if self.run(reshard.redefine(name, before, after)):
+            if self.run(_replace_definition(name, before, after)):
                 return definition
 
     def undefine(self, topic: Topic) -> None:

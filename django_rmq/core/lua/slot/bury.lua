@@ -30,7 +30,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _undrained.note_undrained
 -- include: _delivery_end.mark_delivery
 -- Start with a deletion of nothing: after it, a full server accepts the rest.

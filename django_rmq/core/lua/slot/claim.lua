@@ -63,7 +63,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _ledger.counts
 -- include: _sleep.wake
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _delivery_end.end_delivery
 -- include: _retries.end_for_good
 -- include: _delivery_end.give_back

@@ -66,7 +66,7 @@ local failed = unusual and redis.call('HLEN', failures) > 0
 if keyed or failed or #marked > 0 then
 -- include: _scores.kinds
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _delivery_end.end_delivery
 -- include: _retries.end_for_good
 -- include: _delivery_end.end_marked

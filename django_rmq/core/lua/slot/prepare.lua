@@ -111,7 +111,7 @@ local behind, claims_shut = false, false
 if in_flight > 0 or rests or claimed then
 -- include: _retries.retry_score
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _delivery_end.end_delivery
 -- include: _retries.end_for_good
 -- include: _delivery_end.give_back
@@ -168,7 +168,7 @@ local free, retries, complete, is_head, last_score, last_member = choose()
 -- include: _delivery.selection
 if #expired > 0 then
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _expiry.end_expired
   end_expired(expired)
 end

@@ -39,7 +39,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _sleep.wake
 -- include: _sleep.opens_gate
 -- include: _accumulation.bodies
--- include: _deaths
+-- include: _death_record
 -- include: _delivery_end.end_delivery
 -- include: _retries.end_for_good
 -- include: _retries.backoff

@@ -1,12 +1,11 @@
-"""Calls of a re-slotting, each of which may be repeated (``resharding`` defines their order), and of a topic's definition."""
+"""Calls of a re-slotting, each of which may be repeated (``reslotting`` defines their order)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
 
-from django_rmq.core.commands.script_call import AtSlot, Call, Named, Reply, moment, word
-from django_rmq.core.model.keys import topics_key
+from django_rmq.core.commands.script_call import AtSlot, Call, Reply, moment, word
 from django_rmq.core.model.replies import CopyReply, Handover, ReslotProgress
 from django_rmq.core.model.topic import Topic
 
@@ -81,16 +80,3 @@ def move_in(
 ) -> Call[str]:
     """Take in the messages that left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
     return Call("move_in", AtSlot(topic, slot), (reslot, source, ticket, *chain.from_iterable(rows)), word)
-
-
-def _key(prefix: str, _: str) -> bytes:
-    return topics_key(prefix)
-
-
-def _is_ok(reply: bytes) -> bool:
-    return reply == b"ok"
-
-
-def redefine(topic: str, before: bytes, after: str) -> Call[bool]:
-    """Write a definition if ``before`` is still the registered one; return whether it was."""
-    return Call("topics/redefine", Named(_key, topic), (topic, before, after), _is_ok)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from django_rmq.core.cluster.broker import ClusterBroker
-from django_rmq.core.commands import ack, inspect, reshard
+from django_rmq.core.cluster.cluster_broker import ClusterBroker
+from django_rmq.core.commands import ack, inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
@@ -226,12 +226,12 @@ class SlotDrain:
     def drain(self, source: int) -> bool:
         """Move messages that belong elsewhere out of a slot; return whether all of them have moved."""
         while True:
-            before = self._broker.run(reshard.reslot_progress(self._topic, source))
+            before = self._broker.run(reslot.reslot_progress(self._topic, source))
             # A delivery from before the slot was shut may still run; its message can go back to any state.
             if before.in_flight or before.claims or not self._settle(source):
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)
-            after = self._broker.run(reshard.reslot_progress(self._topic, source))
+            after = self._broker.run(reslot.reslot_progress(self._topic, source))
             # A person may have rescheduled or replayed a message meanwhile. It is then in a state that was already read, so all
             # states are read again.
             if (before.rescheduled, before.revived) == (after.rescheduled, after.revived):
@@ -287,7 +287,7 @@ class SlotDrain:
 
     def _move_out(self, source: int, target: int, members: Sequence[tuple[str, bytes]] = ()) -> Handover:
         answer = self._broker.run(
-            reshard.move_out(
+            reslot.move_out(
                 self._topic,
                 source,
                 self._reslotting.number,
@@ -307,7 +307,7 @@ class SlotDrain:
         check(
             self._topic,
             self._broker.run(
-                reshard.move_in(self._topic, handover.target, number, source, handover.ticket, handover.rows)
+                reslot.move_in(self._topic, handover.target, number, source, handover.ticket, handover.rows)
             ),
         )
         self._arrived[source] = handover.ticket
@@ -410,7 +410,7 @@ class _Mover:
 
     def _read_progress(self, families: Iterable[int]) -> dict[int, ReslotProgress]:
         slots = [slot for family in families for slot in self._reslotting.slots(family)]
-        calls = (reshard.reslot_progress(self._topic, slot) for slot in slots)
+        calls = (reslot.reslot_progress(self._topic, slot) for slot in slots)
         return dict(zip(slots, walk(self._broker, calls, len(slots)), strict=True))
 
     def _is_done(self, of_slots: dict[int, ReslotProgress], family: int) -> bool:
@@ -424,7 +424,7 @@ class _Mover:
         only_empty = plan.grows and hides_bases(self._broker, self._topic)
         fresh = {slot: slot >= plan.before for slot in slots}
         calls = [
-            reshard.shut(
+            reslot.shut(
                 self._topic, slot, plan.number, fresh=is_fresh, only_empty=only_empty and not is_fresh
             )
             for slot, is_fresh in fresh.items()
@@ -441,7 +441,7 @@ class _Mover:
         paused = any(of_slots[slot].is_paused for slot in slots)
         for part in (plan.targets(family), plan.sources(family)):
             calls = [
-                reshard.reopen(self._topic, slot, plan.number, deliveries=deliveries, paused=paused)
+                reslot.reopen(self._topic, slot, plan.number, deliveries=deliveries, paused=paused)
                 for slot in part
             ]
             for answer in walk(self._broker, calls, len(calls)):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from django_rmq.core.model import log_redaction
+from django_rmq.core.model import log_names
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
 from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
@@ -171,7 +171,7 @@ class Message(DeliveryHandle, Generic[Body]):
     @property
     def name(self) -> str:
         """An id for log lines. It reveals nothing of the message, and finds it in the admin."""
-        return log_redaction.name(self.topic.name, self.slot, self.delivery.member)
+        return log_names.name(self.topic.name, self.slot, self.delivery.member)
 
     @property
     def envelope(self) -> Envelope:

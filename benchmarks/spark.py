@@ -373,7 +373,8 @@ class Bench:
         with self.watched("stream read"):
             seconds = self.triggers(self.batch)
         left = sum(
-            self.broker.run(inspect.audit(self.topic, slot))["acked"] for slot in range(self.topic.slots)
+            self.broker.run(inspect.audit_ledger(self.topic, slot))["acked"]
+            for slot in range(self.topic.slots)
         )
         if left != len(self.raws):
             raise RuntimeError(f"{left} of {len(self.raws)} messages were acknowledged")

@@ -229,7 +229,7 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, object], *, adopt:
         if adopt and ledger.live_drift > 0:
             booked = _adopt(broker, topic, slot, ledger)
             adopted += booked
-            ledger = broker.run(inspect.audit(topic, slot)) if booked else ledger
+            ledger = broker.run(inspect.audit_ledger(topic, slot)) if booked else ledger
         for name, value in ledger:
             counters[name] += value
         for name in DEPTHS:
@@ -248,7 +248,7 @@ def check_is_settled(topic: Topic, registered: dict[str, object]) -> None:
 
 
 def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
-    yield from enumerate(walk(broker, (inspect.audit(topic, slot) for slot in range(topic.slots))))
+    yield from enumerate(walk(broker, (inspect.audit_ledger(topic, slot) for slot in range(topic.slots))))
 
 
 def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:

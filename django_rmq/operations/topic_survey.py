@@ -357,7 +357,7 @@ def read_counters(broker: Broker, topics: Sequence[Topic]) -> TopicCounters:
         for name, counters in _COUNTERS.items():
             counted[topic.name][name] += sum(answer.counters[counter] for counter in counters)
     # A sum does not say which of its slots it leaves out, and why.
-    answers = run_all(broker, [inspect.audit(topic, slot) for topic, slot in unread])
+    answers = run_all(broker, [inspect.audit_ledger(topic, slot) for topic, slot in unread])
     problems += [
         f"topic {topic.name}, slot {slot}: {answer}"
         for (topic, slot), answer in zip(unread, answers, strict=True)

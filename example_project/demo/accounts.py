@@ -37,7 +37,7 @@ class TopicAccounts:
     def ledgers(self) -> dict[str, list[Ledger]]:
         """The ledger of every slot."""
         return {
-            name: list(walk(self.broker, (inspect.audit(topic, slot) for slot in range(topic.slots))))
+            name: list(walk(self.broker, (inspect.audit_ledger(topic, slot) for slot in range(topic.slots))))
             for name, topic in self.topics.items()
         }
 

@@ -102,7 +102,7 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
 
     yield make
     for slot in made:
-        assert drift(slot) == Drift(slot.strangers, 0, 0, 0), slot.audit()
+        assert drift(slot) == Drift(slot.strangers, 0, 0, 0), slot.audit_ledger()
         found = {name: set(held) for name, held in slot.read(*CHECKED).items()}
         assert found["inflight"] == found["prepare"]
         assert found["deaths"] == found["dead"]

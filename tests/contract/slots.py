@@ -175,7 +175,7 @@ class Drift(NamedTuple):
 
 
 def drift(slot: Slot) -> Drift:
-    ledger = slot.audit()
+    ledger = slot.audit_ledger()
     return Drift(
         ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.send_drift, ledger.claim_drift
     )

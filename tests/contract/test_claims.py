@@ -819,7 +819,7 @@ def test_claims_are_counted_audited_and_listed(slot: Slot) -> None:
     slot.send(b"a", b"b")
     claim(slot, limit=1)
     assert (slot.count().claimed, slot.count().store) == (1, 1)
-    ledger = slot.audit()
+    ledger = slot.audit_ledger()
     assert (ledger.claimed, ledger["claimed"], ledger.balanced) == (1, 1, True)
     [entry] = slot.list_messages("claim").entries
     assert (entry.member, entry.envelope) == (next(iter(slot.zset("claim"))), slot.envelope())

@@ -78,9 +78,9 @@ def test_adopting_books_what_strangers_sent_once(make_slot: MakeSlot) -> None:
     slot = make_slot()
     slot.zadd(b"a", 50)
     slot.zadd(b"b", 50)
-    assert slot.audit().live_drift == 2
+    assert slot.audit_ledger().live_drift == 2
     assert slot.adopt(2, 1) == "changed"
     assert slot.adopt(2, 0) == "ok"
     assert slot.adopt(2, 0) == "changed"
-    assert slot.audit().balanced
+    assert slot.audit_ledger().balanced
     slot.strangers = 0

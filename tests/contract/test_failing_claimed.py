@@ -41,7 +41,7 @@ def finish(slot: Slot, end: str) -> None:
             pass
     assert not slot.zset("claim") and not slot.zset("claimants")
     assert not slot.hash("claim_failed") and not slot.hash("claim_body")
-    assert slot.audit().balanced
+    assert slot.audit_ledger().balanced
 
 
 def test_only_messages_of_a_sealed_claim_fail_and_each_once(slot: Slot) -> None:

@@ -141,12 +141,12 @@ def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(
 def test_a_plain_zadd_is_served_like_a_send(make_slot: MakeSlot, kind: TopicType) -> None:
     slot = make_slot(kind)
     slot.zadd(b"plain", slot.fresh_score())
-    assert slot.audit().live_drift == 1
+    assert slot.audit_ledger().live_drift == 1
     receipt, delivery = slot.take_one()
     assert (delivery.member, delivery.retries_left, delivery.envelope) == (b"plain", 16, None)
     assert slot.commit(receipt, [b"plain"]) == ["ok"]
     assert slot.adopt(1, 0) == "ok"
-    assert slot.audit().balanced
+    assert slot.audit_ledger().balanced
     slot.strangers = 0
 
 

@@ -131,7 +131,7 @@ def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(
     assert slot.discard([seen[b"a"]], [b"a"]) == ["not_found"]
     assert (slot.where(b"a"), slot.where(b"b"), slot.where(b"c")) == ("-", "D", "W")
     assert set(slot.hash("deaths")) == {b"b"}
-    assert slot.counted("removed_dead") == 1 and slot.audit().balanced
+    assert slot.counted("removed_dead") == 1 and slot.audit_ledger().balanced
 
 
 # --- replay
@@ -173,7 +173,7 @@ def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: Ma
     slot.keyspace.zadd(slot.keys.dead, b"a", 12_345)
     assert slot.replay([b"a"]) == ["replayed"]
     assert slot.zset("store") == {b"a": 17}
-    ledger = slot.audit()
+    ledger = slot.audit_ledger()
     assert ledger.dead_drift == 1, "it came into Dead without having died here"
     slot.keyspace.hset(slot.keys.stats, b"died", b"1")
     slot.keyspace.hset(slot.keys.stats, b"stored", b"1")

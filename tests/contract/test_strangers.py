@@ -250,7 +250,8 @@ def test_any_member_lives_a_whole_life(
     "name", ["store", "prepare", "retry", "dead", "control", "stats", "inflight", "failures"]
 )
 @pytest.mark.parametrize(
-    "action", ["send", "ensure", "prepare", "commit", "rollback", "release", "time_out", "audit", "purge"]
+    "action",
+    ["send", "ensure", "prepare", "commit", "rollback", "release", "time_out", "audit_ledger", "purge"],
 )
 def test_a_key_of_another_type_is_named_and_nothing_is_changed(
     make_slot: MakeSlot, name: str, action: str
@@ -275,13 +276,13 @@ def test_a_key_of_another_type_is_named_and_nothing_is_changed(
         "rollback": lambda: slot.fail(receipt, delivery.member),
         "release": lambda: slot.release(receipt, [delivery.member]),
         "time_out": slot.time_out,
-        "audit": slot.audit,
+        "audit_ledger": slot.audit_ledger,
         "purge": lambda: slot.purge("store"),
     }
     declared = {
         "send": {"store", "retry", "stats", "control"},
         "ensure": {"store", "retry", "stats", "control", "prepare"},
-        "audit": {"store", "prepare", "retry", "dead", "stats"},
+        "audit_ledger": {"store", "prepare", "retry", "dead", "stats"},
         "purge": {"store", "prepare", "retry", "dead", "stats", "failures"},
     }.get(action)
     if declared is None or name in declared:

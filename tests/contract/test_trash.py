@@ -62,7 +62,7 @@ def test_what_was_deleted_comes_back_as_it_was(
     else:
         assert [purge(slot, state)[:2] for state in ("store", "retry", "dead")] == [(1, 1)] * 3
     assert [slot.where(member) for member in (b"wait", b"rest", b"dead")] == ["-", "-", "-"]
-    assert slot.audit().balanced and len(trash(slot)) == 3
+    assert slot.audit_ledger().balanced and len(trash(slot)) == 3
     assert restore(slot) == (3, 0)
     after = slot.snapshot("removed", "removed_dead", "purged", "purged_dead", "restored", "restored_dead")
     assert after == before

@@ -185,7 +185,7 @@ def found(url: str, prefix: str) -> dict[str, Any]:
     waits = [
         key.decode() for slot in range(topic.slots) for key in client.zrange(f"{prefix}ticks_{slot}", 0, -1)
     ]
-    audits = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    audits = [broker.audit_ledger(topic, slot) for slot in range(topic.slots)]
     seen = [key.decode() for key in client.lrange(f"{prefix}seen", 0, -1)]
     return {
         "seen": sorted(set(seen)),

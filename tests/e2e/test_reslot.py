@@ -95,7 +95,7 @@ class Load:
         assert "balanced" in text
         assert "between" not in text
         topic = Topic(self.topic, TOPICS[self.topic], slots=MOST)
-        ledgers = [broker.audit(topic, slot) for slot in range(MOST)]
+        ledgers = [broker.audit_ledger(topic, slot) for slot in range(MOST)]
         totals = {
             name: sum(one[name] for one in ledgers) for name in ("sent", "stored", "moved_in", "moved_out")
         }

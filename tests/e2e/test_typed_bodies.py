@@ -26,7 +26,9 @@ def test_an_old_body_is_dead_at_once_and_succeeds_when_it_is_upcast(
         send(broker, topic, [OLD, NEW])
     worker = start(*NAMES, WORKER_LISTENERS="typed")
     happened.wait("done", 3)
-    eventually(lambda: all(broker.audit(topic, 0).dead == 1 for topic in TOPICS), "the old bodies in Dead")
+    eventually(
+        lambda: all(broker.audit_ledger(topic, 0).dead == 1 for topic in TOPICS), "the old bodies in Dead"
+    )
     for topic in TOPICS:
         (entry,) = broker.list_messages(topic, 0, "dead").entries
         death = Death.parse(entry.record or b"")

@@ -105,11 +105,11 @@ def test_sigterm_lets_the_running_listener_end_and_gives_the_rest_back(
     worker = start("one-slot")
     happened.wait("begun", 1)
     worker.signal()
-    eventually(lambda: broker.audit(ONE_SLOT, 0).prepare == 1, "giving back")
+    eventually(lambda: broker.audit_ledger(ONE_SLOT, 0).prepare == 1, "giving back")
     happened.go()
     assert worker.wait() == 0
     assert len(happened.lines("begun")) == len(happened.lines("done")) == 1
-    ledger = broker.audit(ONE_SLOT, 0)
+    ledger = broker.audit_ledger(ONE_SLOT, 0)
     assert ledger.balanced
     assert (ledger["committed"], ledger.store, ledger.prepare) == (1, 19, 0)
     assert ledger["failed"] == ledger["expired"] == 0, "nothing was charged"
@@ -137,7 +137,7 @@ def test_a_listener_longer_than_the_shutdown_time_out_does_not_hold_up_the_end(
     assert worker.wait(25) == 1
     assert "messages will time out" in worker.output
     assert (total(broker, topic, "expired"), live(broker, topic)) == (1, 1)
-    assert sum(broker.audit(topic, slot).prepare for slot in range(topic.slots)) == 0
+    assert sum(broker.audit_ledger(topic, slot).prepare for slot in range(topic.slots)) == 0
 
 
 def test_sigterm_while_redis_is_away_is_a_clean_end(start: Start) -> None:
@@ -438,7 +438,7 @@ def test_what_a_killed_worker_ran_comes_back_after_its_time_out(
     second.signal()
     assert second.wait() == 0
     assert happened.lines("begun") == ["x", "x"]
-    ledger = broker.audit(BRIEF, 0)
+    ledger = broker.audit_ledger(BRIEF, 0)
     assert ledger.balanced
     assert (ledger["expired"], ledger["committed"], live(broker, BRIEF)) == (1, 1, 0)
 
@@ -454,7 +454,7 @@ def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(
     assert worker.wait() == 0
     assert happened.lines("begun").count("poison") == 2, "1 + MAX_RETRIES"
     assert {str(i) for i in range(5)} == set(happened.lines("done"))
-    ledger = broker.audit(BRIEF, 0)
+    ledger = broker.audit_ledger(BRIEF, 0)
     assert ledger.balanced
     assert (ledger["committed"], ledger["died"], live(broker, BRIEF)) == (5, 1, 0)
     assert worker.output.count("killed by SIGABRT") == 2

@@ -1037,7 +1037,7 @@ def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
         kill(broker, "ranked")
     assert answer.status_code == 302
     assert "Replay all: 3,000 replayed." in text(boss.get(answer["Location"]))
-    replayed = sum(broker.audit(topic_of("ranked"), slot)["revived"] for slot in range(4))
+    replayed = sum(broker.audit_ledger(topic_of("ranked"), slot)["revived"] for slot in range(4))
     assert replayed == 3_000
 
 

@@ -608,7 +608,7 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
         for name, end in zip((one, one, other), ends, strict=True)
     ]
     topic = get_config().topic("ranked")
-    assert sum(broker.audit(topic, slot)["cancelled"] for slot in range(topic.slots)) == 1
+    assert sum(broker.audit_ledger(topic, slot)["cancelled"] for slot in range(topic.slots)) == 1
 
 
 def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker: Any) -> None:

@@ -79,7 +79,7 @@ def bodies(*items: int) -> set[bytes]:
 
 
 def ledger(broker: Broker, topic: Topic) -> dict[str, int]:
-    found = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    found = [broker.audit_ledger(topic, slot) for slot in range(topic.slots)]
     assert all(one.balanced for one in found)
     return {name: sum(one[name] for one in found) for name in ("sent", "merged", "committed")}
 

@@ -810,7 +810,7 @@ def test_rmqaudit_sends_misplaced_messages_to_their_own_slots(broker: Broker, ru
     for slot in range(4):
         entries = broker.list_messages(topic, slot, "store").entries
         assert all(slot_of(entry.member, 4) == slot for entry in entries if entry.score > 999)
-    assert all(broker.audit(topic, slot).balanced for slot in range(4))
+    assert all(broker.audit_ledger(topic, slot).balanced for slot in range(4))
 
 
 def test_rmqaudit_judges_no_place_that_was_chosen_by_hand(broker: Broker, run: Run) -> None:

@@ -422,8 +422,8 @@ def test_two_persons_do_not_adopt_the_same_messages(broker: Any) -> None:
     assert broker.adopt(PRIORITY, 0, 2, 0) == "ok"
     assert broker.adopt(PRIORITY, 0, 2, 0) == "changed"
     assert broker.adopt(PRIORITY, 0, 1, 2) == "ok"
-    assert broker.audit(PRIORITY, 0)["foreign"] == 3
-    assert broker.audit(PRIORITY, 0).live_drift == -3
+    assert broker.audit_ledger(PRIORITY, 0)["foreign"] == 3
+    assert broker.audit_ledger(PRIORITY, 0).live_drift == -3
 
 
 def test_definitions_that_redis_has_lost_are_registered_again_as_they_were(

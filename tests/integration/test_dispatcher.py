@@ -1111,7 +1111,7 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     assert broker.read_claim(claimed, 1, "spark", 1).state == "lost"
     # Nothing else is done there.
     assert (broker.count(claimed, 0).store, broker.count(prepared, 1).store) == (1, 1)
-    assert all(broker.audit(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
+    assert all(broker.audit_ledger(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
 
 
 def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(

@@ -280,7 +280,7 @@ def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
 
 
 def live_in(broker: Broker, slot: int) -> int:
-    ledger = broker.audit(TOPIC, slot)
+    ledger = broker.audit_ledger(TOPIC, slot)
     return ledger.store + ledger.prepare + ledger.retry
 
 

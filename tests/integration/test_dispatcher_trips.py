@@ -144,7 +144,7 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
         dispatcher._turn()
     turn_until_idle(dispatcher)
     assert cancelled and not {(slot.number, member) for member in cancelled} & set(in_hand(dispatcher))
-    assert broker.audit(TOPIC, slot.number)["cancelled"] == len(cancelled)
+    assert broker.audit_ledger(TOPIC, slot.number)["cancelled"] == len(cancelled)
     assert len(in_hand(dispatcher)) == COUNT - len(cancelled)
 
 

@@ -174,7 +174,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
     "find_occupied": lambda slot, receipt: slot.broker.find_occupied([AtSlots(slot.topic, [0])]),
     "find_paused": lambda slot, receipt: slot.broker.find_paused([AtSlots(slot.topic, [0])]),
-    "audit": lambda slot, receipt: slot.audit(),
+    "audit_ledger": lambda slot, receipt: slot.audit_ledger(),
     "count_between": lambda slot, receipt: slot.count_between("store"),
     "find_orphans": lambda slot, receipt: slot.find_orphans("failures", repair=True),
     "describe_messages": lambda slot, receipt: slot.describe_messages([b"waiting", b"flying", b"dead"]),
@@ -758,7 +758,12 @@ def test_a_server_that_knows_us_not_or_allows_us_not_refuses() -> None:
         for credentials in identities:
             with connect(server.url, **credentials) as client:
                 refused = through(slot, client)
-                for call in (*every_write(refused), refused.count, refused.audit, refused.broker.definitions):
+                for call in (
+                    *every_write(refused),
+                    refused.count,
+                    refused.audit_ledger,
+                    refused.broker.definitions,
+                ):
                     with pytest.raises(ServerRefused):
                         call()
         assert raw(admin, "p:") == before
@@ -793,7 +798,7 @@ def test_a_cut_between_the_halves_of_a_pipeline_fails_every_call(
         proxy.delay(0.2)
         pipeline: Any = broker.pipeline()
         pipeline.count(slot.topic, 0)
-        pipeline.audit(slot.topic, 0)
+        pipeline.audit_ledger(slot.topic, 0)
         pipeline.send()
         proxy.disconnect()
         proxy.delay(0)
@@ -815,7 +820,7 @@ def test_an_answer_that_comes_too_late_is_never_read_by_another_call(
         pipeline: Any = broker.pipeline()
         pipeline.count(slot.topic, 0)
         put(pipeline, "BLPOP", f"{prefix}nothing", 30)
-        pipeline.audit(slot.topic, 0)
+        pipeline.audit_ledger(slot.topic, 0)
         pipeline.send()._connection._sock.settimeout(0.2)
         with pytest.raises(ServerUnavailable):
             pipeline.receive()

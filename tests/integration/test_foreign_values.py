@@ -139,7 +139,7 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(
         each.put(broker, slot)
     settled = settle(broker, [topic], notes)
     assert settled.count("released") >= len(FREE)
-    assert all(broker.audit(topic, slot)["released"] == 1 for slot in FREE)
+    assert all(broker.audit_ledger(topic, slot)["released"] == 1 for slot in FREE)
 
 
 def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
@@ -147,10 +147,10 @@ def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
     with pytest.raises(
         WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
     ):
-        broker.audit(TOPIC, 3)
+        broker.audit_ledger(TOPIC, 3)
     pipeline = broker.pipeline()
     for slot in (2, 3):
-        pipeline.audit(TOPIC, slot)
+        pipeline.audit_ledger(TOPIC, slot)
     fine, broken = pipeline.execute()
     assert fine.balanced and isinstance(broken, WrongType)
 

@@ -120,13 +120,13 @@ def test_what_an_end_that_failed_has_left_is_put_right_by_the_next_one(
         )
     came = {*MEMBERS} if failing == [END] else set()
     held = slot.zset("store")
-    assert all(by >= 0 for _, by in slot.audit())
+    assert all(by >= 0 for _, by in slot.audit_ledger())
     taken = {*slot.zset("prepare"), *slot.zset("claim")}
     assert {*held, *taken} - {b"z"} == {*waiting, *meanwhile, *came}
     assert {member: held[member] for member in meanwhile if member in held} == {
         member: score for member, score in later.items() if member not in taken
     }
-    assert is_whole(slot), slot.audit()
+    assert is_whole(slot), slot.audit_ledger()
     assert slot.insert(*MEMBERS) is not None
 
 

@@ -265,7 +265,7 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
     def allow(call: Call[Any]) -> Any:
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
         run(limits.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
-        prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
+        prepared = sum(broker.audit_ledger(topic, slot).prepare for slot in range(topic.slots))
         told.append((int(str(call.own[_IN_USE])), prepared))
         return run(call)
 

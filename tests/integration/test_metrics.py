@@ -413,7 +413,8 @@ def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None)
     flush(count)
     times = broker.times(work)
     deliveries = sum(
-        broker.audit(work, slot)["committed"] + broker.audit(work, slot)["failed"] for slot in range(4)
+        broker.audit_ledger(work, slot)["committed"] + broker.audit_ledger(work, slot)["failed"]
+        for slot in range(4)
     )
     if size is None:
         assert sum(times.took) == deliveries == 41

@@ -42,7 +42,7 @@ def old() -> Iterator[RedisServer]:
         # In flight, for somebody who will never report.
         epoch = broker.run(fetch.acquire(TOPIC, 0))
         broker.run(fetch.prepare(TOPIC, 0, "gone", epoch, 3))
-        assert broker.audit(TOPIC, 0).prepare == 3
+        assert broker.audit_ledger(TOPIC, 0).prepare == 3
         yield server
 
 

@@ -314,7 +314,7 @@ def test_whatever_a_stranger_put_there_has_an_id_that_finds_it(
     assert operations.delete("timed", [again.id], "live").outcomes == {"deleted": 1}
     with pytest.raises(MessageGone):
         operations.get("timed", again.id)
-    assert broker.audit(topic, found.slot).balanced
+    assert broker.audit_ledger(topic, found.slot).balanced
 
 
 @pytest.mark.parametrize("score", [float("-inf"), float("inf"), 1e300, 0.5, -3.0])
@@ -405,7 +405,7 @@ def test_of_two_who_replay_at_once_one_does_it(broker: Any, operations: Operatio
     assert sum(one.get("replayed", 0) for one in outcomes) == 300
     assert sum(one.get("waiting", 0) for one in outcomes) == 900
     assert operations.topic("timed").store == 300
-    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+    assert all(broker.audit_ledger(topic_of("timed"), slot).balanced for slot in range(4))
 
 
 def test_of_two_who_work_a_whole_topic_each_message_is_done_once(broker: Any, operations: Operations) -> None:
@@ -433,7 +433,7 @@ def test_of_two_who_work_a_whole_topic_each_message_is_done_once(broker: Any, op
     assert replayed + deleted == 1_000
     figures = operations.topic("timed")
     assert (figures.store, figures.dead) == (replayed, 0)
-    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+    assert all(broker.audit_ledger(topic_of("timed"), slot).balanced for slot in range(4))
 
 
 def test_delete_takes_the_copy_that_was_meant(broker: Any, operations: Operations) -> None:
@@ -1024,7 +1024,7 @@ def test_purge_empties_a_state(broker: Any, operations: Operations, state: str) 
     assert operations.purge("timed", state).result().outcomes == {"purged": 700}
     figures = operations.topic("timed")
     assert (figures.store, figures.retry, figures.dead) == (0, 0, 0)
-    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+    assert all(broker.audit_ledger(topic_of("timed"), slot).balanced for slot in range(4))
 
 
 def test_purge_by_age_keeps_what_is_younger_and_what_has_no_age(broker: Any, operations: Operations) -> None:

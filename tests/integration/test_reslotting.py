@@ -122,7 +122,7 @@ class Filled:
         return str(decode_body(self.topic, body)["shop"]).encode()
 
     def check_books(self, most: int) -> None:
-        ledgers = [self.broker.audit(self.topic, slot) for slot in range(most)]
+        ledgers = [self.broker.audit_ledger(self.topic, slot) for slot in range(most)]
         assert all(ledger.balanced for ledger in ledgers)
         for kind in ("moved", "moved_dead"):
             assert sum(one[f"{kind}_out"] for one in ledgers) == sum(one[f"{kind}_in"] for one in ledgers)
@@ -257,7 +257,7 @@ def test_a_slot_waits_for_what_runs_and_times_out_what_nobody_runs(broker: Any) 
     assert progress.waiting == 0
     topic = replace(topic, slots=4)
     assert sum(broker.count(topic, slot).store + broker.count(topic, slot).retry for slot in range(4)) == 19
-    assert sum(broker.audit(topic, slot)["expired"] for slot in range(4)) == 2
+    assert sum(broker.audit_ledger(topic, slot)["expired"] for slot in range(4)) == 2
 
 
 @pytest.mark.parametrize("slots", [16, 2])

@@ -123,7 +123,7 @@ def test_a_slot_that_redis_refuses_to_touch_does_not_keep_the_others_full(
         client.set(f"dead_{{{prefix}prices_0}}", "not a sorted set")
         clock.advance(61)
         one_round(broker, TOPIC, [range(4)])
-        assert broker.audit(TOPIC, 1).dead == 0
+        assert broker.audit_ledger(TOPIC, 1).dead == 0
 
 
 def test_the_thread_trims_by_the_server_s_own_clock(redis_url: str, prefix: str) -> None:

@@ -145,7 +145,7 @@ def test_messages_move_to_another_topic_with_their_times(
         }
         assert found == due
         assert not keys_of(redis_client, prefix, "old")
-        assert all(broker.audit(topic, slot).balanced for slot in range(8))
+        assert all(broker.audit_ledger(topic, slot).balanced for slot in range(8))
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def every_script(slot: Timed) -> Timed:
         slot.time("find_by_digest", partial(slot.find_by_digest, nobody, [area]))
     for records in ("inflight", "deaths", "failures", "body", "claim_body", "claim_failed"):
         slot.time("find_orphans", partial(slot.find_orphans, records))
-    slot.time("audit", slot.audit)
+    slot.time("audit_ledger", slot.audit_ledger)
     slot.time("configure", slot.configure)
     purge = operate.purge(slot.topic, 0, "store", limit=BATCH)
     kept = operate.into_trash(purge, operate.TrashShare("act", BATCH, 1 << 30))
@@ -400,7 +400,7 @@ def a_whole_upkeep(slot: Timed) -> Timed:
     slot.clock.advance(3_600)
     slot.took.clear()
     _, members = slot.take()
-    ledger = slot.audit()
+    ledger = slot.audit_ledger()
     assert (ledger["expired"], ledger["prepared"]) == (UPKEEP, 2 * BATCH + len(members))
     return slot
 

@@ -93,7 +93,7 @@ def worker(broker: Any, listener: Any, **options: Any) -> Iterator[Worker]:
 
 
 def counted(broker: Any, name: str) -> int:
-    return sum(broker.audit(TOPIC, slot)[name] for slot in range(TOPIC.slots))
+    return sum(broker.audit_ledger(TOPIC, slot)[name] for slot in range(TOPIC.slots))
 
 
 def test_what_a_worker_does_is_told_with_its_messages(broker: Any) -> None:

@@ -55,7 +55,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "acquire": taking.acquire,
     "acquire_slots": taking.acquire_slots,
     "adopt": tending.adopt,
-    "audit": looking.audit,
+    "audit_ledger": looking.audit_ledger,
     "count_between": listing.count_between,
     "bury": people.bury,
     "claim": claims.claim,

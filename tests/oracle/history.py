@@ -11,7 +11,7 @@ from django_rmq.core.model.replies import LATENESS_BUCKETS, SAMPLED, Counts, Sam
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.keyspace import Hash, Memory
-from tests.oracle.looking import audit, count
+from tests.oracle.looking import audit_ledger, count
 
 
 def sample(memory: Memory, topic: Topic, slots: Sequence[int]) -> Sample:
@@ -20,7 +20,7 @@ def sample(memory: Memory, topic: Topic, slots: Sequence[int]) -> Sample:
     found: list[tuple[Counts, Ledger]] = []
     for slot in slots:
         try:
-            found.append((count(memory, topic, slot), audit(memory, topic, slot)))
+            found.append((count(memory, topic, slot), audit_ledger(memory, topic, slot)))
         except WrongType:
             continue
     oldest = [counts.oldest_due_ms for counts, _ in found if counts.oldest_due_ms is not None]

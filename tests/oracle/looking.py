@@ -86,7 +86,7 @@ def _unleased_claim(slot: Slot) -> list[float]:
 
 
 @on(*_LIVES, "stats")
-def audit(slot: Slot) -> Ledger:
+def audit_ledger(slot: Slot) -> Ledger:
     counters = stored_hashes.counters(slot.keys.stats, slot.stats.items())
     return Ledger(
         counters, len(slot.store), len(slot.prepare), len(slot.retry), len(slot.dead), len(slot.claim)

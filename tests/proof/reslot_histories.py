@@ -303,7 +303,7 @@ class History:
 
     def look(self, slots: int) -> None:
         dead: set[bytes] = set()
-        ledgers = [self.broker.audit(self.topic, slot) for slot in range(max(COUNTS))]
+        ledgers = [self.broker.audit_ledger(self.topic, slot) for slot in range(max(COUNTS))]
         for slot, ledger in enumerate(ledgers):
             assert ledger.balanced, ledger
             assert b"moving" not in self.control(slot)

@@ -87,7 +87,7 @@ class Queue:
 
     def total(self, counter: str) -> int:
         """The sum of a counter over all slots, whose ledgers balance."""
-        ledgers = self.each("audit")
+        ledgers = self.each("audit_ledger")
         assert all(ledger.balanced for ledger in ledgers), ledgers
         return sum(ledger[counter] for ledger in ledgers)
 

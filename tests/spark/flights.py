@@ -117,7 +117,7 @@ def ledger() -> Counter[str]:
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()
     for slot in range(topic.slots):
-        one = broker.run(inspect.audit(topic, slot))
+        one = broker.run(inspect.audit_ledger(topic, slot))
         if not one.balanced:
             raise Difference(f"the ledger of slot {slot} does not balance: {one}")
         sums.update(one.counters)

@@ -169,7 +169,7 @@ def killing(
     for number, size, digest in attempts:
         batches[number].add((size, digest))
     found = stored(folder / "out")
-    ledgers = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    ledgers = [broker.audit_ledger(topic, slot) for slot in range(topic.slots)]
     return {
         "killed": dict(run.killed),
         "batches": len(batches),

@@ -1306,7 +1306,7 @@ class Lockstep(RuleBasedStateMachine):
                 b.any_messages([AtSlots(self.topic, [0, 1])]),
                 b.find_occupied([AtSlots(self.topic, [0, 1])]),
                 b.find_paused([AtSlots(self.topic, [0, 1])]),
-                b.audit(self.topic, 0),
+                b.audit_ledger(self.topic, 0),
             ]
         )
         state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
@@ -1348,7 +1348,7 @@ class Lockstep(RuleBasedStateMachine):
         if not hasattr(self, "topic"):
             return
         self.hear()
-        ledger = self.memory.audit(self.topic, 0)
+        ledger = self.memory.audit_ledger(self.topic, 0)
         store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
         hashes = {
             name: self.after.get(getattr(self.keys, name), {})

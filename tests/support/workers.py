@@ -225,7 +225,7 @@ def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> No
 
 def audit(broker: Any, topic: Topic) -> list[Ledger]:
     """The ledger of each slot; an assertion fails where one does not balance."""
-    ledgers = [broker.run(inspect.audit(topic, slot)) for slot in range(topic.slots)]
+    ledgers = [broker.run(inspect.audit_ledger(topic, slot)) for slot in range(topic.slots)]
     for ledger in ledgers:
         assert ledger.balanced, ledger
     return ledgers

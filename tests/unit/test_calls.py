@@ -24,7 +24,7 @@ def test_a_call_says_its_script_its_place_and_its_arguments() -> None:
 
 
 def test_a_call_knows_its_keys_below_any_prefix() -> None:
-    call = inspect.audit(TOPIC, 2)
+    call = inspect.audit_ledger(TOPIC, 2)
     assert call.keys("")[0] == b"t_2" and call.keys("p:")[0] == b"p:t_2"
     assert membership.leave("w", "t").keys("p:")[0] == b"sessions_{p:rmq:workers}"
 

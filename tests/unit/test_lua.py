@@ -243,7 +243,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.heads(TOPIC, [0]),
         ask.find_occupied([AtSlots(TOPIC, [0])]),
         ask.find_paused([AtSlots(TOPIC, [0])]),
-        ask.audit(TOPIC, 0),
+        ask.audit_ledger(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),
         ask.reopen(TOPIC, 0, 1),
         ask.reslot_progress(TOPIC, 0),

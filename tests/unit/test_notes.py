@@ -129,7 +129,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     }
     assert settled.named("charged", "plain") == [(1, ran[1])]
     assert settled.by_topic("released") == {"plain": 18}
-    ledgers = [broker.audit(PLAIN, slot) for slot in range(2)]
+    ledgers = [broker.audit_ledger(PLAIN, slot) for slot in range(2)]
     assert all(ledger.balanced for ledger in ledgers)
     assert [ledger.prepare for ledger in ledgers] == [0, 0]
     assert sum(ledger.store for ledger in ledgers) == 18
@@ -228,7 +228,7 @@ def test_nothing_of_another_owner_is_given_back(notes: SharedNotes) -> None:
     assert ends(settle(broker, [OTHER], notes)) == {}
     notes.owner = "me"
     assert ends(settle(broker, [OTHER], notes)) == {}
-    assert broker.audit(OTHER, 0).prepare == 1
+    assert broker.audit_ledger(OTHER, 0).prepare == 1
 
 
 def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: SharedNotes) -> None:

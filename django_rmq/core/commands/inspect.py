@@ -346,9 +346,9 @@ def any_in_use(topic: Topic, slots: Sequence[int]) -> Call[bool]:
     return RedisCommand("EXISTS", AtSlots(topic, slots), (), bool, join=_any)
 
 
-def audit(topic: Topic, slot: int) -> Call[Ledger]:
+def audit_ledger(topic: Topic, slot: int) -> Call[Ledger]:
     """Return the slot's counters and depths, read atomically."""
-    return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger))
+    return Call("audit_ledger", AtSlot(topic, slot), (), OfKey("stats", _ledger))
 
 
 def any_messages(topics: Sequence[AtSlots]) -> Call[bool]:

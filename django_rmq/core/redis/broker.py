@@ -198,7 +198,7 @@ class RedisBroker:
 
         checked = list(topics)
         attempts: list[Callable[[], object]] = [partial(self.run, membership.roster())]
-        attempts += [partial(self.run, inspect.audit(topic, 0)) for topic in checked]
+        attempts += [partial(self.run, inspect.audit_ledger(topic, 0)) for topic in checked]
         if checked:
             attempts.append(lambda: self.wakeups(checked).close())
         return clients.refused(self.prefix, checked, self._each, attempts)

@@ -127,7 +127,7 @@ def _finish(context: Context, topic: Topic, one: Figures) -> None:
     most = sorted(one["errors"].items(), key=lambda pair: (-pair[1], pair[0]))
     one["errors"] = dict(most[:ERRORS])
     sent = merged = 0
-    for ledger in walk(context.broker, (inspect.audit(topic, slot) for slot in range(topic.slots))):
+    for ledger in walk(context.broker, (inspect.audit_ledger(topic, slot) for slot in range(topic.slots))):
         sent += ledger["sent"]
         merged += ledger["merged"] + ledger["replaced"]
     one["sent"] = sent

@@ -15,8 +15,7 @@ from functools import lru_cache
 
 from django.core.signing import Signer
 from django.utils.crypto import salted_hmac
-
-from django_rmq.core.model.delivered_message import from_base64url, to_base64url
+from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 
 LONGEST_PLAIN = 512
 """Maximum size in bytes of a message that a plain id contains; the id of a longer one is always sealed."""
@@ -29,7 +28,7 @@ def seal(purpose: str, context: bytes, text: bytes) -> str:
     """Return ``text`` encrypted and signed, as URL-safe characters; reading it requires the same ``context``."""
     mark_key, stream_key = _keys(Signer().key, purpose)
     mark = _mark(mark_key, context, text)
-    return to_base64url(mark + _masked(stream_key, mark, text))
+    return urlsafe_base64_encode(mark + _masked(stream_key, mark, text))
 
 
 def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
@@ -49,6 +48,15 @@ def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
         if hmac.compare_digest(mark, _mark(mark_key, context, text)):
             return text
     return None
+
+
+def from_base64url(text: str) -> bytes | None:
+    """Return the bytes whose form in base64url, without padding, is exactly ``text``, or None if there are none."""
+    try:
+        raw = urlsafe_base64_decode(text)
+    except ValueError:
+        return None
+    return raw if urlsafe_base64_encode(raw) == text else None
 
 
 def digest(member: bytes) -> bytes:

@@ -13,9 +13,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
+from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Fields, body_for
 from django_rmq.api.schema import documented
-from django_rmq.api.serializers import Json, ResponseSerializer, maybe
 from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.stored_actions import ActionKind, ActionProgress

@@ -17,9 +17,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
+from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Anything
 from django_rmq.api.schema import documented
-from django_rmq.api.serializers import Json, ResponseSerializer, maybe
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic

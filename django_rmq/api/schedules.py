@@ -6,8 +6,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from django_rmq.api.json_format import ResponseSerializer, maybe
 from django_rmq.api.schema import documented
-from django_rmq.api.serializers import ResponseSerializer, maybe
 from django_rmq.api.view import RmqView
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.operations import Permission

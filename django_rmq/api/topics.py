@@ -10,8 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
+from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.schema import documented
-from django_rmq.api.serializers import Json, ResponseSerializer, maybe
 from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView
 from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.worker_report import WorkerRequest

@@ -27,10 +27,10 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import errors, requests
+from django_rmq.api.json_format import Parser, Renderer, check_size, renderers
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.requests import Fields, RequestSerializer, body_for
 from django_rmq.api.schema import view_schema
-from django_rmq.api.serializers import Parser, Renderer, check_size, renderers
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import MessageGone, NotPermitted, OperationRefused, UnknownTopic

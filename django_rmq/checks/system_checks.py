@@ -23,9 +23,9 @@ from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.connections import coordinators
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.core.server_checks import Flaw
+from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.outbox import contents, storage
-from django_rmq.outbox.database_access import ask_each
 from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import is_installed as has_framework
 from django_rmq.worker import listener_registry, once_requirements

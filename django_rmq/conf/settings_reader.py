@@ -18,13 +18,13 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf import values
+from django_rmq.conf.coordinator_settings import ZooKeeper, read_coordinator, read_zookeeper
 from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, printable
 from django_rmq.conf.redis_settings import RedisServer, read_redis
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
 from django_rmq.conf.values import Keys, keys_of, setting
-from django_rmq.conf.zookeeper_settings import ZooKeeper, read_coordinator, read_zookeeper
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.option_checks import MAX_REPLICAS

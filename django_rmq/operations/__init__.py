@@ -18,6 +18,7 @@ from django_rmq.core.monitoring.history import Minute, SummedMinute
 from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
+    background_actions,
     bulk_actions,
     measurements,
     message_search,
@@ -36,7 +37,8 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
-from django_rmq.operations.authorization import Actor, Permission, TopicRule, Trace, topic_permission
+from django_rmq.operations.audit_trail import Trace
+from django_rmq.operations.authorization import Actor, Permission, TopicRule, topic_permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
@@ -127,8 +129,8 @@ class Operations(OperationContext):
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
     reschedule_all = bulk_actions.reschedule_all
-    start_action, stop_action = bulk_actions.start_action, bulk_actions.stop_action
-    background_actions = bulk_actions.background_actions
+    start_action, stop_action = background_actions.start_action, background_actions.stop_action
+    background_actions = background_actions.background_actions
     undo, undoable = undo.undo, undo.undoable
     purge, pause, resume, retire = (
         bulk_actions.purge,

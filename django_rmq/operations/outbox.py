@@ -20,13 +20,13 @@ from django.utils.translation import gettext as _
 from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
+from django_rmq.database_access import needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.outbox import contents, relay, storage
 from django_rmq.outbox.contents import FoundRows, Waiting
-from django_rmq.outbox.database_access import needs_this_thread, threads_of_duties
 from django_rmq.outbox.relay import RelayStep, envelope_in
 from django_rmq.outbox.storage import aliases
 

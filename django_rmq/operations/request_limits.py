@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.commands import limits, results
+from django_rmq.core.commands import limits, stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
 from django_rmq.operations.authorization import Actor, Permission
@@ -138,7 +138,7 @@ def run_once(
     """
     name, token = _name(actor, key), uuid4().hex
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, answer = broker.run(results.begin_request(name, fingerprint, token, ATTEMPT_MS))
+    word, answer = broker.run(stored_results.begin_request(name, fingerprint, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
@@ -153,7 +153,7 @@ def run_once(
         yield attempt
     finally:
         try:
-            broker.run(results.store_answer(name, token, attempt.kept, KEPT_MS))
+            broker.run(stored_results.store_answer(name, token, attempt.kept, KEPT_MS))
             # The attempt has failed. Redis forgets it, so it may be repeated, and its charge would count twice.
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)

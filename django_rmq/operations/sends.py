@@ -10,7 +10,8 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actions import CANCEL
-from django_rmq.operations.authorization import Permission, record, require_search
+from django_rmq.operations.audit_trail import record
+from django_rmq.operations.authorization import Permission, require_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.sending import Send, cancel_message, ensure_message, send_message, send_messages
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from django_rmq import connections
-from django_rmq.core.commands import results
+from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.server_info import ServerInfo
@@ -322,7 +322,7 @@ def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
     while word == "running" and time.monotonic() - began < WAIT_SECONDS:
         asked = time.monotonic()
         try:
-            word, stored = broker.run(results.begin_request(name, name, token, LEASE_MS))
+            word, stored = broker.run(stored_results.begin_request(name, name, token, LEASE_MS))
         except RmqError:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
@@ -356,7 +356,7 @@ def kept_ms(overview: Overview) -> int:
 
 def _keep(broker: Broker, name: str, token: str, made: bytes, ms: int) -> None:
     try:
-        broker.run(results.store_answer(name, token, made, ms))
+        broker.run(stored_results.store_answer(name, token, made, ms))
     except RmqError:
         pass  # The other processes make a survey of their own after the lease.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from django.db import DatabaseError
 from django.db.models import Count, Min, Q, QuerySet
 
-from django_rmq.outbox.database_access import ask_each
+from django_rmq.database_access import ask_each
 from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.storage import (
     RowValues,

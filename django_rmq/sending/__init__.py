@@ -16,7 +16,7 @@ from django_rmq.sending.api import (
     send_messages,
     send_outgoing,
 )
-from django_rmq.sending.on_commit import RemoveResult
+from django_rmq.sending.results import RemoveResult
 
 __all__ = [
     "RemoveResult",

@@ -34,7 +34,13 @@ from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, SendOpti
 from django_rmq.core.producer.producer import Producer, found_nothing
 from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
 from django_rmq.durations import Duration
-from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, RmqError, SlotMoved
+from django_rmq.exceptions import (
+    CallerError,
+    ConfigurationError,
+    InvalidMessage,
+    RmqError,
+    SlotMoved,
+)
 from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
@@ -44,15 +50,8 @@ from django_rmq.message_ids import (
     identify_for_program,
 )
 from django_rmq.sending.coroutines import coroutine_of
-from django_rmq.sending.on_commit import (
-    RemoveResult,
-    defer,
-    defer_removal,
-    explained,
-    rows_waiting,
-    too_full,
-    went_nowhere,
-)
+from django_rmq.sending.on_commit import defer, defer_removal, rows_waiting
+from django_rmq.sending.results import RemoveResult, explained, too_full, went_nowhere
 
 
 class Observer(Protocol):
@@ -66,27 +65,6 @@ class Observer(Protocol):
 
 observers: list[Observer] = []
 """For ``testing``: the observers of every send of this process, from any thread."""
-
-
-def commit_to_wait_for(on_commit: bool | None, using: str | None) -> BaseDatabaseWrapper | None:
-    """Return the database connection whose commit a message waits for, or None if it is sent at once.
-
-    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
-    """
-    if on_commit is None:
-        on_commit = get_config().on_commit
-    if not on_commit:
-        return None
-    connection: BaseDatabaseWrapper = transaction.get_connection(using)
-    if connection.in_atomic_block:
-        return connection
-    # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
-    if connection.connection is not None and not connection.autocommit:
-        raise ConfigurationError(
-            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
-            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
-        )
-    return None
 
 
 def dispatch(
@@ -660,3 +638,24 @@ def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
             f"the message of this id is in slot {identity.slot}, and this one belongs into slot {outgoing.slot}: pass the "
             "slot_basis= of its send"
         )
+
+
+def commit_to_wait_for(on_commit: bool | None, using: str | None) -> BaseDatabaseWrapper | None:
+    """Return the database connection whose commit a message waits for, or None if it is sent at once.
+
+    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
+    """
+    if on_commit is None:
+        on_commit = get_config().on_commit
+    if not on_commit:
+        return None
+    connection: BaseDatabaseWrapper = transaction.get_connection(using)
+    if connection.in_atomic_block:
+        return connection
+    # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
+    if connection.connection is not None and not connection.autocommit:
+        raise ConfigurationError(
+            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
+            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
+        )
+    return None

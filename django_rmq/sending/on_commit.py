@@ -4,10 +4,7 @@
 callback, and only that callback holds the call's messages. Django drops the callbacks of a transaction or savepoint that is
 rolled back, and with them the messages: no body stays in memory.
 
-The results that the callers have detect a rollback by a weak reference to their call. The reference is dead as soon
-as Django has dropped the callback, and the status is then ``discarded``. A connection has no public attribute for
-this: ``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled
-back, and Django has no callback for a rollback.
+The results that the callers have are in ``results``. They show a rollback, too.
 
 After a commit the module reports the messages that were not sent or not removed: in the log, and by signal.
 """
@@ -23,7 +20,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, NamedTuple, Self, cast
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
@@ -33,107 +30,23 @@ from django_rmq import connections, observability, outbox
 from django_rmq.conf import get_config
 from django_rmq.conf.settings_reader import Config
 from django_rmq.core.log import LogThrottle, counted
-from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult, SendStatus
+from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
+from django_rmq.exceptions import (
+    RmqError,
+    ServerTrouble,
+)
 from django_rmq.observability import announcements
 from django_rmq.outbox import StoredSend
-
-
-class DeferredResult(SendResult):
-    """The result of a send that waits for a commit."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, out: Outgoing, wanted: Durability, call: ref[DeferredSend]) -> None:
-        self.topic = out.topic.name
-        self.slot = out.slot
-        self.member = out.member
-        self.score = math.nan
-        self.replicas = self.fsynced = None
-        self.wanted = wanted
-        self._call = call
-
-    def __getattr__(self, name: str) -> object:
-        # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
-        return _status_by_now(self, name, self._call)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # A copy in another process does not see the commit, so it holds the status of now.
-        values = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
-        return SendResult, (*values, self.wanted)
-
-    def complete(self, outcome: SendResult) -> None:
-        """Set the outcome of the message at the commit."""
-        self.status = outcome.status
-        self.slot, self.score = outcome.slot, outcome.score
-        self.replicas = outcome.replicas if self.wanted.replicas else None
-        self.fsynced = outcome.fsynced if self.wanted.fsync else None
-
-
-RemoveStatus = Literal[
-    "pending",
-    "waiting",
-    "resting",
-    "running",
-    "running_and_waiting",
-    "not_found",
-    "claimed",
-    "failed",
-    "in_outbox",
-    "outdated",
-    "discarded",
-]
-"""The status of a removal; ``RemoveResult`` says what each means."""
-
-
-class RemoveResult(str):
-    """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
-
-    ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
-    for ``cancel_message`` also ``claimed``. In a transaction the word is ``pending``, and so is ``status`` until the
-    commit; after it one of the above, ``failed``, ``in_outbox`` or ``outdated`` (as of ``SendResult``), or
-    ``discarded`` after a rollback. Its text stays ``pending``, so compare ``status`` in a transaction.
-    """
-
-    __slots__ = ("_call", "member", "status", "topic")
-
-    topic: str
-    member: bytes
-    """The member in Redis: the encoded body, or the key."""
-    status: RemoveStatus
-    """Where the message was; ``pending`` until the commit."""
-    _call: ref[DeferredSend] | None
-
-    def __new__(cls, word: str, topic: str, member: bytes, call: ref[DeferredSend] | None = None) -> Self:
-        """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
-        result = super().__new__(cls, word)
-        result.topic, result.member, result._call = topic, member, call
-        if call is None:
-            result.status = cast("RemoveStatus", word)
-        return result
-
-    def __getattr__(self, name: str) -> object:
-        return _status_by_now(self, name, self._call)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # As in DeferredResult: a copy in another process does not see the commit.
-        return RemoveResult, (self.status, self.topic, self.member)
-
-    def complete(self, outcome: SendResult) -> None:
-        """Set the state in which the message was found at the commit."""
-        self.status = cast("RemoveStatus", outcome.status)
-
-
-def _status_by_now(result: object, name: str, call: ref[DeferredSend] | None) -> str:
-    """Return the status of a result that is not final. ``complete`` sets the attribute, and Python then reads that."""
-    if name != "status":
-        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
-    # Only Django holds the call, so a dead reference means that a rollback has dropped the callback.
-    return "discarded" if call is None or call() is None else "pending"
-
+from django_rmq.sending.results import (
+    RemoveResult,
+    explained,
+    status_by_now,
+    too_full,
+    went_nowhere,
+)
 
 logger = logging.getLogger("django_rmq.sending")
 _repeated = LogThrottle(logger)
@@ -199,44 +112,6 @@ def _log(done: str, error: RmqError, *, extra: dict[str, object]) -> None:
             exc_info=None if left_out else error,
             extra=extra,
         )
-
-
-def too_full(topic: Topic, result: SendResult) -> TopicFull:
-    """Return the error for a slot that was too full for the message of ``result``."""
-    if topic.accumulate and topic.max_backlog:
-        return TopicFull(
-            f"the message has collected ACCUMULATE = {topic.accumulate} bodies or MAX_BODY = {topic.max_body} bytes, or "
-            f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of MAX_BACKLOG"
-        )
-    if topic.accumulate:
-        return TopicFull(
-            f"a message of topic {topic.name} has collected ACCUMULATE = {topic.accumulate} bodies, or MAX_BODY = "
-            f"{topic.max_body} bytes: it is due, and takes more once it has been delivered"
-        )
-    return TopicFull(
-        f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
-        f"MAX_BACKLOG = {topic.max_backlog}"
-    )
-
-
-def explained(topic: Topic, error: RmqError) -> RmqError:
-    """Return ``error``; if the topic was re-slotted, with both counts and what to do."""
-    if not isinstance(error, SlotMoved):
-        return error
-    # The next send compares the definition again, because a process may have registered another one meanwhile.
-    connections.forget(topic)
-    try:
-        registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
-    except ServerTrouble:
-        # Redis became unavailable after it refused the send: the text then lacks the registered count.
-        registered = None
-    now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
-    explanation = SlotMoved(
-        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. Nothing "
-        "was sent. Correct SLOTS and restart the process"
-    )
-    explanation.__cause__ = error
-    return explanation
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -492,8 +367,32 @@ def _complete(
             )
 
 
-def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
-    """Return the result of a message that an observer kept from being sent, or of its removal."""
-    status = cast("SendStatus", "not_found" if out.removes else "stored")
-    reached = wanted.replicas or None, wanted.fsync or None
-    return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)
+class DeferredResult(SendResult):
+    """The result of a send that waits for a commit."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[DeferredSend]) -> None:
+        self.topic = out.topic.name
+        self.slot = out.slot
+        self.member = out.member
+        self.score = math.nan
+        self.replicas = self.fsynced = None
+        self.wanted = wanted
+        self._call = call
+
+    def __getattr__(self, name: str) -> object:
+        # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
+        return status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy in another process does not see the commit, so it holds the status of now.
+        values = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
+        return SendResult, (*values, self.wanted)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Set the outcome of the message at the commit."""
+        self.status = outcome.status
+        self.slot, self.score = outcome.slot, outcome.score
+        self.replicas = outcome.replicas if self.wanted.replicas else None
+        self.fsynced = outcome.fsynced if self.wanted.fsync else None

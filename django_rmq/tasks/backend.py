@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_rmq import connections, exceptions
 from django_rmq.conf import get_config
 from django_rmq.conf.task_settings import PATHS, TaskBackend
-from django_rmq.core.commands import results
+from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope, new_origin
@@ -30,7 +30,8 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
 from django_rmq.tasks.frameworks import Framework
-from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, Job, TaskRecord, describe_task, result_of
+from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, TaskRecord, describe_task, result_of
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
@@ -86,7 +87,7 @@ def find(backend: TaskBackend, key: str) -> FoundTask | None:
 
 def known(broker: Broker, key: str) -> FoundTask | None:
     """Return the record of a task's attempts, or None if none is known to have begun."""
-    stored = broker.run(results.result(key))
+    stored = broker.run(stored_results.result(key))
     if stored is None or stored.stamp <= RELEASED:
         return None
     return FoundTask(Job.of(json.loads(stored.job)), TaskRecord.read(stored.record, stored.stamp))
@@ -94,12 +95,12 @@ def known(broker: Broker, key: str) -> FoundTask | None:
 
 def is_released(broker: Broker, key: str) -> bool:
     """Return whether a task that waited for its time is known to have been sent to its queue."""
-    return broker.run(results.result(key)) is not None
+    return broker.run(stored_results.result(key)) is not None
 
 
 def record_release(key: str) -> Call[str]:
     """Return the call that records that a task was sent from the topic where it waited to its queue."""
-    return results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
+    return stored_results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
 
 
 def _of_message(looked: DescribeReply, task: FoundTask | None) -> FoundTask | None:

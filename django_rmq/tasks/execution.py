@@ -28,7 +28,7 @@ from django.utils import timezone
 from django_rmq import connections
 from django_rmq.conf import Config, get_config
 from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.core.commands import results
+from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import place_of
@@ -47,17 +47,8 @@ from django_rmq.sending import ensure_message
 from django_rmq.tasks import backend as result_lookup
 from django_rmq.tasks.backend import LEAST_KEPT_MS, known
 from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
-from django_rmq.tasks.records import (
-    FAILED,
-    READY,
-    RUNNING,
-    SUCCESSFUL,
-    Error,
-    Job,
-    TaskRecord,
-    result_of,
-    update,
-)
+from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.records import FAILED, READY, RUNNING, SUCCESSFUL, Error, TaskRecord, result_of, update
 
 
 class _Waiting:
@@ -324,7 +315,7 @@ class Attempt:
         # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
-        return results.store_result(self.key, stamp, keep_ms, self.message.raw, record)
+        return stored_results.store_result(self.key, stamp, keep_ms, self.message.raw, record)
 
     def _keep(self, call: Call[str]) -> None:
         """Write to Redis, and repeat it for ``PATIENCE`` seconds while Redis is unavailable."""

@@ -15,8 +15,8 @@ from django_rmq.connections import coordinators
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
+from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.outbox.database_access import ask_each
 from django_rmq.tasks import task_modules
 from django_rmq.worker import listener_registry, once_requirements
 

@@ -51,11 +51,11 @@ from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
 from django_rmq.core.topic_registration import as_registered
+from django_rmq.database_access import threads_of_duties
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
 from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
-from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.worker import listener_registry
 from django_rmq.worker.listener_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty

@@ -21,9 +21,9 @@ from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.probes import PublicView
 from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
-from django_rmq.core.commands import results
-from django_rmq.core.model.delivered_message import from_base64url, message_id
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.core.commands import stored_results
+from django_rmq.core.model.delivered_message import message_id
+from django_rmq.opaque_ids import from_base64url, sealed_id
 from django_rmq.operations import Permission as Needed
 from tests.support.brokers import OracleBroker, intercept
 from tests.support.programs import (
@@ -269,7 +269,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
     broker.run = run
-    third = results.begin_request("f" * 32, content, "t3", 30_000)
+    third = stored_results.begin_request("f" * 32, content, "t3", 30_000)
     intercept(broker, "idempotent_requests/begin_request", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"

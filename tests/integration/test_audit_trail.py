@@ -21,7 +21,7 @@ from django_rmq.exceptions import InvalidRequest
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Filter, Operations, Permission
 from django_rmq.operations.actions import MOST_NAMED
-from django_rmq.operations.authorization import record
+from django_rmq.operations.audit_trail import record
 from django_rmq.testing import memory_broker
 from tests.support.programs import Program, user_with
 

@@ -31,6 +31,7 @@ from django_rmq import (
     send_message,
     send_messages,
 )
+from django_rmq import database_access as databases_of_outbox
 from django_rmq.checks import check_outbox_tables, check_tables
 from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, fetch, inspect, operate
@@ -41,7 +42,6 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
-from django_rmq.outbox import database_access as databases_of_outbox
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
 from django_rmq.worker import listener_registry, once, processed_messages, startup
 from django_rmq.worker.processed_messages import row_of

@@ -17,10 +17,10 @@ from django.test import override_settings
 from django_rmq import connections as rmq
 from django_rmq import send_message, send_messages
 from django_rmq.conf import get_config
+from django_rmq.database_access import threads_of_duties
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
-from django_rmq.outbox.database_access import threads_of_duties
 from django_rmq.outbox.relay import relay
 from tests.support.brokers import direct
 from tests.support.databases import MEGABYTE, SERVERS, database_beside, write_large_rows

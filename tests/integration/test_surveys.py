@@ -16,7 +16,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections
-from django_rmq.core.commands import results
+from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
@@ -155,7 +155,7 @@ def test_a_survey_is_kept_for_twenty_times_as_long_as_it_took(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, took_ms: int, kept_ms: int
 ) -> None:
     monkeypatch.setattr(shared_reads, "KEPT_MS", 2_000)
-    kept, real = list[int](), results.store_answer
+    kept, real = list[int](), stored_results.store_answer
 
     def survey(*_given: Any) -> stats.Overview:
         clock[0] += took_ms / 1000
@@ -167,7 +167,7 @@ def test_a_survey_is_kept_for_twenty_times_as_long_as_it_took(
 
     clock = [5.0]
     monkeypatch.setattr(topic_survey, "survey_topics", survey)
-    monkeypatch.setattr(results, "store_answer", store_answer)
+    monkeypatch.setattr(stored_results, "store_answer", store_answer)
     monkeypatch.setattr(shared_reads, "time", Mock(monotonic=lambda: 5.0, thread_time=lambda: clock[0]))
     assert look([]).took_ms == took_ms
     assert kept == [kept_ms]
@@ -194,20 +194,20 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
     monkeypatch.setattr(shared_reads, "LEASE_MS", 600_000)
     topics = Operations(Actor("me", "test")).present_all(None)
     name = shared_reads._name(topics)
-    assert broker.run(results.begin_request(name, name, "other", 600_000))[0] == "new"
-    waits, real = threading.Event(), results.begin_request
+    assert broker.run(stored_results.begin_request(name, name, "other", 600_000))[0] == "new"
+    waits, real = threading.Event(), stored_results.begin_request
 
     def begin_request(*given: Any) -> Any:
         waits.set()
         return real(*given)
 
-    monkeypatch.setattr(results, "begin_request", begin_request)
+    monkeypatch.setattr(stored_results, "begin_request", begin_request)
     with ThreadPoolExecutor(1) as tab:
         waiting = tab.submit(look)
         assert waits.wait(60)
         assert not waiting.done()
         survey = topic_survey.survey_topics(broker, topics)
-        broker.run(results.store_answer(name, "other", shared_reads._written(survey), 600_000))
+        broker.run(stored_results.store_answer(name, "other", shared_reads._written(survey), 600_000))
         assert waiting.result(60) == survey
     assert made == [list(TOPICS)]  # that of the other process
 
@@ -217,7 +217,7 @@ def test_the_survey_of_a_process_that_died_is_made_by_another(
 ) -> None:
     monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
     name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
-    assert broker.run(results.begin_request(name, name, "other", 50))[0] == "new"
+    assert broker.run(stored_results.begin_request(name, name, "other", 50))[0] == "new"
     assert [one.store for one in look().topics] == [2, 1, 0]
     assert made == [list(TOPICS)]
 

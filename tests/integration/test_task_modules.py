@@ -19,7 +19,7 @@ from django.test import modify_settings, override_settings
 
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import ack, fetch, results
+from django_rmq.core.commands import ack, fetch, stored_results
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import ConfigurationError, MessageGone, UnknownTask
 from django_rmq.tasks import frameworks, task_modules
@@ -97,7 +97,7 @@ def test_a_worker_imports_no_module_that_a_message_names(using: Use, uploaded: N
     enqueue_as_sender(f"{UPLOADED}.Boom")
     drain(raise_errors=False)
     assert UPLOADED not in sys.modules
-    kept = connections.get_broker().run(results.result("sent"))
+    kept = connections.get_broker().run(stored_results.result("sent"))
     assert kept is not None
     (path, text) = json.loads(kept.record)["errors"][0]
     assert path == "django_rmq.exceptions.UnknownTask"
@@ -137,7 +137,7 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
     using()
     result = errands.fails.enqueue()
     drain(raise_errors=False)
-    kept = connections.get_broker().run(results.result(result.id))
+    kept = connections.get_broker().run(stored_results.result(result.id))
     assert kept is not None
     paths = {
         "builtins.ValueError": ValueError,
@@ -152,7 +152,7 @@ def test_the_class_of_an_error_in_a_record_is_found_only_if_it_is_imported(
         "." * 600: Exception,
     }
     record = {**json.loads(kept.record), "errors": [[path, "a traceback"] for path in paths]}
-    call = results.store_result(
+    call = stored_results.store_result(
         result.id, kept.stamp + 1, 1_000_000, kept.job, json.dumps(record, separators=(",", ":")).encode()
     )
     assert connections.get_broker().run(call) == "ok"

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import fetch, inspect, results
+from django_rmq.core.commands import fetch, inspect, stored_results
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys, slot_of
 from django_rmq.core.model.topic import Topic
@@ -26,7 +26,7 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import frameworks
 from django_rmq.tasks.execution import Attempt, release, run
-from django_rmq.tasks.records import place
+from django_rmq.tasks.jobs import place
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish
@@ -520,7 +520,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None]) -> None:
     using(tasks(TOPIC=ONE_SLOT, RESULT_RETENTION=5))
     result = errands.returns.enqueue(1)
     work()
-    kept = connections.get_broker().run(results.result(result.id))
+    kept = connections.get_broker().run(stored_results.result(result.id))
     assert kept is not None
     broker: Any = connections.get_broker()
     left = broker.client.pttl(f"result_{{{broker.prefix}rmq:result:{result.id}}}")

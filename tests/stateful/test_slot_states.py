@@ -18,7 +18,7 @@ from django_rmq.core.consumer import (
     AssignmentCallbacks,
     Dispatcher,
     WorkerOptions,
-    fetch,
+    fetch_planner,
     slot_acquisition,
 )
 from django_rmq.core.consumer.batch import BatchReport
@@ -156,7 +156,7 @@ def driven(redis_url: str) -> Iterator[Driven]:
     client = client_of(redis_url)
     prefix = f"t{uuid.uuid4().hex[:12]}:"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "TURN_MESSAGES", 1)
+        patch.setattr(fetch_planner, "TURN_MESSAGES", 1)
         patch.setattr(slot_acquisition, "LOOK_SECONDS", 0.0)
         yield Driven(Broker(client, prefix), LossyBroker(client, prefix))
     client.close()

@@ -24,9 +24,9 @@ from django_rmq.core.commands import (
     operate,
     reports,
     reslot,
-    results,
     send,
     stored_actions,
+    stored_results,
     ticks,
 )
 from django_rmq.core.commands.script_call import AtSlots, Call
@@ -271,7 +271,7 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
             limits,
             membership,
             reports,
-            results,
+            stored_results,
             ticks,
         )
         for name, function in vars(module).items()

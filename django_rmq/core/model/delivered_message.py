@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
@@ -100,21 +100,7 @@ class DeliveryHandle:
 
 def message_id(slot: int, member: bytes) -> str:
     """Return the id by which people and programs name a message: its slot and its member."""
-    return f"{slot}.{to_base64url(member)}"
-
-
-def to_base64url(raw: bytes) -> str:
-    """Return bytes in base64url, without padding."""
-    return urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def from_base64url(text: str) -> bytes | None:
-    """Return the bytes for which ``to_base64url`` returns exactly ``text``, or None if there are none."""
-    try:
-        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
-        return None
-    return raw if to_base64url(raw) == text else None
+    return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from django_rmq.conf import get_config
 from django_rmq.exceptions import LostRace, OperationRefused
-from django_rmq.operations.authorization import record
+from django_rmq.operations.audit_trail import record
 from django_rmq.spark.java import stored_files
 from django_rmq.spark.pipelines import KEY_TEXT, Context, Options, Pipeline, register
 

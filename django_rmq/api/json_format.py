@@ -1,4 +1,5 @@
-"""JSON: the base of all serializers of answers, and how requests are parsed, limited in size before, and answers rendered.
+"""The JSON of REST: how requests are parsed, and limited in size before, how answers are rendered, and the base of their
+serializers.
 
 Times are milliseconds since the epoch, bodies have the form of their topic. The fields of an answer are beside its route
 (``messages``, ``topics`` and others), those of a request in ``requests``.

@@ -1,0 +1,110 @@
+"""The audit trail: what is recorded of an action, in the log and in the history of the admin.
+
+Every action is written to the logger ``django_rmq.audit`` and, if there is a user and the admin is installed, as a
+LogEntry of the topic: who, what, how many. An entry names messages by the filter, by sealed ids and by the values before
+and after; never by any content. Nothing here deletes old entries: they are Django's, and the project's to delete.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from django.apps import apps
+from django.db import DatabaseError
+
+from django_rmq.operations.authorization import Actor
+
+logger = logging.getLogger("django_rmq.audit")
+
+
+@dataclass(slots=True)
+class Trace:
+    """The single LogEntry of an action that takes several requests, and its outcomes so far."""
+
+    entry: int | None = None
+    """The primary key of the LogEntry, or None before it is written."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    undo: str = ""
+    """The id by which what it deletes can be brought back; empty before it deletes."""
+
+
+def record(
+    actor: Actor,
+    act: str,
+    topic: str,
+    outcomes: Mapping[str, int],
+    note: str = "",
+    *,
+    entry: bool = True,
+    trace: Trace | None = None,
+) -> None:
+    """Record that ``actor`` performed an action on ``topic`` (empty: on a worker), and the outcomes.
+
+    ``entry`` False: without a LogEntry, for actions that programs do many times a second. ``trace``: add the outcomes
+    to the LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is
+    logged and not raised, because the action itself has been done.
+    """
+    logger.info(
+        "%s by %s (%s)%s",
+        _sentence(act, note, outcomes),
+        _one_line(actor.name),
+        actor.via,
+        f" on topic {topic}" if topic else "",
+        extra={
+            "rmq_event": "audit",
+            "rmq_act": act,
+            "rmq_topic": topic,
+            "rmq_actor": actor.name,
+            "rmq_via": actor.via,
+            "rmq_note": note,
+            "rmq_outcomes": dict(outcomes),
+        },
+    )
+    # An anonymous user has no primary key, which a LogEntry needs.
+    if not entry or actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
+        return
+    trace = trace or Trace()
+    trace.outcomes = dict(Counter(trace.outcomes) + Counter(outcomes))
+    sentence = _sentence(act, note, trace.outcomes)
+    try:
+        trace.entry = _log_entry(actor, topic, sentence, trace.entry)
+    except DatabaseError:
+        logger.exception("The LogEntry could not be written: %s", sentence)
+
+
+def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
+    what = f"{act} ({note})" if note else act
+    return f"{what}: {counts or 'nothing'}"
+
+
+def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> int:
+    """Write a LogEntry, or rewrite the ``known`` one of this user and topic; return its primary key."""
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from django_rmq.models import Topic
+
+    # PostgreSQL stores no NUL, and the page shows one line.
+    message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})".replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if known is not None:
+        own = LogEntry.objects.filter(pk=known, user_id=actor.user.pk, object_id=topic)
+        # A person may have deleted the entry between two requests. A new one is written then.
+        if own.update(change_message=message):
+            return known
+    created = LogEntry.objects.create(
+        user_id=actor.user.pk,
+        content_type_id=ContentType.objects.get_for_model(Topic, for_concrete_model=False).pk,
+        object_id=topic,
+        object_repr=topic or "workers",
+        action_flag=CHANGE,
+        change_message=message,
+    )
+    return int(created.pk)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.commands.reports import (
@@ -34,7 +35,6 @@ from django_rmq.core.commands.reports import (
 )
 from django_rmq.core.commands.stored_actions import read_actions
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.replies import MAX_TEXT, cut_error

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from django_rmq.core import log
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import failures as outcome_log
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.model import log_names
 from django_rmq.core.model.delivered_message import Message

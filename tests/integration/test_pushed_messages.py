@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic, TopicType

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import heartbeat, watchdog
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.crash_recovery import HARD_TIMEOUT_EXCEEDED, SharedNotes, settle
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.replies import Failure

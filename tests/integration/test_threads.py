@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, crash_recovery, watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded, WakeupSubscriber
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity

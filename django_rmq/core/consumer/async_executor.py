@@ -20,6 +20,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
 from django_rmq.core.consumer.crash_recovery import MARKS, ThreadNotes
@@ -32,7 +33,7 @@ from django_rmq.core.consumer.invoke import (
     await_one,
     report_failed_run,
 )
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue
@@ -20,7 +21,7 @@ from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQ
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable, uptime
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.model.delivered_message import Message

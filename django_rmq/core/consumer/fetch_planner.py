@@ -17,6 +17,7 @@ from itertools import chain, islice
 from operator import add
 from typing import NamedTuple
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, Call
@@ -32,7 +33,6 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotSchedule,
     SlotState,
     SlotTable,
-    uptime,
 )
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.limits import NEVER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
@@ -19,7 +20,6 @@ from django_rmq.core.consumer.mailbox import (
     MaxRuntimeExceeded,
     WakeupSubscriber,
 )
-from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.consumer.watchdog import CallWatch, ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic

@@ -17,6 +17,7 @@ from inspect import isasyncgen, isawaitable, isgenerator
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import failures
 from django_rmq.core.consumer.batch import (
     Batch,
@@ -35,7 +36,6 @@ from django_rmq.core.consumer.failures import (
     name_of,
     text_of,
 )
-from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import Cancelled, InvalidBody

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import all_held
@@ -28,7 +29,6 @@ from django_rmq.core.consumer.slot_schedule import (
     SlotSchedule,
     SlotState,
     SlotTable,
-    uptime,
 )
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.limits import BATCH

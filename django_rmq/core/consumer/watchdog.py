@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.slot_schedule import uptime
 from django_rmq.core.log import safe_logger
 
 logger = safe_logger("django_rmq.consumer")

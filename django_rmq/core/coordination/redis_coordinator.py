@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from uuid import uuid4
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
@@ -30,7 +31,6 @@ from django_rmq.core.coordination.shared_coordinator import (
     SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
-    uptime,
 )
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Beat

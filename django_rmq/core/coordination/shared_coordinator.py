@@ -16,8 +16,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced, less, pairs
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
 from django_rmq.core.log import LogThrottle, safe_logger
@@ -27,11 +27,6 @@ logger = safe_logger("django_rmq.coordination")
 
 PART = 8192
 """The number of slots passed on at once. Between two parts it checks for a newer target or the end of the session."""
-
-uptime: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
-"""Seconds on a clock that also counts while the machine is suspended, as a session does."""
 
 
 class SlotOwnership:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kazoo import exceptions as kazoo
 from kazoo.protocol.states import ZnodeStat
 
+from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.assignment_storage import (
     AssignmentPlan,
@@ -23,12 +24,7 @@ from django_rmq.core.coordination.assignment_storage import (
     whose,
     write_record,
 )
-from django_rmq.core.coordination.shared_coordinator import (
-    AUDIT_SECONDS,
-    SharedCoordinator,
-    log_assigned,
-    uptime,
-)
+from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.session import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger

@@ -309,7 +309,7 @@ WORKS = (
     Work("bulk send, fifo", "send_fifo", "bare_send_dicts", 0.6),
     Work("single send", "single", "bare_single", 0.6, "raw_single"),
     Work("consume, each message", "consume_each", "bare_send_bytes", 0.25, "raw_send_bytes"),
-    Work("consume, OUTCOME_RETENTION beside without", "consume_kept", "consume_each", 0.5),
+    Work("consume, OUTCOME_RETENTION beside without", "consume_kept", "consume_each", 0.65),
     Work("consume, fifo", "consume_fifo", "bare_send_bytes", 0.45),
     Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35, "raw_send_bytes"),
     Work("price of safety, batches of 512", "safe_scripts", "bare_scripts", 1 / 1.2),

@@ -16,7 +16,9 @@ Dump = dict[bytes, dict[bytes, Any]]
 Named = dict[str, bytes]
 """What a key of a slot is called -> the key."""
 Found = dict[str, dict[bytes, Any]]
-SETS = ("store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting")
+SETS = (
+    "store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "delivery_outcomes", "inserting",
+)  # fmt: skip
 _RECORD = re.compile(rb"(\d+ )(-?(?:inf|[\d.]+(?:e[+-]?\d+)?))")
 
 

@@ -37,13 +37,14 @@ def outcome(slot: Slot, member: bytes = b"a") -> Outcome:
     return found
 
 
-@pytest.mark.parametrize("names", ["named", "unnamed"])
+@pytest.mark.parametrize("names", ["named", "unnamed", "noted once"])
 def test_success_is_kept_with_when_how_often_and_by_whom(kept: Slot, clock: Clock, names: str) -> None:
     kept.send(b"a", b"b")
     receipt = kept.take(owner="worker one\n").receipt
     delivered_ms = kept.now_ms
     clock.advance(2)
-    ended = kept.commit(receipt, [b"a", b"b"]) if names == "named" else kept.commit_delivery(receipt, 2)
+    once = (b"b", b"a") if names == "noted once" else ()
+    ended = kept.commit(receipt, [b"a", b"b"]) if names == "named" else kept.commit_delivery(receipt, 2, once)
     assert ended == ["ok", "ok"]
     found = outcome(kept, b"b")
     assert found._replace(delivered_ms=None) == Outcome(
@@ -51,6 +52,54 @@ def test_success_is_kept_with_when_how_often_and_by_whom(kept: Slot, clock: Cloc
     )
     assert found.delivered_ms is not None
     assert abs(found.delivered_ms - delivered_ms) <= 1
+
+
+def end_together(slot: Slot, *members: bytes) -> None:
+    """Send messages, and end their delivery as a whole, with one note for all of them."""
+    slot.send(*members)
+    taken = slot.take(len(members))
+    assert taken.is_alone
+    assert slot.commit_delivery(taken.receipt, len(members), members) == ["ok"] * len(members)
+
+
+def end_alone(slot: Slot, member: bytes) -> None:
+    """Send a message, and remove it, which is noted for this message alone."""
+    slot.send(member)
+    slot.remove([member])
+
+
+def test_a_whole_delivery_is_noted_once(kept: Slot) -> None:
+    end_together(kept, b"a", b"b", b"c")
+    assert len(kept.zset("delivery_outcomes")) == 1
+    assert not kept.hash("outcomes")
+    assert {outcome(kept, member).state for member in (b"a", b"b", b"c")} == {"done"}
+    assert kept.status(b"d").outcome is None
+
+
+def test_digests_that_are_not_of_all_members_do_not_count(kept: Slot) -> None:
+    kept.send(b"a", b"b")
+    assert kept.commit_delivery(kept.take().receipt, 2, (b"a",)) == ["ok", "ok"]
+    assert outcome(kept, b"b").state == "done"
+    assert kept.hash("outcomes").keys() == {digest(b"a"), digest(b"b")}
+
+
+@pytest.mark.parametrize("later_ms", [-5_000, 0, 1, 5_000])
+def test_the_last_end_counts_also_after_a_clock_was_set_back(kept: Slot, clock: Clock, later_ms: int) -> None:
+    for end, state in ((end_alone, "removed"), (end_together, "done")) * 2 + ((end_together, "done"),) * 2:
+        end(kept, b"a")
+        found = outcome(kept)
+        assert (found.state, found.ended_ms) == (state, kept.now_ms)
+        clock.advance(later_ms / 1_000)
+
+
+def test_the_end_of_a_delivery_replaces_its_progress(kept: Slot) -> None:
+    end_together(kept, b"a", b"b")
+    kept.send(b"a", b"b")
+    receipt = kept.take(2).receipt
+    kept.progress(receipt, b"a", 500, b"half")
+    assert isinstance(parse(kept.status(b"a").outcome), Progress)
+    kept.commit_delivery(receipt, 2, (b"a", b"b"))
+    assert outcome(kept).state == "done"
 
 
 def test_attempts_and_the_last_error_are_those_of_the_failures_before(kept: Slot) -> None:
@@ -221,6 +270,29 @@ def test_what_is_too_old_cannot_be_seen_and_goes_with_the_next_end(kept: Slot, c
     assert set(kept.hash("outcomes")) == set(kept.zset("outcome_times")) == {digest(b"b")}
 
 
+def test_a_whole_delivery_that_is_too_old_cannot_be_seen_and_goes_with_the_next_end(
+    kept: Slot, clock: Clock
+) -> None:
+    end_together(kept, b"a", b"b")
+    clock.advance((HOUR - 1) / 1000)
+    assert outcome(kept).state == "done"
+    clock.advance("1ms")
+    assert kept.status(b"a").outcome is None
+    end_together(kept, b"c")
+    assert len(kept.zset("delivery_outcomes")) == 1
+
+
+def test_a_slot_keeps_the_deliveries_of_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
+    slot = keeping(make_slot)
+    names = [b"%05d" % n for n in range(MOST + 1_500)]
+    for start in range(0, len(names), 500):
+        end_together(slot, *names[start : start + 500])
+        clock.advance("1ms")
+    assert len(slot.zset("delivery_outcomes")) == MOST / 500
+    assert slot.status(names[1_499]).outcome is None
+    assert outcome(slot, names[1_500]).state == "done"
+
+
 def test_a_slot_keeps_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
     slot = keeping(make_slot)
     names = [b"%05d" % n for n in range(MOST + 500)]
@@ -237,9 +309,10 @@ def test_the_keys_go_by_themselves(make_slot: MakeSlot) -> None:
     slot = keeping(make_slot, outcome_retention_ms=60_000)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
+    end_together(slot, b"b")
     if not hasattr(slot.broker, "client"):
         return  # memory ends with its process
-    for key in (slot.keys.outcomes, slot.keys.outcome_times):
+    for key in (slot.keys.outcomes, slot.keys.outcome_times, slot.keys.delivery_outcomes):
         assert 0 < slot.broker.client.execute_command("PTTL", key) <= 60_000
 
 
@@ -283,5 +356,6 @@ def test_retiring_a_slot_forgets_its_outcomes(make_slot: MakeSlot) -> None:
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
+    end_together(slot, b"b")
     assert slot.retire() == "retired"
     assert slot.snapshot() == {}

@@ -33,7 +33,9 @@ from tests.support.servers import RedisServer, TcpProxy
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
-ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"}
+ZSETS = {
+    "store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "delivery_outcomes", "inserting",
+}  # fmt: skip
 
 
 def connect(url: str, seconds: float = 60, **options: Any) -> redis.Redis:

@@ -86,7 +86,8 @@ def test_keys_of_a_foreign_type_are_named_and_nothing_changes(
 ) -> None:
     slot = kept(redis_client, prefix)
     receipt = stage(slot, script)
-    for key, kinds in ((slot.keys.outcomes, ("string", "zset")), (slot.keys.outcome_times, ("list", "hash"))):
+    sets = slot.keys.outcome_times, slot.keys.delivery_outcomes
+    for key, kinds in ((slot.keys.outcomes, ("string", "zset")), *((key, ("list", "hash")) for key in sets)):
         for how in kinds:
             whole = redis_client.dump(key)
             spoil(redis_client, key, how)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,7 +66,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple[Dispatcher, Batch]:
+def taken(
+    broker: Broker, topic: Topic, watcher: Watcher | None = None, count: int = COUNT
+) -> tuple[Dispatcher, Batch]:
     """A dispatcher whose threads do not run, and the batch that they would have."""
     listeners = {topic.name: Listener(topic.name, lambda message: None)}
     dispatcher = Dispatcher(
@@ -75,7 +78,7 @@ def taken(broker: Broker, topic: Topic, watcher: Watcher | None = None) -> tuple
     dispatcher._mailbox.process_items()
     turn_until_idle(dispatcher)
     (batch,) = dispatcher._in_flight.batches.values()
-    assert len(batch.messages) == COUNT
+    assert len(batch.messages) == count
     return dispatcher, batch
 
 
@@ -269,3 +272,24 @@ def test_a_worker_commits_whole_deliveries_in_order(broker: Broker, told: list[s
         eventually(lambda: total(broker, LINE, "committed") == 2_000, "the commits")
     assert "commit_delivery" in told
     assert all(ledger.balanced for ledger in audit(broker, LINE))
+
+
+def is_due(broker: Broker, topic: Topic, count: int) -> bool:
+    return broker.count(topic, 0).due == count
+
+
+def test_the_outcome_of_many_messages_is_noted_once_and_that_of_few_for_each(
+    broker: Broker, redis_client: redis.Redis
+) -> None:
+    topic = Topic("kept", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, outcome_retention_ms=60_000)
+    keys = slot_keys(broker.prefix, topic.name, 0)
+    for count, texts, records in ((ack.ENOUGH - 1, 0, ack.ENOUGH - 1), (ack.ENOUGH, 1, ack.ENOUGH - 1)):
+        send(broker, topic, range(count))
+        eventually(partial(is_due, broker, topic, count), "the due time")
+        dispatcher, batch = taken(broker, topic, count=count)
+        end(dispatcher, batch)
+        turn_until_idle(dispatcher)
+        assert (redis_client.zcard(keys.delivery_outcomes), redis_client.hlen(keys.outcomes)) == (
+            texts,
+            records,
+        )

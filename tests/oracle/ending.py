@@ -8,7 +8,7 @@ from typing import Any
 from django_rmq.core.model.replies import digest
 from tests.oracle.failing import end_failed, end_marked, forget_ended, land, release_one
 from tests.oracle.numbers import bounded
-from tests.oracle.outcomes import note_end
+from tests.oracle.outcomes import note_delivery, note_end
 from tests.oracle.owning import stamp
 from tests.oracle.refusing import check_batch
 from tests.oracle.slot import ENDING, InFlight, Slot, grouped, on
@@ -55,14 +55,18 @@ def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     "prepare_body",
     "outcomes",
     "outcome_times",
+    "delivery_outcomes",
 )
-def commit_delivery(slot: Slot, receipt: int, size: int) -> list[str]:
+def commit_delivery(slot: Slot, receipt: int, size: int, digests: bytes = b"") -> list[str]:
     is_last = slot.control.get(b"deliveries") == b"%d" % receipt
     is_marked = slot.control.get(b"marked") == b"%d" % receipt
     if not is_last or is_marked or len(slot.prepare) != size or slot.prepare_body or slot.failures:
         return []
-    for member in slot.prepare:
-        note_end(slot, member, "done", None, InFlight(receipt, 0.0))
+    if digests and len(digests) == 12 * size:
+        note_delivery(slot, receipt, digests)
+    else:
+        for member in slot.prepare:
+            note_end(slot, member, "done", None, InFlight(receipt, 0.0))
     slot.prepare.clear()
     slot.inflight.clear()
     slot.count("committed", size)
@@ -105,7 +109,7 @@ def release(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     return _words(slot, held)
 
 
-@on("prepare", "inflight", "failures", "stats", "control", "outcomes", "outcome_times")
+@on("prepare", "inflight", "failures", "stats", "control", "outcomes", "outcome_times", "delivery_outcomes")
 def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: bytes) -> str:
     (word,) = _words(slot, [slot.holds(receipt, member)])
     if word == "ok":

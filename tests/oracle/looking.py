@@ -17,6 +17,7 @@ from tests.oracle.holding import newest_claim
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.listing import on_state
 from tests.oracle.numbers import ceil, floor
+from tests.oracle.outcomes import find_outcome
 from tests.oracle.slot import Slot, on
 
 _LIVES = ("store", "prepare", "retry", "dead", "claim")
@@ -101,13 +102,9 @@ def describe_messages(slot: Slot, *members: bytes) -> list[DescribeReply]:
     return [DescribeReply(*(getattr(slot, name).get(member) for name in names)) for member in members]
 
 
-@on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times")
+@on(*_LIVES, "inflight", "deaths", "failures", "control", "outcomes", "outcome_times", "delivery_outcomes")
 def status(slot: Slot, found: bytes, *members: bytes) -> FoundReply:
-    outcome = None
-    if slot.outcome_times.get(found, -math.inf) > slot.now_ms - (slot.topic.outcome_retention_ms or 0):
-        outcome = slot.outcomes.get(found)
-    if not slot.topic.outcome_retention_ms:
-        outcome = None
+    outcome = find_outcome(slot, found)
     if not members:
         return FoundReply(None, None, None, None, None, None, None, None, "", outcome)
     (member,) = members

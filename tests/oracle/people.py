@@ -303,6 +303,7 @@ def rest_until(slot: Slot, member: bytes, score: int) -> None:
     "control",
     "outcomes",
     "outcome_times",
+    "delivery_outcomes",
 )
 def purge(
     slot: Slot, act: str, copies: int, size: int, state: str, lowest: str, highest: str, limit: int

@@ -19,11 +19,16 @@ from django_rmq.core.model.topic import Topic
 from tests.oracle.keyspace import Hash, Memory, SortedSet
 from tests.oracle.numbers import score_text
 
-SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting"})
+SETS = frozenset(
+    {
+        "store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "delivery_outcomes",
+        "inserting",
+    }
+)  # fmt: skip
 SENDING = ("store", "retry", "body", "stats", "control")
 ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
-    "prepare_body", "outcomes", "outcome_times",
+    "prepare_body", "outcomes", "outcome_times", "delivery_outcomes",
 )  # fmt: skip
 CLAIMING = ("claimants", "claim", "claims", "claim_body", "claim_failed")
 
@@ -81,6 +86,7 @@ class Slot:
     prepare_body: Hash
     outcomes: Hash
     outcome_times: SortedSet
+    delivery_outcomes: SortedSet
     inserting: SortedSet
 
     def __init__(self, memory: Memory, topic: Topic, index: int) -> None:
@@ -163,8 +169,9 @@ class Slot:
 
     def write_outcomes(self) -> None:
         """Keep what was noted, and forget what is too old, or too much; see ``outcomes``."""
+        at = max([float(self.now_ms), *self.delivery_outcomes.values()])
         self.outcomes.update(self.noted)
-        self.outcome_times.update(dict.fromkeys(self.noted, float(self.now_ms)))
+        self.outcome_times.update(dict.fromkeys(self.noted, at))
         rows = self.outcome_times.rows()
         over = max(0, len(rows) - MOST)
         before = self.now_ms - (self.topic.outcome_retention_ms or 0)

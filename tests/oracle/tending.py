@@ -71,6 +71,7 @@ def retire(slot: Slot) -> str:
     for name in set(SlotKeys._fields) - SETS:
         slot.records(name).clear()
     slot.outcome_times.clear()
+    slot.delivery_outcomes.clear()
     return "retired"
 
 

@@ -767,7 +767,8 @@ class Lockstep(RuleBasedStateMachine):
         flying = self.promises.flying
         handed = sum(other == receipt for other, _ in self.handed)
         size = data.draw(st.sampled_from([len(flying), len(flying), len(flying), handed, 1]))
-        words = self.both(lambda b: b.commit_delivery(self.topic, 0, receipt, size))
+        noted_once = data.draw(st.sampled_from([(), tuple(flying)]), "members whose outcome is noted once")
+        words = self.both(lambda b: b.commit_delivery(self.topic, 0, receipt, size, noted_once))
         if not words:
             self.require("INV-13", self.before == self.after, receipt, size)
             return

@@ -104,6 +104,8 @@ TEXTS |= {
     "string.format()",
     "string.sub()",
     "joined()",
+    "digests",
+    "outcome_of()",
 }
 
 # Why each of these ends: the binary search halves, the list shrinks, the index rises to the list's length.
@@ -205,7 +207,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.list_held(TOPIC, 0, "A"),
         ask.prepare(TOPIC, 0, "A", 1, 10),
         ask.commit(TOPIC, 0, 1, members),
-        ask.commit_delivery(TOPIC, 0, 1, 2),
+        ask.commit_delivery(TOPIC, 0, 1, 2, members),
         ask.rollback(TOPIC, 0, 1, [Failure(b"a"), Failure(b"b")]),
         ask.release(TOPIC, 0, 1, members),
         ask.extend(TOPIC, 0, 1, members),
@@ -422,7 +424,8 @@ def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
 
 
 def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
-    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "inserting", "set"}
+    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "inserting", "set"}
+    zsets |= {"outcome_times", "delivery_outcomes"}
     for source in SCRIPTS.values():
         for key in source.declared("KEYS"):
             if source.name not in OF_MANY_SLOTS:
@@ -610,6 +613,7 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
         *(key.name for key in first.keys),
         "outcomes",
         "outcome_times",
+        "delivery_outcomes",
     ]
     assert [each.name for each in second.arguments] == [
         "outcome_retention_ms",
@@ -618,6 +622,7 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
     text = lua.load(name).text.decode()
     assert "mistyped('zset', " in text
     assert "mistyped('zset', outcome_times)" in text
+    assert "mistyped('zset', delivery_outcomes)" in text
     chunk = Bytecode.of(text, redis_client)
     assert chunk.read <= KNOWN_GLOBALS
     assert chunk.written == set()
@@ -626,7 +631,7 @@ def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
 @pytest.mark.parametrize("name", SECOND_FORMS)
 def test_the_first_form_of_a_script_touches_no_key_of_the_second(name: str) -> None:
     text = lua.load(name.removesuffix(lua.SECOND)).text.decode()
-    assert not re.search(r"\b(outcomes|outcome_times|outcome_retention_ms|sha1hex)\b", text)
+    assert not re.search(r"\b(outcomes|outcome_times|delivery_outcomes|outcome_retention_ms|sha1hex)\b", text)
 
 
 def test_a_topic_without_outcome_retention_uses_the_first_forms() -> None:

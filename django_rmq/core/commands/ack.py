@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import AtSlot, Call, Reply, form, word, words
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.replies import Failure, cut_error
+from django_rmq.core.model.replies import Failure, cut_error, packed_digests
 from django_rmq.core.model.topic import Topic
 
 
@@ -29,14 +29,20 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
     return lambda reply: ["ok"] * size if reply == b"ok" else []
 
 
-def commit_delivery(topic: Topic, slot: int, receipt: int, size: int) -> Call[list[str]]:
+ENOUGH = 16
+"""From this number of messages on, the outcome of a whole delivery is noted once for all of them."""
+
+
+def commit_delivery(
+    topic: Topic, slot: int, receipt: int, size: int, members: Sequence[bytes] = ()
+) -> Call[list[str]]:
     """End successfully all ``size`` deliveries that one prepare has answered while nothing else was in flight.
 
-    Answers ok for each, or an empty list if none has ended, so that `commit` has to name them.
+    Answers ok for each, or an empty list if none has ended, so that `commit` has to name them. With ``members`` (topics
+    with OUTCOME_RETENTION) their outcome is noted once for all of them; without, for each.
     """
-    return Call(
-        form("commit_delivery", topic), AtSlot(topic, slot), (receipt, size), _of_all(size), varying=2
-    )
+    own: tuple[object, ...] = (receipt, size, packed_digests(members)) if members else (receipt, size)
+    return Call(form("commit_delivery", topic), AtSlot(topic, slot), own, _of_all(size), varying=len(own))
 
 
 def _written(failures: Sequence[Failure]) -> list[object]:

@@ -268,7 +268,11 @@ class AckQueue:
                 pending.began_ns = time.time_ns()
             # The slot has a later delivery by now if this worker has asked for one.
             if pending.is_whole and slot.sole_receipt == receipt:
-                call = ack.commit_delivery(slot.topic, slot.number, receipt, len(pending.committed))
+                members = pending.committed
+                is_noted_once = slot.topic.outcome_retention_ms and len(members) >= ack.ENOUGH
+                call = ack.commit_delivery(
+                    slot.topic, slot.number, receipt, len(members), members if is_noted_once else ()
+                )
                 parts.append(AckCall(slot, receipt, pending, pending.repeated, pipeline.add(call)))
                 continue
             for settlement, call in pending.calls(slot, receipt):

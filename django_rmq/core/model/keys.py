@@ -58,6 +58,7 @@ class SlotKeys(NamedTuple):
     prepare_body: bytes
     outcomes: bytes
     outcome_times: bytes
+    delivery_outcomes: bytes
     inserting: bytes
 
 

@@ -5,10 +5,10 @@ Records that scripts write as text are parsed here, and nowhere else. The decode
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from hashlib import sha1
 from typing import NamedTuple, TypeVar
 
 from django_rmq.core.model.limits import LARGEST, MAX_ERROR_BYTES
@@ -24,12 +24,17 @@ MAX_TEXT = 200
 
 def digest(member: bytes) -> bytes:
     """Return the digest under which the outcome of a member is noted: a body may be long, and need not be kept."""
-    return shortened(hashlib.sha1(member, usedforsecurity=False).digest())
+    return shortened(sha1(member, usedforsecurity=False).digest())
 
 
-def shortened(sha1: bytes) -> bytes:
+def shortened(whole: bytes) -> bytes:
     """Return the digest of a member whose SHA-1 is known."""
-    return sha1.hex()[:24].encode()
+    return whole.hex()[:24].encode()
+
+
+def packed_digests(members: Iterable[bytes]) -> bytes:
+    """Return the digests of members, 12 bytes each, in one text."""
+    return b"".join([sha1(member, usedforsecurity=False).digest()[:12] for member in members])
 
 
 class Restored(NamedTuple):

@@ -20,7 +20,11 @@ end
 -- Note what became of messages, on topics with OUTCOME_RETENTION. A script collects the notes, and writes them with the ledger
 -- at its end.
 --
--- keys: outcomes HASH, outcome_times ZSET
+-- What ends one by one has a record in `outcomes`, by the digest of its member. What a commit ends as a whole has one text in
+-- `delivery_outcomes` (note_delivery). Of two notes of one message the later one counts. Its score says which that is, because
+-- scores only rise: a record is not before the last text, and a text is behind all that was noted.
+--
+-- keys: outcomes HASH, outcome_times ZSET, delivery_outcomes ZSET
 -- arguments: outcome_retention_ms NUMBER
 -- needs: control failures now_ms text_of
 -- offers: note_receipt note_progress note_outcome note_done write_outcomes
@@ -72,7 +76,9 @@ end
 
 local function write_outcomes()
   if #outcome_fields == 0 then return end
-  local scores, ended_at = {}, text_of(now_ms)
+  -- Mostly nothing has been noted later than now.
+  local later = redis.call('ZRANGEBYSCORE', delivery_outcomes, '(' .. text_of(now_ms), '+inf', 'WITHSCORES')
+  local scores, ended_at = {}, later[#later] or text_of(now_ms) -- rule: outcome_before_a_delivery
   for i = 1, #outcome_fields, 2 do
     scores[i], scores[i + 1] = ended_at, outcome_fields[i]
   end
@@ -91,4 +97,29 @@ local function write_outcomes()
   end
   redis.call('PEXPIRE', outcomes, outcome_retention_ms)
   redis.call('PEXPIRE', outcome_times, outcome_retention_ms)
+end
+
+-- section: note_delivery
+-- Note the outcome of a delivery that has succeeded as a whole. Its messages ended alike, so one text is enough for all of them:
+-- a number that grows by one for each message, how many these are, their digests (12 bytes each), and the record of `outcomes`.
+--
+-- needs: delivery_outcomes outcome_times outcome_retention_ms now_ms text_of outcome_of
+-- offers: note_delivery
+
+local function note_delivery(receipt, size, digests)
+  local last = redis.call('ZREVRANGE', delivery_outcomes, 0, 0, 'WITHSCORES')
+  local single = redis.call('ZREVRANGE', outcome_times, 0, 0, 'WITHSCORES')
+  local noted = (tonumber(string.match(last[1] or '', '^%d+')) or 0) + size
+  -- rule: delivery_before_an_outcome
+  local at = math.max(now_ms, (tonumber(last[2]) or 0) + 1, (tonumber(single[2]) or 0) + 1)
+  local text = string.format('%.0f %.0f\n', noted, size) .. digests .. outcome_of('done', '-', 1, '', tonumber(receipt))
+  redis.pcall('ZADD', delivery_outcomes, text_of(at), text)
+  local rows, gone = redis.call('ZRANGE', delivery_outcomes, 0, 2, 'WITHSCORES'), 0
+  for i = 1, #rows, 2 do
+    local newer = noted - (tonumber(string.match(rows[i], '^%d+')) or 0)
+    local is_old = tonumber(rows[i + 1]) <= now_ms - outcome_retention_ms -- rule: delivery_outcomes_never_go
+    if is_old or newer >= 10000 then gone = gone + 1 end -- rule: delivery_outcomes_without_bound
+  end
+  if gone > 0 then redis.call('ZREMRANGEBYRANK', delivery_outcomes, 0, gone - 1) end
+  redis.call('PEXPIRE', delivery_outcomes, outcome_retention_ms)
 end

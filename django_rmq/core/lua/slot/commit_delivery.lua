@@ -11,7 +11,8 @@
 -- ARGV[1] channel
 -- ARGV[2] receipt
 -- ARGV[3] size NUMBER  messages that the prepare delivered, while nothing else was in flight
--- ARGV[4] now
+-- ARGV[4...] digests     of all members, 12 bytes each, in one text; none: each gets an outcome of its own (OUTCOME_RETENTION)
+-- ARGV[#ARGV] now
 --
 -- Returns ok | unsure (nothing is changed: they have to be committed by name)
 
@@ -28,10 +29,14 @@ local sleeping_until = known[3]
 -- include: _now where OUTCOME_RETENTION
 -- include: _scores.numbers where OUTCOME_RETENTION
 -- include: _ledger.outcomes where OUTCOME_RETENTION
+-- include: _ledger.note_delivery where OUTCOME_RETENTION
 -- include: _sleep.wake
-if note_done then note_done(redis.call('ZRANGE', prepare, 0, -1), receipt) end -- rule: whole_success_leaves_no_outcome
+local digests = first == last and #ARGV[first] == size * 12 and ARGV[first]
+-- rule: whole_success_leaves_no_outcome
+if note_done and not digests then note_done(redis.call('ZRANGE', prepare, 0, -1), receipt) end
 redis.call('UNLINK', prepare, inflight)
 redis.pcall('HINCRBY', stats, 'committed', size)
 if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_delivery_opens_silently
+if note_delivery and digests then note_delivery(receipt, size, digests) end -- rule: delivery_leaves_no_outcome
 if write_outcomes then write_outcomes() end
 return 'ok'

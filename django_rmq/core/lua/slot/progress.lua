@@ -7,6 +7,7 @@
 -- KEYS[5] control   HASH  field -> value
 -- KEYS[6] outcomes  HASH  digest -> what became of the message
 -- KEYS[7] outcome_times ZSET digest -> ms
+-- KEYS[8] delivery_outcomes ZSET what became of a whole delivery -> ms
 --
 -- ARGV[1] outcome_retention_ms NUMBER
 -- ARGV[2] receipt

@@ -19,8 +19,9 @@
 -- KEYS[17] control    HASH  field -> value
 -- KEYS[18] outcomes   HASH  digest -> what became of the message
 -- KEYS[19] outcome_times ZSET digest -> ms
--- KEYS[20] claim_failed HASH member -> how its query has failed it
--- KEYS[21] inserting  ZSET  member -> score, if a step of an insertion has failed
+-- KEYS[20] delivery_outcomes ZSET outcome -> ms
+-- KEYS[21] claim_failed HASH member -> how its query has failed it
+-- KEYS[22] inserting  ZSET  member -> score, if a step of an insertion has failed
 --
 -- ARGV[1] now
 --
@@ -30,5 +31,5 @@
 -- rule: retire_what_holds
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim, inserting) > 0 then return 'holds' end
 redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, claim_failed, arrived, stats,
-  control, outcomes, outcome_times)
+  control, outcomes, outcome_times, delivery_outcomes)
 return 'retired'

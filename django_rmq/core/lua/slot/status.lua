@@ -12,6 +12,7 @@
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] outcomes HASH  digest -> what became of the message
 -- KEYS[11] outcome_times ZSET digest -> ms
+-- KEYS[12] delivery_outcomes ZSET what became of a whole delivery -> ms
 --
 -- ARGV[1] outcome_retention_ms NUMBER  0: the topic keeps nothing
 -- ARGV[2] digest          of the member
@@ -23,9 +24,23 @@
 
 -- check: types
 -- include: _now
-local outcome = false
+local outcome, oldest = false, now_ms - outcome_retention_ms
 local at = outcome_retention_ms > 0 and tonumber(redis.call('ZSCORE', outcome_times, digest))
-if at and at > now_ms - outcome_retention_ms then outcome = redis.call('HGET', outcomes, digest) end -- rule: outcome_outstays
+if at and at > oldest then outcome, oldest = redis.call('HGET', outcomes, digest), at end -- rule: outcome_outstays
+if outcome_retention_ms > 0 then
+  local packed = string.gsub(digest, '%x%x', function(code) return string.char(tonumber(code, 16)) end)
+  -- Texts that are newer than what was noted for this message alone, the last one first.
+  local texts = redis.call('ZREVRANGEBYSCORE', delivery_outcomes, '+inf', string.format('(%.17g', oldest))
+  for _, text in ipairs(texts) do
+    local size, from = string.match(text, '^%d+ (%d+)\n()')
+    local behind = size and from + size * 12
+    local place = size and string.find(text, packed, from, true)
+    if place and place < behind then
+      outcome = string.sub(text, behind)
+      break
+    end
+  end
+end
 if last < first then return { false, false, false, false, false, false, false, false, false, outcome } end
 local member = ARGV[first]
 local death = redis.call('HGET', deaths, member)

@@ -17,6 +17,7 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin.views import (
     action_views,
+    background_views,
     cause_views,
     dashboard,
     export_views,
@@ -48,9 +49,9 @@ class TopicAdmin(Pages):
             at("outbox/", outbox_views.outbox_view, "outbox"),
             at("workers/", worker_views.workers_view, "workers"),
             at("workers/live/", worker_views.workers_live_view, "workers_live"),
-            at("background/", action_views.background_view, "background"),
-            at("background/live/", action_views.background_live_view, "background_live"),
-            at("undo/", action_views.undo_view, "undo"),
+            at("background/", background_views.background_view, "background"),
+            at("background/live/", background_views.background_live_view, "background_live"),
+            at("undo/", background_views.undo_view, "undo"),
             at("running/", worker_views.running_view, "running"),
             at("running/live/", worker_views.running_live_view, "running_live"),
             at("causes/", cause_views.causes_view, "causes"),

@@ -11,7 +11,8 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.pipelines import Context, Pipeline, connection_options, pipelines, register
+from django_rmq.spark.pipelines import Context, Pipeline, pipelines, register
+from django_rmq.spark.pipelines.pipeline_context import connection_options
 
 TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
 

@@ -1,7 +1,7 @@
 """Actions on messages or on a topic: the question, the work in slices, and the result.
 
-Here are also the page of the actions that workers do in the background, and what of an action can be undone.
-The LogEntry of an action that takes several requests is kept in the user's session until the action ends.
+``background_views`` has the actions that workers do in the background, and the undo. The LogEntry of an action that takes
+several requests is kept in the user's session until the action ends.
 """
 
 from __future__ import annotations
@@ -13,35 +13,29 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from django.contrib import messages
-from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from django_rmq.admin.body_display import visible
 from django_rmq.admin.forms import PARAMETERS
-from django_rmq.admin.labels import STATES
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
+from django_rmq.admin.views.background_views import kept_sentence, undo_form
 from django_rmq.admin.views.message_views import cause_text, filter_form
 from django_rmq.admin.views.page import (
-    PageAddresses,
     Pages,
     back_of,
     number,
     outcomes_sentence,
-    page,
     show_outcomes,
     show_problems,
     show_slot_outcomes,
     so_far,
     topic_page,
 )
-from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
+from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, UnknownTopic
-from django_rmq.operations import BulkProgress, Deletion, Limits, Operations, Permission, Trace, undo
+from django_rmq.exceptions import CallerError, NotPermitted, UnknownTopic
+from django_rmq.operations import BulkProgress, Limits, Operations, Permission, Trace
 
 _TRACES = "rmq_traces"
 _MOST_TRACES = 20
@@ -331,128 +325,5 @@ def _ask(
     return pages.render(request, "topic/confirm.html", context, topic)
 
 
-KINDS = {
-    "replay": gettext_lazy("Replay all"),
-    "delete": gettext_lazy("Delete all matches"),
-    "purge": gettext_lazy("Purge"),
-}
-_DELETION_KINDS = {"delete": gettext_lazy("Delete"), "purge": gettext_lazy("Purge")}
-ACTION_STATES = {
-    "running": gettext_lazy("runs"),
-    "waiting": gettext_lazy("waits for a worker"),
-    "stopping": gettext_lazy("is being stopped"),
-    "done": gettext_lazy("done"),
-    "stopped": gettext_lazy("stopped"),
-    "failed": gettext_lazy("failed"),
-}
 KIND_OF: dict[str, ActionKind] = {"replay_all": "replay", "delete_all": "delete", "purge": "purge"}
 """The action of a page -> the same in the background."""
-
-
-@page(Permission.VIEW)
-def background_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Show the actions in the background, and stop the one that was chosen."""
-    if request.method == "POST":
-        try:
-            operations.stop_action(request.POST.get("action", ""))
-            messages.success(request, _("The action was stopped. What it has done stays done."))
-        except OperationRefused as error:
-            messages.error(request, str(error))
-        return HttpResponseRedirect(pages.url("background"))
-    return pages.render(request, "topic/background.html", _context(pages, operations))
-
-
-@page(Permission.VIEW)
-def undo_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Bring back what an action has deleted; then show the page from which that was asked."""
-    topic, leave = request.POST.get("topic", ""), pages.url("background")
-    if topic:
-        leave = f"{pages.places(topic).topic}?{back_of(request.POST.get('back'))}"
-    if request.method == "POST":
-        try:
-            progress = operations.undo(request.POST.get("deletion", "")).result()
-            show_outcomes(request, _("Undo"), progress.outcomes)
-            show_problems(request, progress)
-        except OperationRefused as error:
-            messages.error(request, str(error))
-    return HttpResponseRedirect(leave)
-
-
-def undo_form(pages: Pages, request: HttpRequest, deletion: str, topic: Topic, back: str) -> str:
-    """Return the form that undoes a deletion and leads back to the list."""
-    context = {"deletion": deletion, "undo_url": pages.url("undo"), "topic": topic.name, "back": back}
-    return render_to_string("admin/django_rmq/topic/_undo.html", context, request)
-
-
-def kept_sentence() -> str:
-    """Return what the question says of messages that are deleted."""
-    return _(
-        "Deleted messages can be brought back for one hour: the first %(number)s of an action, and up to %(size)s MB. "
-        "Those that run cannot."
-    ) % {
-        "number": number_format(undo.MOST_MESSAGES, force_grouping=True),
-        "size": undo.MOST_BYTES // 1024**2,
-    }
-
-
-@page(Permission.VIEW)
-def background_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Return the table alone, for the script that refreshes it."""
-    return pages.fragment(request, "topic/_background.html", _context(pages, operations))
-
-
-def _context(pages: Pages, operations: Operations) -> dict[str, object]:
-    actions, now_ms = operations.background_actions(), operations.broker.now_ms()
-    return {
-        "heading": _("In the background"),
-        "now_ms": now_ms,
-        "lines": [_line(pages, one, now_ms) for one in reversed(actions)],
-        "stop_url": pages.url("background"),
-        "undo_url": pages.url("undo"),
-        "kept": kept_sentence(),
-        "deletions": [_deletion_line(pages, operations, one) for one in operations.undoable()],
-        "urls": PageAddresses(live=pages.url("background_live")),
-    }
-
-
-def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[str, object]:
-    topic = operations.config.topics.get(one.topic)
-    return {
-        "id": one.id,
-        "kind": _DELETION_KINDS[one.kind],
-        "topic": one.topic,
-        "url": pages.url("change", quote(one.topic)),
-        "described": visible(one.described),
-        "kept": one.kept,
-        "by": visible(one.by),
-        "began_ms": one.began_ms,
-        "until_ms": one.until_ms,
-        "may_undo": topic is not None and operations.may(topic, undo.PERMISSIONS[one.kind]),
-    }
-
-
-def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
-    action, state = one.action, one.state(now_ms)
-    return {
-        "id": action.id,
-        "kind": KINDS[action.kind],
-        "topic": action.topic,
-        "url": pages.url("change", quote(action.topic)),
-        "messages": STATES.get(action.state, action.state),
-        "described": visible(action.described),
-        "by": visible(action.by),
-        "started_ms": action.started_ms,
-        "state": state,
-        "state_text": ACTION_STATES[state],
-        "is_open": one.ended_ms is None,
-        "may_stop": state in ("running", "waiting"),
-        "done": one.done,
-        "total": action.total,
-        "is_exact": action.is_exact,
-        "outcomes": outcomes_sentence(one.outcomes) if one.done else "",
-        "rate": one.rate(now_ms),
-        "seconds_left": one.seconds_left(now_ms),
-        "ended_ms": one.ended_ms,
-        "stopped_by": visible(one.stopped_by),
-        "problem": visible(one.problem),
-    }

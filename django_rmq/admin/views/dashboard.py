@@ -15,7 +15,7 @@ from django.utils.translation import ngettext
 from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardTotals, row_of
 from django_rmq.admin.labels import state_label
-from django_rmq.admin.views.findings import findings_panel
+from django_rmq.admin.views.findings_panel import findings_panel
 from django_rmq.admin.views.outbox_views import is_old_in_outbox
 from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of

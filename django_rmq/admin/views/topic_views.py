@@ -23,7 +23,7 @@ from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import CLAIM_STATES, STATES, audited, state_label, timing_text
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
-from django_rmq.admin.views.findings import findings_panel
+from django_rmq.admin.views.findings_panel import findings_panel
 from django_rmq.admin.views.page import (
     PageAddresses,
     Pages,

@@ -17,7 +17,8 @@ from django.core.management.base import CommandError
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management import Options, RmqCommand, duration, ended_by_signals, one_line, table
 from django_rmq.spark.java import check_installed, describe, is_sparks
-from django_rmq.spark.pipelines import Context, Pipeline, Stopped, pipelines, summary
+from django_rmq.spark.pipelines import Pipeline, pipelines, summary
+from django_rmq.spark.pipelines.pipeline_context import Context, Stopped
 
 _SHARED = ("master", "remote", "conf", "checkpoint", "available_now", "interval", "grace")
 

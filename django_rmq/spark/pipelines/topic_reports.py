@@ -14,8 +14,9 @@ from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.spark.pipelines import Context, Options, Pipeline, register
 from django_rmq.spark.pipelines.archive import archive_of, archived_columns
+from django_rmq.spark.pipelines.pipeline_context import Context
+from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

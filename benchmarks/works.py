@@ -18,14 +18,14 @@ import redis
 
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
-from django_rmq.core.consumer.crash_recovery import SharedNotes
-from django_rmq.core.consumer.supervisor import collect_less
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.clients import Pool
+from django_rmq.core.worker_processes.supervisor import collect_less
 
 SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)

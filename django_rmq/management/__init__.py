@@ -24,11 +24,11 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
-from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.model import limits
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.limits import LARGEST, MAX_AGE
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.worker_processes.supervisor import handling_signals
 from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 

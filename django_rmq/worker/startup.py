@@ -1,6 +1,6 @@
 """Starting: chooses the topics of a worker, and checks before any fork whether workers could start.
 
-``worker_process`` makes the worker of a process, ``core.consumer.supervisor`` starts and replaces processes.
+``worker_process`` makes the worker of a process, ``core.worker_processes.supervisor`` starts and replaces processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The worker of one process: a dispatcher with Django's hooks, made from the settings, and its periodic checks.
 
 ``run_child`` runs it as a child of a supervisor. ``supervise`` makes that supervisor, which settles the messages of a child
-that died. How processes are started, watched and replaced is the part of ``core.consumer.supervisor``.
+that died. How processes are started, watched and replaced is the part of ``core.worker_processes.supervisor``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,8 @@ from django_rmq.connections import coordinators
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
-from django_rmq.core.consumer.crash_recovery import (
-    DONE_FOR_GOOD,
-    FORCED,
-    HARD_TIMEOUT_EXCEEDED,
-    RECYCLE,
-    SERVER,
-    USAGE,
-    Ending,
-    RecoveryResult,
-    SharedNotes,
-    settle,
-)
 from django_rmq.core.consumer.rate_limits import return_permits
-from django_rmq.core.consumer.supervisor import Supervisor, collect_less
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.duties import Duty, DutyThread, trim_dead
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
@@ -51,6 +39,16 @@ from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
 from django_rmq.core.topic_registration import as_registered
+from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResult, settle
+from django_rmq.core.worker_processes.exit_codes import (
+    DONE_FOR_GOOD,
+    FORCED,
+    HARD_TIMEOUT_EXCEEDED,
+    RECYCLE,
+    SERVER,
+    USAGE,
+)
+from django_rmq.core.worker_processes.supervisor import Supervisor, collect_less
 from django_rmq.database_access import threads_of_duties
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
 from django_rmq.observability import announcements
@@ -73,7 +71,7 @@ def before_fork() -> None:
 
 
 def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedNotes, parent: int) -> int:
-    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the ends of ``notes``."""
+    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the ``exit_codes``."""
     asked: list[int] = []
     working: list[WorkerProcess] = []
 
@@ -416,7 +414,7 @@ class WorkerProcess:
         return relay.duties() if self._config.uses_outbox else []
 
     def run(self) -> int:
-        """Join the other workers, work until stopped or done, and leave; return one of the ends of ``notes``."""
+        """Join the other workers, work until stopped or done, and leave; return one of the ``exit_codes``."""
         self._beat()
         collect_less()
         self.coordinator.start()

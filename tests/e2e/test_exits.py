@@ -95,7 +95,7 @@ def test_as_pid_1_it_reaps_orphans_and_ends_on_sigterm(start: Start, broker: Bro
 
 SUBREAPER = """
 import ctypes, os, signal, subprocess, time
-from django_rmq.core.consumer import child_process
+from django_rmq.core.worker_processes import child_process
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 child_process.ORPHAN_SECONDS = 0.5
 own, orphans = subprocess.Popen(["sh", "-c", "exit 7"]), child_process.Orphans()

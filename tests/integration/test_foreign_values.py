@@ -12,10 +12,11 @@ import pytest
 
 from django_rmq.core.commands.script_call import AtSlot, Call
 from django_rmq.core.consumer import acks
-from django_rmq.core.consumer.crash_recovery import SharedNotes, settle
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.worker_processes.crash_recovery import settle
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
 from tests.support.brokers import Broker
 from tests.support.workers import Heard, Worker, eventually, send
@@ -129,7 +130,7 @@ def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
 def test_what_a_dead_process_held_is_settled_beside_foreign_values(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.core.consumer.crash_recovery.SETTLE_SECONDS", 60.0)
+    monkeypatch.setattr("django_rmq.core.worker_processes.crash_recovery.SETTLE_SECONDS", 60.0)
     notes, topic = SharedNotes(1), replace(TOPIC, timeout=60)
     notes.owner = "me"
     for slot in range(topic.slots):

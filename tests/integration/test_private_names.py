@@ -34,7 +34,7 @@ OWNERS = {
 }
 """File that reads a private attribute -> the distribution whose it is."""
 
-OF_PYTHON = {"django_rmq/core/consumer/child_process.py"}
+OF_PYTHON = {"django_rmq/core/worker_processes/child_process.py"}
 """Files that read private attributes of the standard library."""
 
 UNDOCUMENTED = {"kazoo"}

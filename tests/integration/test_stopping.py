@@ -15,12 +15,14 @@ import pytest
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import heartbeat, watchdog
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.crash_recovery import HARD_TIMEOUT_EXCEEDED, SharedNotes, settle
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.worker_processes.crash_recovery import settle
+from django_rmq.core.worker_processes.exit_codes import HARD_TIMEOUT_EXCEEDED
 from django_rmq.exceptions import Cancelled
 from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, crash_recovery, watchdog
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, shared_notes, watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded, WakeupSubscriber
+from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.consumer.watchdog import ThreadLost
@@ -326,7 +326,7 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
 def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crash_recovery, "MARKS", 4)
+    monkeypatch.setattr(shared_notes, "MARKS", 4)
     topic = replace(MERGE, slots=8, timeout=30, max_runtime=0.3, prefetch=1)
     kept = SharedNotes(1)
     release, last_begun, end = threading.Event(), threading.Event(), threading.Event()

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from django_rmq.conf.settings_reader import Consumer
-from django_rmq.core.consumer.crash_recovery import SERVER, USAGE, WATCHDOG
-from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS
+from django_rmq.core.worker_processes.exit_codes import SERVER, USAGE, WATCHDOG
+from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.consumption import LONGEST_WAIT
 from tests.support.servers import absent

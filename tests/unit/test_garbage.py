@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.consumer.crash_recovery import DONE_FOR_GOOD, SharedNotes
-from django_rmq.core.consumer.supervisor import THRESHOLD, Supervisor, collect_less
+from django_rmq.core.consumer.shared_notes import SharedNotes
+from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD
+from django_rmq.core.worker_processes.supervisor import THRESHOLD, Supervisor, collect_less
 from django_rmq.worker import worker_process
 
 

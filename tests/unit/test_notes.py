@@ -11,23 +11,12 @@ from typing import Any, get_args
 import pytest
 
 from django_rmq.connections import coordinators
-from django_rmq.core.consumer.crash_recovery import (
-    BEGUN,
-    DIED,
-    DONE,
-    MARKS,
-    MOST_NAMED,
-    SPARE,
-    Ending,
-    RecoveryResult,
-    SharedNotes,
-    mark_of,
-    settle,
-)
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE, MARKS, SPARE, SharedNotes, mark_of
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
+from django_rmq.core.worker_processes.crash_recovery import DIED, MOST_NAMED, Ending, RecoveryResult, settle
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.testing import Clock
 from django_rmq.worker import worker_process

@@ -19,10 +19,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import child_process, invoke, supervisor
-from django_rmq.core.consumer.child_process import ChildProcess
-from django_rmq.core.consumer.crash_recovery import RECYCLE, SERVER, SharedNotes
-from django_rmq.core.consumer.supervisor import OVERTIME_SECONDS, Supervisor
+from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.shared_notes import SharedNotes
+from django_rmq.core.worker_processes import child_process, supervisor
+from django_rmq.core.worker_processes.child_process import ChildProcess
+from django_rmq.core.worker_processes.exit_codes import RECYCLE, SERVER
+from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from tests.e2e.processes import is_gone
 from tests.support.embedded_server import free_port

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
-from django_rmq.core.consumer.crash_recovery import MARKS, ThreadNotes
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.invoke import (
     FLUSH_SECONDS,
@@ -33,6 +32,7 @@ from django_rmq.core.consumer.invoke import (
     await_one,
     report_failed_run,
 )
+from django_rmq.core.consumer.shared_notes import MARKS, ThreadNotes
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread

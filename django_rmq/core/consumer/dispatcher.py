@@ -22,7 +22,6 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
-from django_rmq.core.consumer.crash_recovery import SharedNotes
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch_planner import (
     POLL_SECONDS,
@@ -46,6 +45,7 @@ from django_rmq.core.consumer.mailbox import (
     SubscriptionLost,
     Wake,
 )
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slot_schedule import (
     ConsumedSlot,

@@ -19,8 +19,8 @@ from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.crash_recovery import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
+from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotSchedule, SlotTable
 from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
 from django_rmq.core.consumer.watchdog import ThreadWatch

@@ -27,7 +27,6 @@ from django_rmq.core.consumer.batch import (
     Outcome,
     ReportQueue,
 )
-from django_rmq.core.consumer.crash_recovery import BEGUN, DONE
 from django_rmq.core.consumer.failures import (
     Undecodable,
     Unfit,
@@ -36,6 +35,7 @@ from django_rmq.core.consumer.failures import (
     name_of,
     text_of,
 )
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import Cancelled, InvalidBody

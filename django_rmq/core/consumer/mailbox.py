@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.crash_recovery import SharedNotes, mark_of
+from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, ReportQueue
-from django_rmq.core.consumer.crash_recovery import ThreadNotes
 from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
+from django_rmq.core.consumer.shared_notes import ThreadNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Topic

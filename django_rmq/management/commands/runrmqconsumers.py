@@ -26,10 +26,10 @@ from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
 from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.consumer import invoke
-from django_rmq.core.consumer.crash_recovery import RECYCLE
-from django_rmq.core.consumer.supervisor import handling_signals
 from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.worker_processes.exit_codes import RECYCLE
+from django_rmq.core.worker_processes.supervisor import handling_signals
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import Options, RmqCommand, at_least, discard_output, duration
 from django_rmq.worker import reload as reloading

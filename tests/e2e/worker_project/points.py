@@ -24,15 +24,9 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import (
-    async_executor,
-    child_process,
-    dispatcher,
-    invoke,
-    slot_acquisition,
-    thread_executor,
-)
+from django_rmq.core.consumer import async_executor, dispatcher, invoke, slot_acquisition, thread_executor
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline
+from django_rmq.core.worker_processes import child_process
 from django_rmq.worker import worker_process
 from tests.e2e import ledger
 

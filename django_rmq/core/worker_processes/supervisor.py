@@ -21,10 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.consumer.child_process import CLEAN, FINISH_SECONDS, ChildProcess, Orphans, log_end
-from django_rmq.core.consumer.crash_recovery import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG, SharedNotes
 from django_rmq.core.consumer.invoke import SignalHandler
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.log import safe_logger
+from django_rmq.core.worker_processes.child_process import (
+    CLEAN,
+    FINISH_SECONDS,
+    ChildProcess,
+    Orphans,
+    log_end,
+)
+from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 logger = safe_logger("django_rmq.consumer")
@@ -72,7 +79,7 @@ def handling_signals(
 class Supervisor:
     """Keeps ``processes`` children running until a signal asks for the end.
 
-    ``child`` is called in the new process with its notes and returns one of the ends of ``notes``, which is its exit
+    ``child`` is called in the new process with its notes and returns one of the ``exit_codes``, which is its exit
     code, too: ``DONE_FOR_GOOD`` ends it, ``RECYCLE`` asks for a successor, ``USAGE`` ends everything. A process that
     ends before ``child`` returns has died, and gets a successor. ``died`` is called in the parent after any end that
     is not clean, with the notes of the child, and returns how many messages it gave back. ``before_fork`` closes
@@ -115,7 +122,7 @@ class Supervisor:
     _orphans: Orphans = field(default_factory=Orphans, init=False)
 
     def run(self) -> int:
-        """Run until every child has ended for good; return the exit code, an end of ``notes``."""
+        """Run until every child has ended for good; return the exit code, one of ``exit_codes``."""
         with self._signals(), selectors.DefaultSelector() as selector:
             try:
                 self._begin(selector)

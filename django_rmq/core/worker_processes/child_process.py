@@ -21,15 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django_rmq.core.consumer.crash_recovery import (
-    DONE_FOR_GOOD,
-    HARD_TIMEOUT_EXCEEDED,
-    RECYCLE,
-    SERVER,
-    SharedNotes,
-)
+from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
+from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD, HARD_TIMEOUT_EXCEEDED, RECYCLE, SERVER
 
 logger = safe_logger("django_rmq.consumer")
 

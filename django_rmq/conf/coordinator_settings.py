@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from django_rmq.conf.problems import Problems, did_you_mean, printable
-from django_rmq.conf.values import InvalidSetting, dotted_path, keys_of, one_of, optional, seconds, setting
+from django_rmq.conf.section_reader import read_values
+from django_rmq.conf.values import (
+    InvalidSetting,
+    dotted_path,
+    keys_of,
+    one_of,
+    optional,
+    seconds,
+    secret,
+    setting,
+)
 
 
 def _hosts(value: object) -> str:
@@ -54,12 +64,12 @@ def _tls(value: object) -> Mapping[str, object]:
 class ZooKeeper:
     """``RMQ["ZOOKEEPER"]``."""
 
-    hosts: str = field(metadata={"parse": _hosts})
+    hosts: str = field(metadata={"parse": secret(_hosts)})
     root: str = setting(_root, "/rmq")
     session_timeout: float = setting(seconds(1.0), 10.0)
     auth: tuple[tuple[str, str], ...] = setting(_auth, (), is_secret=True)
     """(scheme, credential) pairs."""
-    acl: str = setting(one_of("open", "creator"), "open")
+    acl: str = setting(secret(one_of("open", "creator")), "open")
     """``open``, or ``creator``: only clients that logged in with the same AUTH (the default if AUTH is set)."""
     tls: Mapping[str, object] | None = setting(optional(_tls), None, is_secret=True)
     """CA, CERT, KEY, KEY_PASSWORD and VERIFY, or None without TLS."""
@@ -73,7 +83,7 @@ def read_zookeeper(problems: Problems, root: Mapping[str, object]) -> ZooKeeper 
         return None
     before = len(problems)
     place = 'RMQ["ZOOKEEPER"]'
-    values = problems.values(place, root["ZOOKEEPER"], keys_of(ZooKeeper))
+    values = read_values(problems, place, root["ZOOKEEPER"], keys_of(ZooKeeper))
     # HOSTS that are given and wrong have been reported already.
     if "hosts" not in values and len(problems) == before:
         problems.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")

@@ -1,16 +1,16 @@
 """The problems in the settings: all are collected, each as one sentence, before any is reported.
 
-The sentences show values, and the nearest known names, without revealing passwords.
+The sentences show values, and the nearest known names, without revealing passwords. ``did_you_mean`` also ends sentences of
+other modules about an unknown name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django_rmq.conf.values import InvalidSetting, Keys
 from django_rmq.core.model import limits, redis_url
 
 _HARMLESS = (bool, int, float, timedelta, type(None))
@@ -62,10 +62,6 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {choices[near[0]]!r}?" if near else "."
 
 
-_SECRET = ("ACL", "AUTH", "HOSTS", "TLS", "TOKEN")
-"""Keys whose values are not shown: credentials, and settings into which credentials are written by mistake."""
-
-
 class SettingsProblem(NamedTuple):
     """A problem in the settings, as a sentence with the value found and the value required."""
 
@@ -74,40 +70,8 @@ class SettingsProblem(NamedTuple):
     hint: str = ""
 
 
-Values = dict[str, Any]
-"""Values of a section of the settings: as the project has written them by key, or parsed by field."""
-
-
 class Problems(list[SettingsProblem]):
-    """Collects problems. Its methods read parts of the settings, and continue after a problem."""
+    """Collects problems."""
 
     def report(self, problem_id: str, message: str, hint: str = "") -> None:
         self.append(SettingsProblem(f"django_rmq.{problem_id}", message, hint))
-
-    def section(self, place: str, given: object, keys: Iterable[str]) -> Values:
-        """Return ``given`` without unknown keys; report those, and a value that is not a dict."""
-        if not isinstance(given, Mapping):
-            self.report("E001", f"{place} is {kind(given)}: it must be a dict.")
-            return {}
-        allowed = list(keys)
-        for key in given:
-            if key not in allowed:
-                self.report(
-                    "E002",
-                    f"{place} has the unknown key {printable(key)}{did_you_mean(key, allowed)}",
-                    f"Allowed here: {', '.join(sorted(allowed))}.",
-                )
-        return {key: value for key, value in given.items() if key in allowed}
-
-    def values(self, place: str, given: object, keys: Keys) -> Values:
-        """Return the parsed values by field; report those that cannot be used."""
-        values = {}
-        for key, value in self.section(place, given, keys).items():
-            name, parse = keys[key]
-            try:
-                values[name] = parse(value)
-            except InvalidSetting as wanted:
-                seen = f"{kind(value)} that cannot be used" if key in _SECRET else printable(value)
-                message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
-                self.report(wanted.problem_id, message, wanted.hint)
-        return values

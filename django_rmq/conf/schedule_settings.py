@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from django_rmq.conf.problems import Problems, printable
+from django_rmq.conf.section_reader import read_values
 from django_rmq.conf.topic_settings import read_defaults, read_topic
 from django_rmq.conf.values import InvalidSetting, Keys, one_of, optional, text, whole_seconds
 from django_rmq.core.model.keys import TOPIC_NAME
@@ -71,7 +72,7 @@ def read_schedules(problems: Problems, root: Mapping[str, object], timezone: str
             problems.report("E003", message)
             continue
         before = len(problems)
-        values = problems.values(f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
+        values = read_values(problems, f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
         if len(problems) == before:
             schedules[name] = Schedule(name, **{"topic": name, "timezone": timezone, **values})
     return MappingProxyType(schedules)

@@ -22,6 +22,7 @@ from django_rmq.conf.coordinator_settings import ZooKeeper, read_coordinator, re
 from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, printable
 from django_rmq.conf.redis_settings import RedisServer, read_redis
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
+from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
 from django_rmq.conf.values import Keys, keys_of, setting
@@ -231,15 +232,15 @@ def _read(problems: Problems) -> Config | None:
             'For example: RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
         )
         return None
-    root = problems.section("RMQ", value, RMQ_KEYS)
-    values = problems.values("RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
+    root = read_section(problems, "RMQ", value, RMQ_KEYS)
+    values = read_values(problems, "RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
     for key, (name, kind, keys) in SECTIONS.items():
         if key == "OUTBOX" and not isinstance(root.get(key, {}), Mapping):
             if not isinstance(root[key], bool):
                 message = f'RMQ["OUTBOX"] is {printable(root[key])}: it must be True, False or a dict.'
                 problems.report("E003", message)
         elif key in root:
-            values[name] = kind(**problems.values(f'RMQ["{key}"]', root[key], keys))
+            values[name] = kind(**read_values(problems, f'RMQ["{key}"]', root[key], keys))
     values["topics"] = read_topics(problems, root)
     values["tasks"] = read_tasks(problems, root, getattr(settings, "TASKS", {}))
     values["topics"] = with_task_topics(problems, values["topics"], values["tasks"].values())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from django_rmq.conf.problems import Problems, printable
+from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
 from django_rmq.conf.values import (
     Keys,
@@ -138,12 +139,12 @@ class _Reader:
         """Return the backend, or None if it has a problem."""
         before = len(self._problems)
         place = f'{self._place}["OPTIONS"]'
-        options = self._problems.section(
-            place, self._given.get("OPTIONS") or {}, [*OPTION_KEYS, "TOPIC", "QUEUES"]
+        options = read_section(
+            self._problems, place, self._given.get("OPTIONS") or {}, [*OPTION_KEYS, "TOPIC", "QUEUES"]
         )
         own = {key: value for key, value in options.items() if key in OPTION_KEYS}
-        settings = TaskOptions(**self._problems.values(place, own, OPTION_KEYS))
-        template = self._problems.section(f'{place}["TOPIC"]', options.get("TOPIC", {}), QUEUE_KEYS)
+        settings = TaskOptions(**read_values(self._problems, place, own, OPTION_KEYS))
+        template = read_section(self._problems, f'{place}["TOPIC"]', options.get("TOPIC", {}), QUEUE_KEYS)
         special = self._special(place, options.get("QUEUES", {}))
         names = self._names()
         for name in special.keys() - set(names):
@@ -181,7 +182,7 @@ class _Reader:
             self._problems.report("E001", f'{place}["QUEUES"] is {printable(given)}: it must be a dict.')
             return {}
         return {
-            str(name): self._problems.section(f'{place}["QUEUES"]["{name}"]', options, QUEUE_KEYS)
+            str(name): read_section(self._problems, f'{place}["QUEUES"]["{name}"]', options, QUEUE_KEYS)
             for name, options in given.items()
         }
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems, Values, printable, printable_error, quoting
+from django_rmq.conf.problems import Problems, printable, printable_error, quoting
+from django_rmq.conf.section_reader import Values, read_values
 from django_rmq.conf.values import (
     InvalidSetting,
     Keys,
@@ -301,7 +302,7 @@ def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, 
 def read_defaults(problems: Problems, root: Mapping[str, object]) -> dict[str, object]:
     """Return the values that topics have where they do not declare their own."""
     has_outbox = root.get("OUTBOX", False) is not False
-    defaults = problems.values('RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    defaults = read_values(problems, 'RMQ["TOPIC_DEFAULTS"]', root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
     return {"outbox": has_outbox, **defaults}
 
 
@@ -310,7 +311,7 @@ def read_topic(
 ) -> Topic | None:
     """Return the topic that ``options`` declare at ``place`` of the settings, or None if it has a problem."""
     before = len(problems)
-    own = problems.values(place, options, TOPIC_KEYS)
+    own = read_values(problems, place, options, TOPIC_KEYS)
     values = {**defaults, **own}
     if len(problems) > before:
         return None

@@ -31,8 +31,22 @@ Keys = Mapping[str, tuple[str, Callable[[object], object]]]
 
 
 def setting(parse: Callable[[object], object], default: object, *, is_secret: bool = False) -> Any:
-    """Return a field whose value ``parse`` reads from the settings; a secret one is left out when the section is shown."""
+    """Return a field whose value ``parse`` reads from the settings; neither the section nor a problem shows a secret one."""
+    parse = secret(parse) if is_secret else parse
     return field(default=default, repr=not is_secret, metadata={"parse": parse})
+
+
+def secret(parse: Callable[[object], object]) -> Callable[[object], object]:
+    """Return a parser of a value that no problem shows, because a password may stand there, if only by mistake."""
+
+    def parse_secret(value: object) -> object:
+        try:
+            return parse(value)
+        except InvalidSetting as wanted:
+            wanted.is_secret = True
+            raise
+
+    return parse_secret
 
 
 def keys_of(section: Any) -> Keys:
@@ -51,6 +65,7 @@ class InvalidSetting(Exception):
         super().__init__(what)
         self.problem_id = problem_id
         self.hint = hint
+        self.is_secret = False
 
 
 def boolean(value: object) -> bool:

@@ -501,10 +501,9 @@ class Dispatcher:
                 self._background.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
-            if busy:
+            if busy and self._has_more():
                 self._mailbox.process_items()
-                if self._has_more():
-                    continue
+                continue
             if self._idle_check.is_over():
                 return
             self._sleep()

@@ -329,8 +329,10 @@ def test_a_commit_that_no_fetch_takes_along_is_sent_soon(broker: Broker) -> None
     assert total(broker, LONE, "committed") == 1
 
 
-def test_the_answer_to_commits_on_which_nothing_depends_is_read_with_what_comes_next(broker: Broker) -> None:
+@pytest.mark.parametrize("ends", ["its time", "a slot that waits"])
+def test_the_answer_to_commits_on_which_nothing_depends_rests(broker: Broker, ends: str) -> None:
     dispatcher = with_one_message_in_hand(broker)
+    (batch,) = dispatcher._in_flight.batches.values()
     trips = dispatcher._round_trips
     dispatcher._capacity.is_subscribed = True
     report_the_batch(dispatcher)
@@ -339,6 +341,12 @@ def test_the_answer_to_commits_on_which_nothing_depends_is_read_with_what_comes_
     assert trips.under_way is not None
     assert not dispatcher._has_more(), "the worker sleeps"
     assert trips.answer_due <= time.monotonic() + fetch_planner.ANSWER_SECONDS
+    assert not dispatcher._turn(), "a message that is pushed meanwhile begins before the answer is read"
+    assert trips.under_way is not None
+    if ends == "its time":
+        trips.answer_due = time.monotonic()
+    else:
+        dispatcher._schedule.ready(batch.slot)  # its prepare must not overtake the commit
     assert dispatcher._turn()
     assert (dispatcher.processed, trips.answer_due) == (1, float("inf"))
     assert not trips.is_awaited

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from math import inf
 from operator import add
 from typing import NamedTuple
 
@@ -421,36 +422,41 @@ class RoundTrips:
         self._planner = planner
         self._replies = replies
         self._capacity, self._granted = capacity, capacity.bytes
-        self.answer_due = float("inf")
+        self.answer_due = inf
         """The monotonic time at which the answer to the trip under way is read, if nothing comes before."""
 
     @property
     def is_awaited(self) -> bool:
         """Whether a trip is under way whose answer matters now."""
-        return self.under_way is not None and self.answer_due == float("inf")
+        return self.under_way is not None and self.answer_due == inf
 
     def _may_rest(self, sent: RoundTrip) -> bool:
         """Return whether nothing depends on the answer to a trip: it commits messages, and their senders push the next ones."""
-        return not sent.plan.slots and all(
-            slot.sleeping_until is not None and self._capacity.takes_pushes(slot.topic)
-            for slot, _ in sent.sent_acks
+        return (
+            not sent.plan.slots
+            and not self._planner.has_more
+            and all(
+                slot.sleeping_until is not None and self._capacity.takes_pushes(slot.topic)
+                for slot, _ in sent.sent_acks
+            )
         )
 
     def make(self) -> bool:
         """Make a round trip if there is anything to send or to ask; return whether there was."""
         sent = self.send()
+        # The next trip reads an answer that rests, so that what was pushed begins before. A slot may wait for the answer.
+        if sent is None and not self._planner.is_due and time.monotonic() < self.answer_due < inf:
+            return self._planner.ask_limits()
         round_trip, self.under_way = self.under_way, sent
-        if round_trip is None:
-            if sent is None:
-                return self._planner.ask_limits()
-            if self._planner.has_more:
-                return True
-            if self._may_rest(sent):
-                self.answer_due = time.monotonic() + ANSWER_SECONDS
-                return True
+        if round_trip is None and sent is None:
+            return self._planner.ask_limits()
+        if round_trip is not None:
+            self.receive(round_trip)
+        if sent is not None and self._may_rest(sent):
+            self.answer_due = time.monotonic() + ANSWER_SECONDS
+        elif round_trip is None and not self._planner.has_more:
             # No further slot waits, so no other trip could be packed while this one is under way.
-            round_trip, self.under_way = sent, None
-        self.receive(round_trip)
+            self.receive_rest()
         # The limits are asked after the answer, because a message counts as in flight until Redis has received its end.
         self._planner.ask_limits()
         return True
@@ -482,7 +488,7 @@ class RoundTrips:
 
     def receive(self, round_trip: RoundTrip) -> None:
         """Wait for the answer to a trip, and process it. Raises an error that concerns more than one slot."""
-        self.answer_due = float("inf")
+        self.answer_due = inf
         try:
             round_trip.pipeline.receive()
         except ServerTrouble:

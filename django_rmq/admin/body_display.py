@@ -50,7 +50,7 @@ class ShownBody:
 
 def show_body(topic: Topic, raw: bytes) -> ShownBody:
     """Return the body ``raw`` for display. Never raises: a formatter that fails withholds the body."""
-    if not is_redacted(topic):
+    if not is_redacted(topic.name):
         return _shown(topic, raw)
     try:
         value = format_body(topic, raw)
@@ -66,7 +66,7 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
 
 def summary(topic: Topic, raw: bytes, length: int = 120) -> str:
     """Return one line of the body for a list."""
-    if is_redacted(topic):
+    if is_redacted(topic.name):
         # The rest of a long body does not matter here, but the formatter has to see all of it.
         shown = show_body(topic, raw)
         line = "".join(text for _kind, text in shown.pieces)

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq.admin.forms import TYPED_TIME, TypedTimeField
 from django_rmq.admin.labels import STATES, Text
 from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import (
     ActionResult,
@@ -30,6 +31,7 @@ from django_rmq.operations import (
     Operations,
     Permission,
 )
+from django_rmq.operations.authorization import PERMISSION_OF
 
 
 class QuestionForm(forms.Form):
@@ -142,7 +144,6 @@ class PageAction:
 
     name: str
     label: Text
-    permissions: tuple[Permission, ...]
     states: tuple[str, ...]
     form: type[QuestionForm] = QuestionForm
     named: Callable[[Operations, Chosen], ActionResult] | None = None
@@ -154,6 +155,14 @@ class PageAction:
     """True: only for a filtered list. False: only without a filter (except for age and slot). None: both."""
     for_priorities: bool = True
     """Whether it applies to resting messages of a priority topic."""
+
+    background: ActionKind | None = None
+    """The same action in the background, if there is one."""
+
+    @property
+    def permission(self) -> Permission:
+        """The permission that it requires."""
+        return PERMISSION_OF[self.name.removesuffix("_all")]
 
     @property
     def keeps(self) -> bool:
@@ -263,14 +272,12 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "replay",
             gettext_lazy("Replay"),
-            (Permission.REPLAY,),
             ("dead",),
             named=lambda operations, chosen: operations.replay(chosen.topic.name, chosen.ids),
         ),
         PageAction(
             "reschedule",
             gettext_lazy("Reschedule"),
-            (Permission.EDIT,),
             ("store", "retry"),
             RescheduleForm,
             named=_reschedule,
@@ -280,7 +287,6 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "cancel",
             gettext_lazy("Cancel"),
-            (Permission.DELETE,),
             ("store", "prepare", "retry"),
             named=lambda operations, chosen: operations.cancel(chosen.topic.name, chosen.ids),
             is_danger=True,
@@ -289,7 +295,6 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "bury",
             gettext_lazy("Put into Dead"),
-            (Permission.DELETE,),
             ("store", "prepare", "retry"),
             BuryForm,
             named=lambda operations, chosen: operations.bury(
@@ -300,7 +305,6 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "delete",
             gettext_lazy("Delete"),
-            (Permission.DELETE,),
             ("store", "prepare", "retry", "dead"),
             DeleteForm,
             named=lambda operations, chosen: operations.delete(
@@ -315,17 +319,16 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "replay_all",
             gettext_lazy("Replay all"),
-            (Permission.REPLAY,),
             ("dead",),
             RateForm,
             sweep=lambda operations, chosen, limits, dry_run: operations.replay_all(
                 chosen.topic.name, chosen.wanted, limits=limits, dry_run=dry_run
             ),
+            background="replay",
         ),
         PageAction(
             "reschedule_all",
             gettext_lazy("Reschedule all"),
-            (Permission.EDIT,),
             ("store", "retry"),
             RescheduleForm,
             sweep=_reschedule_all,
@@ -334,7 +337,6 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "bury_all",
             gettext_lazy("Put all into Dead"),
-            (Permission.DELETE,),
             ("store", "retry"),
             BuryForm,
             sweep=lambda operations, chosen, limits, dry_run: operations.bury_all(
@@ -350,7 +352,6 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "delete_all",
             gettext_lazy("Delete all matches"),
-            (Permission.DELETE,),
             ("store", "retry", "dead"),
             DeleteForm,
             sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(
@@ -363,16 +364,17 @@ ACTS: Mapping[str, PageAction] = {
             ),
             is_danger=True,
             for_filtered=True,
+            background="delete",
         ),
         PageAction(
             "purge",
             gettext_lazy("Purge"),
-            (Permission.PURGE,),
             ("store", "retry", "dead"),
             PurgeForm,
             sweep=_purge,
             is_danger=True,
             for_filtered=False,
+            background="purge",
         ),
     )
 }
@@ -383,7 +385,7 @@ def named_acts(operations: Operations, topic: Topic, state: str) -> list[PageAct
     return [
         act
         for act in ACTS.values()
-        if act.named and act.fits(topic, state) and operations.may(topic, *act.permissions)
+        if act.named and act.fits(topic, state) and operations.may(topic, act.permission)
     ]
 
 
@@ -395,5 +397,5 @@ def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filt
         if act.sweep
         and act.fits(topic, state)
         and act.fits_filter(wanted)
-        and operations.may(topic, *act.permissions)
+        and operations.may(topic, act.permission)
     ]

@@ -20,6 +20,7 @@ from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
+from django_rmq.operations.authorization import PERMISSION_OF
 
 UNDO_HELP = "Only if deleted messages are kept: the id for `deletions/{id}/undo/`, for one hour"
 
@@ -65,7 +66,7 @@ SLICE_SECONDS = 2.0
 class ReplayMessageView(MessageRoute):
     """``topics/{topic}/messages/{id}/replay/``."""
 
-    needs = {"POST": Permission.REPLAY}
+    needs = {"POST": PERMISSION_OF["replay"]}
 
     @documented(
         "replay_message",
@@ -97,7 +98,7 @@ class ReplayMessageView(MessageRoute):
 class BuryView(MessageRoute):
     """``topics/{topic}/messages/{id}/bury/``."""
 
-    needs = {"POST": Permission.DELETE}
+    needs = {"POST": PERMISSION_OF["bury"]}
 
     @documented(
         "bury",
@@ -120,7 +121,7 @@ class BuryView(MessageRoute):
 class CancelView(MessageRoute):
     """``topics/{topic}/messages/{id}/cancel/``."""
 
-    needs = {"POST": Permission.DELETE}
+    needs = {"POST": PERMISSION_OF["cancel"]}
 
     @documented(
         "cancel",
@@ -145,7 +146,7 @@ class CancelView(MessageRoute):
 class RescheduleView(MessageRoute):
     """``topics/{topic}/messages/{id}/reschedule/``."""
 
-    needs = {"POST": Permission.EDIT}
+    needs = {"POST": PERMISSION_OF["reschedule"]}
 
     @documented(
         "reschedule",
@@ -172,7 +173,7 @@ def _limits(fields: Fields) -> Limits:
 class ReplayView(RmqView):
     """``topics/{topic}/replay/``."""
 
-    needs = {"POST": Permission.REPLAY}
+    needs = {"POST": PERMISSION_OF["replay"]}
 
     @documented(
         "replay",
@@ -205,7 +206,7 @@ class ReplayView(RmqView):
 class RescheduleAllView(RmqView):
     """``topics/{topic}/reschedule/``."""
 
-    needs = {"POST": Permission.EDIT}
+    needs = {"POST": PERMISSION_OF["reschedule"]}
 
     @documented(
         "reschedule_all",
@@ -236,7 +237,7 @@ class RescheduleAllView(RmqView):
 class PurgeView(RmqView):
     """``topics/{topic}/purge/``."""
 
-    needs = {"POST": Permission.PURGE}
+    needs = {"POST": PERMISSION_OF["purge"]}
 
     @documented(
         "purge",
@@ -308,7 +309,7 @@ class UndoView(RmqView):
 class PauseView(RmqView):
     """``topics/{topic}/pause/``."""
 
-    needs = {"POST": Permission.PAUSE}
+    needs = {"POST": PERMISSION_OF["pause"]}
 
     @documented(
         "pause",
@@ -323,7 +324,7 @@ class PauseView(RmqView):
 class ResumeView(RmqView):
     """``topics/{topic}/resume/``."""
 
-    needs = {"POST": Permission.PAUSE}
+    needs = {"POST": PERMISSION_OF["pause"]}
 
     @documented(
         "resume",

@@ -22,7 +22,7 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES, STATES
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Causes, Followed, MessageCopy, Permission
-from django_rmq.operations.authorization import is_redacted
+from django_rmq.operations.authorization import PERMISSION_OF, is_redacted
 from django_rmq.operations.message_status import REASONS
 from django_rmq.operations.message_view import shown_body
 
@@ -76,7 +76,7 @@ def copy(one: MessageCopy) -> Json:
         one,
         body=body,
         encoding=encoding,
-        redacted=one.raw is not None and is_redacted(one.topic),
+        redacted=one.raw is not None and is_redacted(one.topic.name),
         expires_ms=one.expires_ms or None,
     )
 
@@ -368,7 +368,7 @@ class CausesView(RmqView):
 class MessageView(MessageRoute):
     """``topics/{topic}/messages/{id}/``."""
 
-    needs = {"GET": Permission.VIEW, "DELETE": Permission.DELETE}
+    needs = {"GET": Permission.VIEW, "DELETE": PERMISSION_OF["delete"]}
 
     @documented(
         "message",

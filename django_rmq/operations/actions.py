@@ -30,7 +30,13 @@ from django_rmq.core.producer.placement import basis_of_field, instant_ms, score
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Actor, Permission, require_search
+from django_rmq.operations.authorization import (
+    EDITED_REPLAY,
+    PERMISSION_OF,
+    Actor,
+    Permission,
+    require_search,
+)
 from django_rmq.operations.bulk import BulkProgress, CallOf
 from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.message_view import MessageCopy, from_reply
@@ -147,7 +153,7 @@ def replay(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     named messages also have ``not_found``: the message may exist, but was not found near the place in its
     sealed id, or may be on its way while the topic is being re-slotted.
     """
-    return _do(context, REPLAY, context.permitted(name, Permission.REPLAY), ids)
+    return _do(context, REPLAY, context.permitted(name, PERMISSION_OF["replay"]), ids)
 
 
 def id_of(
@@ -164,7 +170,7 @@ def id_of(
     """
     declared = context.declared(name, Permission.VIEW)
     # An action on the id shows whether the topic has a message with this key or body.
-    require_search(context.actor, declared)
+    require_search(context.actor, declared.name)
     connections.refresh_definitions()
     out = connections.get_producer().outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
     return message_id(out.slot, out.member)
@@ -178,7 +184,7 @@ def delete(
     ``keep``: they can be brought back for an hour (``undo``). Outcomes: ``deleted``; ``running`` (it ends with its current
     delivery, and is never tried again); ``gone`` if there is no such copy (any more).
     """
-    topic = context.permitted(name, Permission.DELETE)
+    topic = context.permitted(name, PERMISSION_OF["delete"])
     if copy not in ("live", "dead"):
         raise InvalidRequest(_("the copy must be 'live' or 'dead', got %(copy)r") % {"copy": copy})
     return _do(context, delete_action(copy), topic, ids, f"{copy} copy", keep=keep)
@@ -186,7 +192,7 @@ def delete(
 
 def delete_only(context: OperationContext, name: str, message_id: str, *, keep: bool = True) -> ActionResult:
     """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
-    copies = copies_of(context, context.permitted(name, Permission.DELETE), message_id)
+    copies = copies_of(context, context.permitted(name, PERMISSION_OF["delete"]), message_id)
     queues = {"dead" if one.state == "dead" else "live" for one in copies}
     if len(queues) > 1:
         return ActionResult({message_id: "both"})
@@ -199,7 +205,7 @@ def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     Outcomes: ``deleted``; ``notified`` (it runs, and ends as cancelled unless its listener succeeds); ``claimed``
     (a Spark consumer has it, and cannot be notified); ``gone``.
     """
-    return _do(context, CANCEL, context.permitted(name, Permission.DELETE), ids)
+    return _do(context, CANCEL, context.permitted(name, PERMISSION_OF["cancel"]), ids)
 
 
 def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
@@ -207,7 +213,8 @@ def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = ""
 
     Outcomes: ``buried``, ``running`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
     """
-    return _do(context, bury_action(context.actor, why), context.permitted(name, Permission.DELETE), ids)
+    topic = context.permitted(name, PERMISSION_OF["bury"])
+    return _do(context, bury_action(context.actor, why), topic, ids)
 
 
 def reschedule(
@@ -223,7 +230,7 @@ def reschedule(
     Outcomes: ``rescheduled``; ``running``; ``refused`` (a retry on a priority topic keeps its place);
     ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
     """
-    topic = context.permitted(name, Permission.EDIT)
+    topic = context.permitted(name, PERMISSION_OF["reschedule"])
     score = new_score(topic, due, priority)
     return _do(context, reschedule_action(score, is_time=not topic.is_priority), topic, ids)
 
@@ -385,7 +392,7 @@ def replay_edited(
     ``charged_bytes``: the actor is charged with one message of this size. Raises ``InvalidMessage`` for a body that
     cannot be sent, and the errors of ``spend_sends``.
     """
-    topic = context.permitted(name, Permission.REPLAY, Permission.EDIT)
+    topic = context.permitted(name, *EDITED_REPLAY)
     if topic.accumulate:
         raise InvalidMessage(
             f"messages of topic {topic.name} cannot be edited, because each may hold several bodies (ACCUMULATE): "

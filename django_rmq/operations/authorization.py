@@ -6,7 +6,7 @@ Permissions are Django's, of the model ``Topic``. A project may have a rule that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -21,11 +21,7 @@ from django_rmq.exceptions import ConfigurationError, NotPermitted, OperationRef
 
 
 class Permission(StrEnum):
-    """The permissions; the values are the codenames of Django's permissions.
-
-    Burying and cancelling are a ``DELETE``, because they keep a message from being delivered. Rescheduling is an ``EDIT``,
-    because it changes what was sent.
-    """
+    """The permissions; the values are the codenames of Django's permissions."""
 
     VIEW = "view_topic"
     VIEW_BODIES = "view_bodies"
@@ -43,6 +39,26 @@ class Permission(StrEnum):
     def full_name(self) -> str:
         """The name as ``user.has_perm`` expects it."""
         return f"django_rmq.{self.value}"
+
+
+PERMISSION_OF: Mapping[str, Permission] = {
+    "replay": Permission.REPLAY,
+    "reschedule": Permission.EDIT,
+    "cancel": Permission.DELETE,
+    "bury": Permission.DELETE,
+    "delete": Permission.DELETE,
+    "purge": Permission.PURGE,
+    "pause": Permission.PAUSE,
+    "return claims": Permission.REPLAY,
+}
+"""Action on messages or a topic → the permission that it requires, on named messages, on all, and in the background.
+
+Burying and cancelling are a ``DELETE``, because they keep a message from being delivered. Rescheduling is an ``EDIT``,
+because it changes what was sent.
+"""
+
+EDITED_REPLAY = (Permission.REPLAY, Permission.EDIT)
+"""The permissions that the replay of a message with another body requires."""
 
 
 class TopicRule:
@@ -108,28 +124,33 @@ class Actor:
                 raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
 
 
-def is_redacted(topic: Topic) -> bool:
-    """Return whether a formatter redacts the bodies of ``topic``."""
-    return get_config().admin.formatter_of(topic.name) is not None
+def is_redacted(topic: str) -> bool:
+    """Return whether a formatter redacts the bodies of a topic, which the settings need not have any more."""
+    return get_config().admin.formatter_of(topic) is not None
 
 
-def may_search(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` may search bodies: a search reveals what they contain, letter by letter.
-
-    An actor with all permissions (a shell) sees the stored bytes anyway.
-    """
-    return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
+def sees_content(actor: Actor) -> bool:
+    """Return whether ``actor`` sees bodies, keys, headers and errors, as far as a formatter shows them."""
+    return actor.may(Permission.VIEW_BODIES)
 
 
-def is_withheld(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` sees the formatter's output for messages of ``topic``; a shell sees what is stored."""
+def sees_formatted(actor: Actor, topic: str) -> bool:
+    """Return whether the formatter's output stands for the content of a topic; a shell sees what is stored."""
     return actor.permits is not None and is_redacted(topic)
 
 
-def require_search(actor: Actor, topic: Topic) -> None:
+def sees_stored(actor: Actor, topic: str) -> bool:
+    """Return whether ``actor`` sees the content of a topic as it is stored, and so may search it.
+
+    A search reveals what bodies contain, letter by letter.
+    """
+    return sees_content(actor) and not sees_formatted(actor, topic)
+
+
+def require_search(actor: Actor, topic: str) -> None:
     """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
     actor.require(Permission.VIEW_BODIES)
-    if not may_search(actor, topic):
+    if not sees_stored(actor, topic):
         raise OperationRefused(
-            _("the bodies of topic %(topic)s are redacted, and cannot be searched") % {"topic": topic.name}
+            _("the bodies of topic %(topic)s are redacted, and cannot be searched") % {"topic": topic}
         )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from types import SimpleNamespace
+from typing import get_args
 from uuid import uuid4
 
 from django.utils.translation import gettext as _
@@ -32,7 +33,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, Se
 from django_rmq.operations import actions, bulk
 from django_rmq.operations.actions import REPLAY
 from django_rmq.operations.audit_trail import Trace, record
-from django_rmq.operations.authorization import Actor, Permission
+from django_rmq.operations.authorization import PERMISSION_OF, Actor, Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits, RunCalls
 from django_rmq.operations.bulk_actions import PURGEABLE, describe_selection
 from django_rmq.operations.context import OperationContext
@@ -52,11 +53,7 @@ LEASE_MS = 30_000
 SLOWEST_RATE = 0.1
 """The lowest rate, in messages per second: the pause between two messages is well below the lease."""
 
-_PERMISSIONS: dict[ActionKind, Permission] = {
-    "replay": Permission.REPLAY,
-    "delete": Permission.DELETE,
-    "purge": Permission.PURGE,
-}
+_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 
 
 def start_action(
@@ -75,7 +72,8 @@ def start_action(
     action is that of its undo. ``rate``: messages per second.
     Raises ``OperationRefused`` also if no messages match, or if there are too many actions already.
     """
-    topic, queue = context.permitted(name, Permission.VIEW, _permission_of(kind)), queue_of(state)
+    _check_kind(kind)
+    topic, queue = context.permitted(name, Permission.VIEW, PERMISSION_OF[kind]), queue_of(state)
     wanted = checked(context, topic, queue, wanted)
     _check_action(kind, queue, wanted, rate)
     counted = BulkRun(
@@ -109,13 +107,12 @@ def start_action(
     return ActionProgress(action)
 
 
-def _permission_of(kind: str) -> Permission:
-    """Return the permission for an action in the background. Raises ``InvalidRequest`` if there is no such action."""
-    if kind not in _PERMISSIONS:
+def _check_kind(kind: str) -> None:
+    """Raise ``InvalidRequest`` if there is no such action in the background."""
+    if kind not in _KINDS:
         raise InvalidRequest(
-            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_PERMISSIONS)}
+            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_KINDS)}
         )
-    return _PERMISSIONS[kind]
 
 
 def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | None) -> None:
@@ -161,7 +158,7 @@ def stop_action(
     matches = [one for one in background_actions(context, names) if one.action.id == action]
     if not matches or matches[0].ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
-    context.declared(matches[0].action.topic, _PERMISSIONS[matches[0].action.kind])
+    context.declared(matches[0].action.topic, PERMISSION_OF[matches[0].action.kind])
     context.broker.run(stored_actions.write_action(action, "stopped", context.actor.name))
     # If no worker does a part now, perhaps there is none, and this ends it.
     run_part(context.broker, context, matches[0].action.id, "", lambda: True)

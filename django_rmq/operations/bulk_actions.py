@@ -18,7 +18,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import actions, bulk, topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import PERMISSION_OF, Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
@@ -44,7 +44,7 @@ def replay_all(
     ``dry_run``: only count them (``matching``).
     """
     return _sweep(
-        context, REPLAY, context.permitted(name, Permission.REPLAY), "dead", wanted, limits, dry_run
+        context, REPLAY, context.permitted(name, PERMISSION_OF["replay"]), "dead", wanted, limits, dry_run
     )
 
 
@@ -62,7 +62,7 @@ def delete_all(
 
     ``keep``: they can be brought back for an hour (``undo``), the first 100,000 and up to 64 MB of them.
     """
-    topic, queue = context.permitted(name, Permission.DELETE), queue_of(state)
+    topic, queue = context.permitted(name, PERMISSION_OF["delete"]), queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
     return _sweep(context, act, topic, queue, wanted, limits, dry_run, keep=keep)
 
@@ -78,7 +78,7 @@ def bury_all(
     dry_run: bool = False,
 ) -> BulkRun:
     """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``running``, ``gone``."""
-    topic, queue = context.permitted(name, Permission.DELETE), queue_of(state)
+    topic, queue = context.permitted(name, PERMISSION_OF["bury"]), queue_of(state)
     if queue == "dead":
         raise OperationRefused(_("dead messages are already in Dead"))
     return _sweep(context, actions.bury_action(context.actor, why), topic, queue, wanted, limits, dry_run)
@@ -101,7 +101,7 @@ def reschedule_all(
     left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
     priority keeps its place), ``running``, ``gone``.
     """
-    topic, queue = context.permitted(name, Permission.EDIT), queue_of(state)
+    topic, queue = context.permitted(name, PERMISSION_OF["reschedule"]), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):
         which = (
             _("%(state)s messages of topic %(topic)s cannot be rescheduled: only those that wait")
@@ -173,7 +173,7 @@ def purge(
     ``older_than``: only messages that have been due, or dead, for this many seconds; waiting retries have no time and
     stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
-    topic, queue = context.permitted(name, Permission.PURGE), queue_of(state)
+    topic, queue = context.permitted(name, PERMISSION_OF["purge"]), queue_of(state)
     if STATE_OF[queue] not in PURGEABLE:
         raise OperationRefused(
             _("cannot purge %(state)r: the state must be one of %(states)s")
@@ -206,7 +206,7 @@ def resume(context: OperationContext, name: str) -> BulkRun:
 
 
 def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
-    topic = context.permitted(name, Permission.PAUSE)
+    topic = context.permitted(name, PERMISSION_OF["pause"])
     steps = bulk.call_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
     return context.recorded("pause" if paused else "resume", topic, "slots", steps)
 

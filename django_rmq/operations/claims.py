@@ -13,7 +13,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import PERMISSION_OF, Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, BulkTally
 from django_rmq.operations.context import OperationContext
 
@@ -89,7 +89,7 @@ def return_claims(
     first. Another query may use the name of the consumer from then on. Raises ``InvalidRequest`` if there are
     several consumers and none is named.
     """
-    topic = context.permitted(name, Permission.REPLAY)
+    topic = context.permitted(name, PERMISSION_OF["return claims"])
     broker = _broker(context)
     claims = _found(broker, topic)
     holders = {one.consumer for one in claims}

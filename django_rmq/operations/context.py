@@ -14,7 +14,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, NotPermitted, SlotMoved, UnknownTopic
 from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
 from django_rmq.operations.audit_trail import Trace, record
-from django_rmq.operations.authorization import Actor, Permission, may_search
+from django_rmq.operations.authorization import Actor, Permission, sees_stored
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 from django_rmq.worker import listener_registry
 
@@ -172,7 +172,7 @@ class OperationContext:
 def identified(context: OperationContext, topic: Topic, text: str) -> MessageIdentity:
     """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
     identity = identify(topic, text, context.broker)
-    if identity.member is not None and not may_search(context.actor, topic):
+    if identity.member is not None and not sees_stored(context.actor, topic.name):
         # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
         return MessageIdentity(identity.slot, None)
     return identity

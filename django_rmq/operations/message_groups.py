@@ -23,7 +23,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import bulk, shared_reads
-from django_rmq.operations.authorization import Permission, is_withheld, may_search
+from django_rmq.operations.authorization import Permission, sees_content, sees_formatted, sees_stored
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import (
@@ -180,7 +180,9 @@ def groups(
     problems: dict[str, None] = {}
     looked_at, is_complete = 0, False
     # A shell sees what is stored, but its causes are those that everybody else sees.
-    is_formatted = error_view(context.actor, topic) == "redacted" and not is_withheld(context.actor, topic)
+    is_formatted = error_view(context.actor, topic) == "redacted" and not sees_formatted(
+        context.actor, topic.name
+    )
     for copies, is_last, troubles in _pages(context, name, queue, wanted, limit):
         for copy in copies:
             error = error_in(copy, "redacted") if is_formatted else copy.error
@@ -344,15 +346,14 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
             members.hours[hour * _HOUR_MS] += count
         last[key] += ((score, slot, member) for member, score in group.samples)
     chosen = {key: nlargest(SAMPLES, some) for key, some in last.items()}
-    sealed = not may_search(context.actor, topic)
+    sealed = not sees_stored(context.actor, topic.name)
     named = [(slot, member) for some in chosen.values() for _score, slot, member in some]
     ranks = ranks_of(context.broker, topic, "dead", named)
     for key, some in chosen.items():
         for score, slot, member in some:
             rank = ranks.get((slot, member))
             name = id_of(topic, slot, member, "dead", score, rank, sealed=sealed)
-            is_member_hidden = not context.actor.may(Permission.VIEW_BODIES)
-            log_id = name if is_member_hidden else sealed_id(topic.name, slot, member)
+            log_id = sealed_id(topic.name, slot, member) if sees_content(context.actor) else name
             members_of[key].samples.append(GroupSample(name, log_id))
     rows = _ordered("error", members_of, deaths.looked_at)
     return MessageGroups(

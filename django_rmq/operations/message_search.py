@@ -16,7 +16,7 @@ from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, RmqError
 from django_rmq.message_ids import MessageIdentity, id_of, identify
-from django_rmq.operations.authorization import Permission, may_search
+from django_rmq.operations.authorization import Permission, sees_stored
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
@@ -80,7 +80,7 @@ def search_messages(
             is_complete = False
             break
         searched.add(topic.name)
-        wanted = Filter(text=text) if may_search(context.actor, topic) else Filter(error=text)
+        wanted = Filter(text=text) if sees_stored(context.actor, topic.name) else Filter(error=text)
         if wanted.error and state in ("prepare", "store"):
             continue  # Their error is that of an earlier delivery, which their lists do not show.
         try:
@@ -127,7 +127,7 @@ def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> lis
                 copies += get(context, topic.name, text)
             except (CallerError, MessageGone):
                 continue  # It has ended, or is not found near its place.
-        if not may_search(context.actor, topic):
+        if not sees_stored(context.actor, topic.name):
             continue
         if identity is not None and identity.member is not None:
             asked.append((topic, identity.slot, identity.member))

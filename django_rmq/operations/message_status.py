@@ -20,7 +20,12 @@ from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
+from django_rmq.operations.authorization import (
+    Permission,
+    require_search,
+    sees_content,
+    sees_stored,
+)
 from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
 from django_rmq.operations.messages import gone, require_seen, whereabouts
@@ -74,7 +79,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     Raises the errors of ``get``; ``MessageGone`` only if nothing is known about the message.
     """
     topic = context.permitted(name, Permission.VIEW)
-    hidden = not context.actor.may(Permission.VIEW_BODIES)
+    hidden = not sees_content(context.actor)
     identity = identified(context, topic, message_id)
     places = whereabouts(context, topic, identity)
     held_by: list[Hold] = []
@@ -93,7 +98,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     if status is None:
         require_seen(places, message_id)
         raise gone(topic, message_id)
-    if hidden or is_withheld(context.actor, topic):
+    if not sees_stored(context.actor, topic.name):
         # The progress text is written by a listener, which may quote the body.
         status = replace(status, progress_text="")
     return Followed(as_shown(context.actor, topic, copies), status, held_by)
@@ -114,7 +119,7 @@ def _copies_and_status(
 
 def status(context: OperationContext, name: str, body: object = None, **named: Any) -> MessageStatus:
     """Return the status of a message that is named like for ``django_rmq.message_status``."""
-    require_search(context.actor, context.declared(name, Permission.VIEW))
+    require_search(context.actor, context.declared(name, Permission.VIEW).name)
     return message_tracking.message_status(name, body, **named)
 
 
@@ -196,7 +201,7 @@ def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> I
         if context.actor.permits is None:
             # A shell shows the id that stands in the log.
             return sealed_id(topic.name, slot, entry.member)
-        sealed = not may_search(context.actor, topic)
+        sealed = not sees_stored(context.actor, topic.name)
         return id_of(topic, slot, entry.member, state, entry.score, sealed=sealed)
 
     # The gate of a serial slot is shut while a message of it is in flight.

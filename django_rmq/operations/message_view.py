@@ -25,7 +25,7 @@ from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Actor, Permission, is_redacted, is_withheld
+from django_rmq.operations.authorization import Actor, is_redacted, sees_content, sees_formatted
 
 logger = logging.getLogger("django_rmq.operations")
 
@@ -42,7 +42,7 @@ def formatter_of(topic: Topic) -> Formatter | None:
 
 def as_shown(actor: Actor, topic: Topic, copies: list[MessageCopy]) -> list[MessageCopy]:
     """Return copies as ``actor`` may see them."""
-    return [redacted(copy) for copy in copies] if is_withheld(actor, topic) else copies
+    return [redacted(copy) for copy in copies] if sees_formatted(actor, topic.name) else copies
 
 
 def format_body(topic: Topic, raw: bytes) -> object:
@@ -65,7 +65,9 @@ def shown_body(copy: MessageCopy) -> tuple[object, str]:
     if copy.raw is None:
         return None, "hidden"
     return (
-        _formatted(copy.topic, copy.raw) if is_redacted(copy.topic) else readable_body(copy.topic, copy.raw)
+        _formatted(copy.topic, copy.raw)
+        if is_redacted(copy.topic.name)
+        else readable_body(copy.topic, copy.raw)
     )
 
 
@@ -118,7 +120,7 @@ def copy_as_json(copy: MessageCopy) -> dict[str, object]:
     values = {one.name: getattr(copy, one.name) for one in fields(copy) if one.name not in left_out}
     values["state"] = copy.state
     values["body"], values["encoding"] = shown_body(copy)
-    return {**values, "log_id": copy.log_id, "redacted": is_redacted(copy.topic)}
+    return {**values, "log_id": copy.log_id, "redacted": is_redacted(copy.topic.name)}
 
 
 ErrorView = Literal["stored", "redacted", "hidden"]
@@ -127,9 +129,9 @@ ErrorView = Literal["stored", "redacted", "hidden"]
 
 def error_view(actor: Actor, topic: Topic) -> ErrorView:
     """Return by which text ``actor`` distinguishes causes of failures; that of a redacted topic is the same for all."""
-    if not actor.may(Permission.VIEW_BODIES):
+    if not sees_content(actor):
         return "hidden"
-    return "redacted" if is_redacted(topic) else "stored"
+    return "redacted" if is_redacted(topic.name) else "stored"
 
 
 def error_in(copy: MessageCopy, view: ErrorView) -> str:

@@ -26,7 +26,13 @@ from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused, RmqError
 from django_rmq.message_ids import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of
-from django_rmq.operations.authorization import Permission, is_withheld, may_search, require_search
+from django_rmq.operations.authorization import (
+    Permission,
+    require_search,
+    sees_content,
+    sees_formatted,
+    sees_stored,
+)
 from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_reply
@@ -419,7 +425,8 @@ def listing(
     if descending is None:
         descending = first_page_order(topic, queue)
     order = Order(topic, queue, descending, wanted)
-    broker, form = context.broker, Shown(_hides(context), not may_search(context.actor, topic))
+    actor, broker = context.actor, context.broker
+    form = Shown(hidden=not sees_content(actor), sealed=not sees_stored(actor, topic.name))
     page = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
     return replace(page, copies=as_shown(context.actor, topic, page.copies))
 
@@ -429,7 +436,7 @@ def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter 
     wanted = wanted or Filter()
     wanted.check(topic, queue)
     if wanted.text:
-        require_search(context.actor, topic)
+        require_search(context.actor, topic.name)
     if wanted.cause:
         # What is compared is what the actor is shown: otherwise a filter would reveal what is hidden.
         wanted = replace(wanted, error_view=error_view(context.actor, topic))
@@ -447,7 +454,7 @@ def get(context: OperationContext, name: str, message_id: str) -> list[MessageCo
 
 def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:
     """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
-    if is_withheld(context.actor, context.declared(name, Permission.VIEW, Permission.VIEW_BODIES)):
+    if sees_formatted(context.actor, context.declared(name, Permission.VIEW, Permission.VIEW_BODIES).name):
         raise NotPermitted(f"the bodies of topic {name} are redacted")
     copies = get(context, name, message_id)
     wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
@@ -459,7 +466,8 @@ def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[
     at, reply = locate_message(context, topic, message_id)
     if at is None or reply is None:
         raise gone(topic, message_id)
-    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=_hides(context)))
+    hidden = not sees_content(context.actor)
+    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=hidden))
     return as_shown(context.actor, topic, copies)
 
 
@@ -490,7 +498,7 @@ def gone(topic: Topic, message_id: str) -> MessageGone:
 def sent_id(context: OperationContext, result: SendResult) -> str:
     """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
     topic = context.declared(result.topic, Permission.SEND)
-    sealed = not may_search(context.actor, topic)
+    sealed = not sees_stored(context.actor, topic.name)
     return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
 
 
@@ -511,7 +519,3 @@ def not_found(message_id: str) -> str:
         "the message %(id)s was not found near its place, nor among the last of each state of its slot. "
         "It may have moved; load the list again"
     ) % {"id": message_id[:80]}
-
-
-def _hides(context: OperationContext) -> bool:
-    return not context.actor.may(Permission.VIEW_BODIES)

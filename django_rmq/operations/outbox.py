@@ -23,7 +23,7 @@ from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.database_access import needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import Permission, sees_stored
 from django_rmq.operations.context import OperationContext
 from django_rmq.outbox import contents, relay, storage
 from django_rmq.outbox.contents import FoundRows, Waiting
@@ -244,7 +244,7 @@ def _shown(context: OperationContext, rows: FoundRows) -> OutboxRow:
     has_key = envelope is not None and not row.member.startswith(MARK)
     key = row.member.decode("utf-8", "replace") if has_key else None
     raw: bytes | None = content.body
-    if not is_read or not _may_read(context, row.topic):
+    if not is_read or not sees_stored(context.actor, row.topic):
         key = raw = None
     return OutboxRow(
         id=f"{rows.database}:{row.id}",
@@ -260,13 +260,6 @@ def _shown(context: OperationContext, rows: FoundRows) -> OutboxRow:
         key=key,
         raw=raw,
     )
-
-
-def _may_read(context: OperationContext, name: str) -> bool:
-    """Return whether the actor may see bodies of a topic as they are."""
-    # The settings may no longer have the topic of a row, and a formatter of all topics redacts it nevertheless.
-    is_withheld = context.actor.permits is not None and context.config.admin.formatter_of(name) is not None
-    return context.actor.may(Permission.VIEW_BODIES) and not is_withheld
 
 
 def _unavailable(error: Error, alias: str) -> ServerUnavailable:

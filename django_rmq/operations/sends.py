@@ -11,7 +11,7 @@ from django_rmq.exceptions import ConfigurationError, TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actions import CANCEL
 from django_rmq.operations.audit_trail import record
-from django_rmq.operations.authorization import Permission, require_search
+from django_rmq.operations.authorization import PERMISSION_OF, Permission, require_search
 from django_rmq.operations.context import OperationContext
 from django_rmq.sending import Send, cancel_message, ensure_message, send_message, send_messages
 
@@ -35,7 +35,7 @@ def ensure(
     topic = context.declared(name, Permission.SEND)
     if message_id is not None:
         # The answer shows whether the message of the id has this body.
-        require_search(context.actor, topic)
+        require_search(context.actor, topic.name)
     result = ensure_message(name, one.body, id=message_id, on_commit=False, **one.options())
     sealed = sealed_id(name, result.slot, result.member)
     record(context.actor, "send", name, {result.status: 1}, sealed, entry=entry)
@@ -81,7 +81,7 @@ def cancel_sent(
 
     Raises ``InvalidMessage``, and the errors of ``require_search``.
     """
-    require_search(context.actor, context.declared(name, Permission.DELETE))
+    require_search(context.actor, context.declared(name, PERMISSION_OF["cancel"]).name)
     word = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
     outcome = CANCEL.outcomes.get(word, str(word))
     record(context.actor, "cancel", name, {outcome: 1})

@@ -20,7 +20,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import PERMISSION_OF, Permission
 from django_rmq.operations.bulk import PER_SLOT, SLOTS_AT_ONCE, STEP, BulkProgress, BulkRun, BulkTally
 from django_rmq.operations.context import OperationContext
 
@@ -38,8 +38,6 @@ MOST_DELETIONS = 100
 
 STEP_BYTES = 4 * 1024 * 1024
 """The approximate number of bytes that one step brings back."""
-
-PERMISSIONS: dict[DeletionKind, Permission] = {"delete": Permission.DELETE, "purge": Permission.PURGE}
 
 
 class Trash:
@@ -179,7 +177,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
         or not stored.can_be_undone(now_ms)
     ):
         raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
-    topic = context.permitted(stored.topic, PERMISSIONS[stored.kind], at_once=True)
+    topic = context.permitted(stored.topic, PERMISSION_OF[stored.kind], at_once=True)
     actions = context.broker.run(stored_actions.read_actions())
     if any(one.action.id == stored.id and one.ended_ms is None for one in actions):
         raise OperationRefused(_("the action still runs in the background: stop it first"))
@@ -222,7 +220,6 @@ __all__ = [
     "MOST_BYTES",
     "MOST_DELETIONS",
     "MOST_MESSAGES",
-    "PERMISSIONS",
     "UNDO_MS",
     "Deletion",
     "Trash",

@@ -28,7 +28,7 @@ from django_rmq.core.monitoring import history
 from django_rmq.exceptions import OperationRefused, RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import stats
-from django_rmq.operations.authorization import Permission, is_withheld
+from django_rmq.operations.authorization import Permission, sees_stored
 from django_rmq.operations.context import OperationContext, identified
 from django_rmq.operations.stats import WorkerStats
 from django_rmq.worker.worker_reports import FORGET_MS
@@ -227,9 +227,7 @@ def _longest_usual(usual: UsualTimes | None) -> float:
 
 def _as_shown(context: OperationContext, call: RunningCall, topic: Topic) -> RunningCall:
     # The text is written by a listener, which may quote the body.
-    if call.progress_text and (
-        not context.actor.may(Permission.VIEW_BODIES) or is_withheld(context.actor, topic)
-    ):
+    if call.progress_text and not sees_stored(context.actor, topic.name):
         return call._replace(progress_text="")
     return call
 

@@ -32,7 +32,6 @@ from django_rmq.admin.views.page import (
     so_far,
     topic_page,
 )
-from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, UnknownTopic
 from django_rmq.operations import BulkProgress, Limits, Operations, Permission, Trace
@@ -121,7 +120,7 @@ def _act_on_named(
         return HttpResponseRedirect(leave)
     asks = act.always_asks or len(ids) > 1
     if asks and not (form.is_bound and form.is_valid()):
-        operations.declared(topic.name, *act.permissions)
+        operations.declared(topic.name, act.permission)
         chosen = Chosen(topic, state, ids)
         carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
         question = act.question(chosen, len(ids), True)
@@ -156,7 +155,7 @@ def _act_on_all(
     try:
         if not (form.is_bound and form.is_valid()):
             # To count is permitted to more people than the action.
-            operations.declared(topic.name, *act.permissions)
+            operations.declared(topic.name, act.permission)
             run = act.sweep(
                 operations, Chosen(topic, state, wanted=wanted), Limits(seconds=COUNT_SECONDS), True
             )
@@ -172,10 +171,10 @@ def _act_on_all(
             if wanted.cause:
                 cause = cause_text(operations.listing(topic.name, state, wanted=wanted, limit=1).copies)
             return _ask(pages, request, requested, question, carried, form_of_filter.described(cause))
-        if "background" in request.POST and act.name in KIND_OF:
+        if "background" in request.POST and act.background is not None:
             rate = form.cleaned_data.get("rate")
             keep = not form.cleaned_data.get("for_good")
-            operations.start_action(topic.name, KIND_OF[act.name], state, wanted, rate=rate, keep=keep)
+            operations.start_action(topic.name, act.background, state, wanted, rate=rate, keep=keep)
             messages.success(request, _("Workers do this in the background; you can leave this page."))
             return HttpResponseRedirect(pages.url("background"))
         chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
@@ -317,13 +316,9 @@ def _ask(
         "carried": carried,
         "danger": act.is_danger,
         "kept": kept_sentence() if act.keeps else "",
-        "in_background": act.name in KIND_OF,
+        "in_background": act.background is not None,
         "submit": _("Yes, do it"),
         "urls": pages.places(topic.name),
         "back_url": requested.leave,
     }
     return pages.render(request, "topic/confirm.html", context, topic)
-
-
-KIND_OF: dict[str, ActionKind] = {"replay_all": "replay", "delete_all": "delete", "purge": "purge"}
-"""The action of a page -> the same in the background."""

@@ -25,6 +25,7 @@ from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import Deletion, Operations, Permission, undo
+from django_rmq.operations.authorization import PERMISSION_OF
 
 KINDS = {
     "replay": gettext_lazy("Replay all"),
@@ -122,7 +123,7 @@ def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[
         "by": visible(one.by),
         "began_ms": one.began_ms,
         "until_ms": one.until_ms,
-        "may_undo": topic is not None and operations.may(topic, undo.PERMISSIONS[one.kind]),
+        "may_undo": topic is not None and operations.may(topic, PERMISSION_OF[one.kind]),
     }
 
 

@@ -14,6 +14,7 @@ from django_rmq.admin.page_actions import sweeping_acts
 from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
+from django_rmq.operations.authorization import EDITED_REPLAY
 
 READ_SECONDS = 0.15
 """Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
@@ -80,7 +81,7 @@ def _group_line(
     places = pages.places(topic.name)
     selection = {"tab": "dead", "error": group.error_class, "cause": group.cause}
     query = urlencode({name: value for name, value in selection.items() if value})
-    may_edit = operations.may(topic, Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
+    may_edit = operations.may(topic, *EDITED_REPLAY, Permission.VIEW_BODIES)
     return {
         "topic": topic.name,
         "group": group,

@@ -43,7 +43,7 @@ from django_rmq.exceptions import (
     ServerTrouble,
 )
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
-from django_rmq.operations.authorization import is_redacted, may_search
+from django_rmq.operations.authorization import EDITED_REPLAY, is_redacted, sees_content, sees_stored
 from django_rmq.operations.message_view import body_columns, error_pattern
 
 LONGEST_CELL = 40
@@ -93,8 +93,8 @@ def _slot_of(followed: Followed | None, message_id: str) -> str:
 
 def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) -> dict[str, object]:
     topic = copy.topic
-    redacted = is_redacted(topic)
-    may_edit = operations.may(topic, Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
+    redacted = is_redacted(topic.name)
+    may_edit = operations.may(topic, *EDITED_REPLAY, Permission.VIEW_BODIES)
     query = urlencode({"state": copy.queue, "back": back})
     return {
         "copy": copy,
@@ -155,7 +155,7 @@ def panel(
         cursor = ""
     columns = operations.config.admin.columns_of(topic.name)
     note = ""
-    if operations.actor.may(Permission.VIEW_BODIES) and not may_search(operations.actor, topic):
+    if sees_content(operations.actor) and not sees_stored(operations.actor, topic.name):
         note = _("Bodies of this topic are redacted and cannot be searched.")
     cause = cause_text(listing.copies) if wanted.cause else ""
     return {
@@ -187,7 +187,7 @@ def panel(
 
 def filter_form(operations: Operations, topic: Topic, state: str, data: QueryDict) -> FilterForm:
     """Return the filter form, filled with ``data``."""
-    return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
+    return FilterForm(topic, state, may_search=sees_stored(operations.actor, topic.name), data=data)
 
 
 def cause_text(copies: Sequence[MessageCopy]) -> str:
@@ -233,7 +233,7 @@ def _found_line(
     pages: Pages, operations: Operations, copy: MessageCopy, request: HttpRequest, text: str
 ) -> dict[str, object]:
     place = pages.places(copy.topic.name).topic
-    filtered = "text" if may_search(operations.actor, copy.topic) else "error"
+    filtered = "text" if sees_stored(operations.actor, copy.topic.name) else "error"
     return {
         **list_line(pages, copy.topic, copy, request),
         "topic": copy.topic.name,
@@ -263,7 +263,7 @@ def list_line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpReques
     }
 
 
-@topic_page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)
+@topic_page(Permission.VIEW, Permission.VIEW_BODIES, *EDITED_REPLAY)
 def edit_view(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
 ) -> HttpResponse:
@@ -324,7 +324,7 @@ def _why_it_died(operations: Operations, topic: Topic, message_id: str) -> str:
 
 def _notes(topic: Topic) -> list[str]:
     notes = []
-    if is_redacted(topic):
+    if is_redacted(topic.name):
         notes.append(_("This is the stored body, without redaction."))
     if not topic.keyed:
         notes.append(_("The body identifies the message, so an edited message is a different message."))

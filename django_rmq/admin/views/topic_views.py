@@ -37,6 +37,7 @@ from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, RmqError, WrongType
 from django_rmq.operations import ClaimStats, Operations, Permission, SlotStats
+from django_rmq.operations.authorization import PERMISSION_OF
 
 SLOTS_SHOWN = 256
 
@@ -249,7 +250,7 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "back": back_of(request.GET.urlencode()),
         "may": {
             "send": operations.may(topic, Permission.SEND),
-            "pause": operations.may(topic, Permission.PAUSE),
+            "pause": operations.may(topic, PERMISSION_OF["pause"]),
         },
         "notes": [
             _("Only %(looked)s of %(slots)s slots were read.")
@@ -331,7 +332,7 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
             for one in claims
         ],
         "now_ms": time.time() * 1000,
-        "acts": CLAIM_ACTS if operations.may(topic, Permission.REPLAY) else {},
+        "acts": CLAIM_ACTS if operations.may(topic, PERMISSION_OF["return claims"]) else {},
         "urls": PageAddresses(topic=places.topic, act=places.claims),
     }
     return pages.render(request, "topic/claims.html", context, topic)
@@ -349,7 +350,7 @@ def _act_on_claims(
     elif not held:
         messages.warning(request, _("This query no longer holds anything."))
     elif "confirmed" not in request.POST:
-        operations.declared(topic.name, Permission.REPLAY)
+        operations.declared(topic.name, PERMISSION_OF["return claims"])
         context = {
             "heading": CLAIM_ACTS[name],
             "question": _claims_question(name, consumer, sum(one.messages for one in held)),

@@ -19,6 +19,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerReport, WorkerRequest
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview, WorkerStack
+from django_rmq.operations.authorization import PERMISSION_OF
 from django_rmq.operations.worker_overview import ReportedWorker, processes_of
 from django_rmq.templatetags.rmq_times import number
 
@@ -216,7 +217,7 @@ def _calls(pages: Pages, operations: Operations, running: RunningMessages) -> li
                 "url": pages.url("message", quoted, call.id),
                 "act_url": pages.url("act", quoted),
                 "stack_url": pages.url("stack", quoted, call.id),
-                "may_cancel": operations.may(one.topic, Permission.DELETE),
+                "may_cancel": operations.may(one.topic, PERMISSION_OF["cancel"]),
                 "may_stack": operations.may(one.topic, Permission.VIEW_STACK),
                 "seconds": running.running_ms(one) / 1000,
                 "p50_seconds": usual.p50_ms / 1000 if usual else None,

@@ -244,6 +244,31 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     dispatcher._round_trips.receive(later)
 
 
+def test_a_slot_that_all_threads_share_is_asked_for_work_for_all_of_them(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the work of one thread each would get so little that threads are busy with each other."""
+    topic = Topic("shared", TopicType.RANGE_MERGE, slots=2, time_range_ms=0, serial=False)
+    send(broker, topic, range(1_000))
+    dispatcher = Dispatcher(
+        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=4)
+    )
+    dispatcher.own((topic.name, slot) for slot in range(topic.slots))
+    dispatcher._mailbox.process_items()
+    dispatcher._capacity.call_times[topic.name].seconds_per_message = pace = 0.001
+    while dispatcher._acquire():
+        pass
+    monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
+    dispatcher._schedule.collect_due()
+    trip = dispatcher._round_trips.send()
+    assert trip is not None
+    dispatcher._round_trips.receive(trip)
+    sizes = [len(batch.messages) for batch in dispatcher._in_flight.batches.values()]
+    assert sizes == 8 * [round(capacity.WORK_SECONDS / pace)]
+    # It is unknown how much a slot returns, so half of it counts.
+    assert trip.plan.load == pytest.approx(4 * [capacity.WORK_SECONDS])
+
+
 def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:

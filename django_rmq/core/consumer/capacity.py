@@ -356,14 +356,22 @@ class Capacity:
         is_paced = topic.flow or topic.slot_each_us
         return topic.serial and not (is_in_loop or is_paced) and self.batch_size(topic) == 1
 
+    def is_shared(self, topic: Topic) -> bool:
+        """Return whether all threads share the messages that one prepare of a topic returns."""
+        return not (topic.serial or topic.flow or topic.name in self.async_capacity)
+
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
+        # With less, threads would get so few messages that they are busy with each other.
+        return self._limit(topic, self.threads if self.is_shared(topic) else 1)
+
+    def _limit(self, topic: Topic, threads: int) -> int:
         size = self.batch_size(topic)
         overlaps = topic.name in self.async_capacity
         if overlaps and not topic.serial:
             return max(1, min(self.async_capacity.most(topic.name) * size, topic.prefetch, BATCH))
         seconds = self.async_capacity.seconds(topic.name) if overlaps else WORK_SECONDS
-        in_time = seconds / max(self.call_times[topic.name].seconds_per_message, 1e-7)
+        in_time = threads * seconds / max(self.call_times[topic.name].seconds_per_message, 1e-7)
         if overlaps:
             in_time = min(in_time, self.async_capacity.share(topic.name))
         limit = max(size, min(int(in_time), max(topic.prefetch, size)))
@@ -388,7 +396,7 @@ class Capacity:
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all executors together can have in flight."""
         flow = self.flow_threads.flows.get(topic.name)
-        return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
+        return (flow.limit if flow else self.runners(topic)) * self._limit(topic, 1)
 
     # --- what prepares return
 

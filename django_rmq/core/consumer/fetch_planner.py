@@ -234,14 +234,15 @@ class FetchPlan:
         self.expected += min(limit, expected)
         self.of_topic[slot.topic.name] += limit
 
-    def burden(self, thread: int, seconds: float) -> None:
-        """Add to the work of a thread.
+    def burden(self, threads: Sequence[int], seconds: float) -> None:
+        """Add to the work of threads that share it.
 
         It is unknown how many messages a slot will return. Half the limit keeps many slots from flooding one
         thread.
         """
-        self.load[thread] += seconds
-        self.work[thread] += seconds
+        for thread in threads:
+            self.load[thread] += seconds / len(threads)
+            self.work[thread] += seconds / len(threads)
 
     def slots_of(self, topic: str, under_way: FetchPlan | None) -> int:
         """Return how many slots of a topic need room, with those of the trip that is under way."""
@@ -327,7 +328,8 @@ class FetchPlanner:
             plan.slots_of_topic[topic.name] += bool(is_bounded)
             slot.cursor, slot.sole_receipt = None, 0
             if not overlaps:
-                plan.burden(thread, limit / 2 * capacity.call_times[topic.name].seconds_per_message)
+                threads = range(capacity.threads) if capacity.is_shared(topic) else (thread,)
+                plan.burden(threads, limit / 2 * capacity.call_times[topic.name].seconds_per_message)
             if plan.is_enough:
                 break
         for slot in plan.slots:
@@ -641,9 +643,9 @@ class FetchReplies:
         parts = (
             len(deliveries)
             if topic.name in self._capacity.async_capacity
-            else 1
-            if topic.flow
             else self._capacity.threads
+            if self._capacity.is_shared(topic)
+            else 1
         )
         share = -(-len(deliveries) // (size * parts)) * size
         for first in range(0, len(deliveries), share):

@@ -1,8 +1,8 @@
 """Execution of tasks: the listeners of their topics, and the records of their attempts.
 
 The number of attempts must survive the death of a worker, and a program may ask for the state of a long task. So a
-running task is recorded in Redis, unless it ends within milliseconds; its end is recorded in any case. Threads that
-write records at the same time share a round trip.
+running task is recorded in Redis, unless it ends within milliseconds; its end is recorded in any case, before its message is
+acknowledged. ``tasks.record_writer`` writes the records.
 
 ``release`` is the listener of tasks that wait for their time: it sends them to their queue. The backend, which enqueues
 tasks and reads the records, is in ``tasks.backend``.
@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from traceback import format_exception
 from typing import Any, TypeVar
 
@@ -29,164 +26,24 @@ from django_rmq import connections
 from django_rmq.conf import Config, get_config
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.core.commands import stored_results
-from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer.batch import PendingEnd
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
-from django_rmq.exceptions import (
-    Cancelled,
-    Reject,
-    Retry,
-    RmqError,
-    ServerTrouble,
-    ServerUnavailable,
-    TopicFull,
-)
+from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, TopicFull
 from django_rmq.sending import ensure_message
 from django_rmq.tasks import backend as result_lookup
 from django_rmq.tasks.backend import LEAST_KEPT_MS, known
 from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
 from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.record_writer import RecordWriter, Write
 from django_rmq.tasks.records import FAILED, READY, RUNNING, SUCCESSFUL, Error, TaskRecord, result_of, update
-
-
-class _Waiting:
-    """A call whose thread sleeps until it has its answer, or until it is its turn to run the next round trip."""
-
-    def __init__(self, call: Call[object]) -> None:
-        self.call = call
-        self.answer: object = None
-        self.leads = False
-        self.woken = threading.Lock()
-        self.woken.acquire()
-
-
-class WriteBatching:
-    """Runs the calls that come during a round trip together in the next one. Safe to share between threads."""
-
-    def __init__(self, broker: Callable[[], Broker]) -> None:
-        self._broker = broker
-        self._lock = threading.Lock()
-        self._waiting: list[_Waiting] = []
-        self._is_busy = False
-
-    def run(self, call: Call[object]) -> object:
-        """Return the answer of ``call``, or raise its error."""
-        own = _Waiting(call)
-        with self._lock:
-            # A thread that finds no round trip under way leads the next one. The others sleep until a leader wakes
-            # them.
-            own.leads = not self._is_busy
-            self._is_busy = True
-            self._waiting.append(own)
-        if not own.leads:
-            own.woken.acquire()
-        # The leader of the last round trip has either answered this call, or has made this thread the next leader.
-        if own.leads:
-            self._lead()
-        if isinstance(own.answer, BaseException):
-            raise own.answer
-        return own.answer
-
-    def _lead(self) -> None:
-        """Run the waiting calls in one round trip; then wake their threads, and the thread that leads the next one."""
-        with self._lock:
-            together, self._waiting = self._waiting, []
-        # An interrupt may leave this method before Redis has answered. The other threads then get this error, and do
-        # not hang.
-        answers: list[object] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
-            together
-        )
-        try:
-            broker = self._broker()
-            # A pipeline costs more than a single call.
-            answers = (
-                run_all(broker, [each.call for each in together])
-                if len(together) > 1
-                else [broker.run(together[0].call)]
-            )
-        except Exception as error:  # noqa: BLE001 - each of them raises it
-            answers = [error] * len(together)
-        finally:
-            with self._lock:
-                self._is_busy = bool(self._waiting)
-                following = self._waiting[0] if self._waiting else None
-            if following is not None:
-                following.leads = True
-                following.woken.release()
-            for each, answer in zip(together, answers, strict=True):
-                each.answer = answer
-                # The leader is this thread, and does not sleep.
-                if not each.leads:
-                    each.woken.release()
-
 
 logger = safe_logger("django_rmq.tasks")
 
-SECONDS = 0.02
-"""How long a task runs before its start is noted."""
-
-
-class StartRecords:
-    """The attempts of this process that have begun. ``broker`` is called in the thread that notes them."""
-
-    def __init__(self, broker: Callable[[], Broker]) -> None:
-        self._broker = broker
-        self._begun: deque[tuple[float, Attempt]] = deque()
-        self._wanted = threading.Event()
-        self._starting = threading.Lock()
-        self._pid = 0
-        self._log_throttled = LogThrottle(logger)
-
-    def begin(self, attempt: Attempt) -> None:
-        """Note the start of ``attempt``, soon."""
-        self._begun.append((time.monotonic(), attempt))
-        if not self._wanted.is_set():
-            self._wanted.set()
-        # A fork copies no threads, so each process starts one at its first task.
-        if self._pid != os.getpid():
-            self._start()
-
-    def _start(self) -> None:
-        with self._starting:
-            # Two executor threads may begin the first tasks of a process at the same time.
-            if self._pid != os.getpid():
-                self._pid = os.getpid()
-                threading.Thread(target=self._run, name="rmq-task-starts", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.wait()
-            # The event is cleared before the queue is read: an attempt that begins meanwhile sets it again.
-            self._wanted.clear()
-            while self._begun:
-                time.sleep(max(0.0, self._begun[0][0] + SECONDS - time.monotonic()))
-                try:
-                    self.note()
-                except Exception as error:  # noqa: BLE001 - the thread has to go on
-                    self._log_throttled("noted", "Cannot note which tasks run: %s", error)
-
-    def note(self) -> None:
-        """Note the starts that are due, in one round trip."""
-        until, due = time.monotonic() - SECONDS, []
-        while self._begun and self._begun[0][0] <= until:
-            _, attempt = self._begun.popleft()
-            # A task that ended within ``SECONDS`` needs no record of its start, because its end has one.
-            if not attempt.ended:
-                due.append(attempt.start())
-        for answer in run_all(self._broker(), due) if due else ():
-            if isinstance(answer, RmqError):
-                raise answer
-
-
 _log_throttled = LogThrottle(logger)
-together = WriteBatching(lambda: connections.get_broker("worker"))
-
-PATIENCE = 10.0
-"""Seconds for which the end of a task waits for Redis to have its result."""
-
-PAUSE = 0.2
+writer = RecordWriter(lambda: connections.get_broker("worker"))
 
 _OWN_ID = re.compile("[0-9a-f]{32}")
 """The ids that ``new_origin`` draws."""
@@ -203,7 +60,6 @@ class Attempt:
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self._broker: Broker = connections.get_broker("worker")
         self.ended = False
         """Whether the end of the attempt is known. A record of its start is then too late."""
         self.key = message.key or ""
@@ -216,6 +72,8 @@ class Attempt:
         self.is_over = self.record.status == SUCCESSFUL
         self.backend: TaskBackend
         self.framework: Framework
+        self.signals: Any
+        """The module with the framework's signals."""
         self.task: Any = None
         self.result: Any = None
         self.sender: object = None
@@ -227,7 +85,7 @@ class Attempt:
         # A replayed message has all its retries again, and the record of its earlier life does not count.
         if begun <= 0:
             return TaskRecord()
-        stored = known(self._broker, self.key)
+        stored = known(connections.get_broker("worker"), self.key)
         record = TaskRecord() if stored is None else stored.record
         # A worker that died within ``SECONDS`` has left no record of the start of its attempt.
         record.workers += [LOST] * (begun - len(record.workers))
@@ -245,6 +103,7 @@ class Attempt:
         record.workers = [*record.workers, this_worker()]
         self.backend = get_config().tasks[self.job.backend]
         self.framework = framework(self.backend.package)
+        self.signals = self.framework.signals
         self.task = self.job.task(self.framework)
         # Only the path of a known task is a label: any other one is text that a sender wrote.
         self.message.labels = {"task": self.job.path, **self.message.labels}
@@ -259,8 +118,8 @@ class Attempt:
         """Return what notes in Redis that the attempt runs."""
         return self._kept(2 * self.message.receipt, self.record.written())
 
-    def succeed(self, returned: object) -> Callable[[], None]:
-        """Record that the function has returned; return the function that writes the record.
+    def succeed(self, returned: object) -> Call[str]:
+        """Record that the function has returned; return the call that writes the record.
 
         Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.
         """
@@ -276,10 +135,10 @@ class Attempt:
             record.status, record.value, record.finished_at = status, None, None
             raise
         self._end()
-        return lambda: self._keep(call)
+        return call
 
-    def fail(self, error: BaseException) -> Callable[[], None]:
-        """Record that the attempt has failed with ``error``; return the function that writes the record."""
+    def fail(self, error: BaseException) -> Call[str]:
+        """Record that the attempt has failed with ``error``; return the call that writes the record."""
         record, message = self.record, self.message
         is_last = message.cancelled or isinstance(error, Reject) or message.retries_left <= 0
         record.status = FAILED if is_last else READY
@@ -288,15 +147,7 @@ class Attempt:
             record.add(_described(error, message.stopped))
         call = self._kept(2 * self.message.receipt + 1, record.written())
         self._end()
-
-        def keep() -> None:
-            try:
-                self._keep(call)
-            except RmqError as trouble:
-                # The message is rolled back in any case; only the error is missing from the result.
-                _log_throttled("kept", "The error of a task is not in its result: %s", trouble)
-
-        return keep
+        return call
 
     @property
     def has_ended(self) -> bool:
@@ -316,19 +167,6 @@ class Attempt:
         if not self.record.is_finished:
             keep_ms = max(keep_ms, LEAST_KEPT_MS)
         return stored_results.store_result(self.key, stamp, keep_ms, self.message.raw, record)
-
-    def _keep(self, call: Call[str]) -> None:
-        """Write to Redis, and repeat it for ``PATIENCE`` seconds while Redis is unavailable."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                together.run(call)
-                return
-            except ServerTrouble:
-                # Redis may have run the write whose answer was lost. A second write of the same record changes nothing.
-                if time.monotonic() > until:
-                    raise
-            time.sleep(PAUSE)
 
 
 _senders: dict[str, tuple[TaskBackend, type]] = {}
@@ -359,37 +197,78 @@ def _described(error: BaseException, stopped: str = "") -> Error:
 T = TypeVar("T")
 
 _repeated = LogThrottle(logger)
-_starts = StartRecords(lambda: connections.get_broker("coordinator"))
 
 
-def run(message: Message) -> None:
+def run(message: Message) -> PendingEnd | None:
     """Run a task whose function is not a coroutine function."""
     attempt = Attempt(message)
     if attempt.is_over:
-        return
+        return None
     failed: BaseException | None = None
     try:
         arguments = attempt.begin()
-        signals = attempt.framework.signals
-        _starts.begin(attempt)
+        writer.begin(attempt)
         with _announcing(attempt):
-            signals.task_started.send_robust(sender=attempt.sender, task_result=attempt.result)
-        keep = attempt.succeed(attempt.task.call(*arguments, **attempt.result.kwargs))
+            attempt.signals.task_started.send_robust(sender=attempt.sender, task_result=attempt.result)
+        call = attempt.succeed(attempt.task.call(*arguments, **attempt.result.kwargs))
     except BaseException as error:  # noqa: BLE001 - whatever a task raises
-        failed, keep = error, attempt.fail(error)
+        failed, call = error, attempt.fail(error)
+    if failed is None and _may_wait(attempt):
+        return _WaitingEnd(attempt, writer.add(call))
     try:
-        keep()
+        _keep(call, failed)
+        _announce_end(attempt, failed)
         # Outside of the ``except``: the framework's own receiver would log the error, with its text.
-        if attempt.has_ended:
-            signals = attempt.framework.signals
-            with _announcing(attempt, failed):
-                signals.task_finished.send_robust(sender=attempt.sender, task_result=attempt.result)
         if failed is not None:
             raise failed
     finally:
         # The traceback of the error refers to this frame, and the frame to the error. Without this, the arguments of the
         # task would stay in memory until a garbage collection.
         failed = None
+    return None
+
+
+def _may_wait(attempt: Attempt) -> bool:
+    """Return whether the record of a success may be written after the next task of the thread has begun."""
+    # If the next task kills the process, the message times out. Its last attempt would then have failed, though it has
+    # succeeded.
+    has_retries = attempt.message.retries_left > 0  # rule: last_attempts_wait_for_their_records
+    # A receiver of the project expects the signal at the end of the task, and may read the result.
+    return has_retries and not _is_heard(attempt.signals)  # rule: receivers_wait_for_other_tasks
+
+
+def _is_heard(signals: Any) -> bool:
+    """Return whether ``task_finished`` has a receiver beside that of the framework, which writes a line to the log."""
+    own = id(signals.log_task_finished)
+    return any(receiver[0][0] != own for receiver in signals.task_finished.receivers)
+
+
+class _WaitingEnd(PendingEnd):
+    """The end of a task that has succeeded."""
+
+    def __init__(self, attempt: Attempt, write: Write) -> None:
+        self._attempt, self._write = attempt, write
+
+    def wait(self) -> None:
+        writer.wait(self._write)
+        _announce_end(self._attempt)
+
+
+def _keep(call: Call[str], failed: BaseException | None) -> None:
+    """Write the record of an end."""
+    try:
+        writer.write(call)
+    except RmqError as trouble:
+        if failed is None:
+            raise
+        # The message is rolled back in any case; only the error is missing from the result.
+        _log_throttled("kept", "The error of a task is not in its result: %s", trouble)
+
+
+def _announce_end(attempt: Attempt, failed: BaseException | None = None) -> None:
+    if attempt.has_ended:
+        with _announcing(attempt, failed):
+            attempt.signals.task_finished.send_robust(sender=attempt.sender, task_result=attempt.result)
 
 
 async def arun(message: Message) -> None:
@@ -404,19 +283,19 @@ async def arun(message: Message) -> None:
         # CancelledError.
         if message.stopped:
             raise asyncio.CancelledError
-        signals = attempt.framework.signals
-        _starts.begin(attempt)
+        writer.begin(attempt)
         with _announcing(attempt):
-            await signals.task_started.asend_robust(sender=attempt.sender, task_result=attempt.result)
-        keep = attempt.succeed(await attempt.task.acall(*arguments, **attempt.result.kwargs))
+            await attempt.signals.task_started.asend_robust(sender=attempt.sender, task_result=attempt.result)
+        call = attempt.succeed(await attempt.task.acall(*arguments, **attempt.result.kwargs))
     except BaseException as error:  # noqa: BLE001 - whatever a task raises, and CancelledError
-        failed, keep = error, attempt.fail(error)
+        failed, call = error, attempt.fail(error)
     try:
-        await _whole(keep)
+        await _whole(partial(_keep, call, failed))
         if attempt.has_ended:
-            signals = attempt.framework.signals
             with _announcing(attempt, failed):
-                await signals.task_finished.asend_robust(sender=attempt.sender, task_result=attempt.result)
+                await attempt.signals.task_finished.asend_robust(
+                    sender=attempt.sender, task_result=attempt.result
+                )
         if failed is not None:
             raise failed
     finally:
@@ -503,7 +382,7 @@ def release(message: Message) -> None:
         # The queue is full. The message rests, and the task is sent later.
         raise Retry(str(error)) from None
     # The release is recorded after the send. A worker that dies between the two sends the task again, and loses none.
-    together.run(result_lookup.record_release(key))
+    writer.write(result_lookup.record_release(key))
 
 
 def listeners(config: Config) -> dict[str, ListenerFunction]:

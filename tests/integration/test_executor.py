@@ -17,9 +17,10 @@ from django_rmq.core import log
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import failures as outcome_log
 from django_rmq.core.consumer import invoke
-from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.batch import Batch, BatchReport, PendingEnd
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE, SharedNotes
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.model import log_names
@@ -610,6 +611,72 @@ def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_oth
     orders = replace(TOPIC, name="orders", type=TopicType.FIXED_TIME)
     found = order_of(*((topic, 100.0) for topic in (renders, renders, renders, orders, orders)))
     assert [each.topic.name for each in found] == ["renders", "orders", "renders", "orders", "renders"]
+
+
+class Recorded(PendingEnd):
+    """The end of a call whose record is written when somebody waits for it."""
+
+    def __init__(self, events: list[str], name: str, error: Exception | None = None) -> None:
+        self.events, self.name, self.error = events, name, error
+
+    def wait(self) -> None:
+        self.events.append(f"{self.name} is recorded")
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_message_is_reported_after_its_end_was_recorded() -> None:
+    events = list[str]()
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    errors = {"1": ValueError("no record")}
+
+    def listener(message: Message) -> Recorded:
+        name = message.raw.decode()
+        events.append(f"{name} is called")
+        return Recorded(events, name, errors.get(name))
+
+    hooks = Hooks(after=lambda: events.append("after"))
+    thread = ExecutorThread(0, inbox, hooks)
+    thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), Listener(listener), 1, numbered(3), uptime()))
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    report = inbox.get_nowait()
+    assert report.committed == [b"0", b"2"]
+    (failure,) = report.failures
+    assert (failure.member, failure.error.partition("\n")[0]) == (b"1", "ValueError: no record")
+    assert events == [
+        *(f"{number} is called" for number in range(3)),
+        *("0 is recorded", "1 is recorded", "after", "2 is recorded", "after"),
+    ]
+
+
+def test_a_message_whose_end_is_not_recorded_is_not_done_for_the_parent() -> None:
+    """The parent would commit it if the process died."""
+    seen: list[bytes] = []
+    notes = SharedNotes(1)
+    marks = notes.thread(0)
+
+    class Slow(PendingEnd):
+        def wait(self) -> None:
+            seen.append(bytes(marks.states[:2]))
+
+    thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS, marks)
+    listener = Listener(lambda message: Slow())
+    thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, numbered(2), uptime()))
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert seen == [bytes([BEGUN, BEGUN]), bytes([DONE, BEGUN])]
+    assert bytes(marks.states[:2]) == bytes([DONE, DONE])
+
+
+def test_whoever_runs_a_listener_by_itself_waits_for_its_ends() -> None:
+    events = list[str]()
+    assert run(Listener(lambda message: Recorded(events, "it")), numbered(1)) == [None]
+    [failure] = run(Listener(lambda message: Recorded(events, "it", ValueError("no record"))), numbered(1))
+    assert failure is not None
+    assert failure.error.startswith("ValueError: no record")
 
 
 def test_a_withdrawn_batch_does_not_run() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -18,15 +19,17 @@ from django_rmq.conf import get_config
 from django_rmq.core import reslotting
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.ack import BrokerDeliveryControl
+from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
-from django_rmq.tasks import backend, execution, frameworks, records
+from django_rmq.tasks import backend, execution, frameworks, record_writer, records
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
 from tests.support import tasks as errands
+from tests.support.servers import RedisServer, ask
 
 FRAMEWORK = frameworks.framework()
 Status, signals = FRAMEWORK.base.TaskResultStatus, FRAMEWORK.signals
@@ -169,8 +172,8 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
     using()
     result = errands.areturns.enqueue(1)
     message = take(result.id, "tasks-async.default")
-    slowed = {"begin": "_earlier", "end": "_keep"}[moment]
-    real = getattr(Attempt, slowed)
+    slowed: tuple[Any, str] = {"begin": (Attempt, "_earlier"), "end": (execution, "_keep")}[moment]
+    real = getattr(*slowed)
     reached = False
     loop: Any = None
     call: Any = None
@@ -185,7 +188,7 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
     async def run() -> None:
         nonlocal loop, call
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(Attempt, slowed, slow)
+        monkeypatch.setattr(*slowed, slow)
         call = asyncio.ensure_future(execution.arun(message))
         await asyncio.wait([call])
 
@@ -401,7 +404,9 @@ def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> No
     body = take(result.id).body
     send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
     message = take("again")
-    execution.run(message)
+    end = execution.run(message)
+    assert end is not None
+    end.wait()
     found = errands.attempt.get_result("again")
     assert (found.return_value, len(found.worker_ids)) == (1, 1)
     second = message.delivery._replace(retries_left=1)
@@ -413,7 +418,9 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     using()
     result = errands.returns.enqueue(1)
     message = take(result.id)
-    execution.run(message)
+    end = execution.run(message)
+    assert end is not None
+    end.wait()
     connections.get_broker().run(ack.commit(message.topic, 0, message.receipt, [result.id.encode()]))
     due = timezone.now() + timedelta(milliseconds=200)
     send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
@@ -507,3 +514,76 @@ def test_a_task_is_found_at_every_step_of_a_re_slotting(
     note("finished", None)
     assert {"shut", "moved_out", "moved_in", "reopened", "finished"} <= seen.keys()
     assert set().union(*seen.values()) == {(expected, state == "dead")}
+
+
+def test_the_end_of_a_task_may_be_recorded_while_the_next_ones_run(using: Use) -> None:
+    using()
+    results = [errands.returns.enqueue(value) for value in range(3)]
+    ends = [execution.run(take(result.id)) for result in results]
+    for end in ends:
+        assert end is not None
+        end.wait()
+    for value, result in enumerate(results):
+        result.refresh()
+        assert (result.status, result.return_value) == (Status.SUCCESSFUL, value)
+
+
+def test_the_last_attempt_is_recorded_before_the_next_task_begins(using: Use) -> None:
+    """If that one killed the worker, a task that has succeeded would have failed, and would not run again."""
+    using(MAX_RETRIES=0)
+    result = errands.returns.enqueue(1)
+    assert execution.run(take(result.id)) is None
+    result.refresh()
+    assert result.status == Status.SUCCESSFUL
+
+
+def test_a_receiver_may_read_the_result_before_the_next_task_begins(using: Use) -> None:
+    using()
+    read: list[Any] = []
+
+    def read_result(task_result: Any, **_: Any) -> None:
+        read.append(errands.returns.get_result(task_result.id).status)
+
+    signals.task_finished.connect(read_result)
+    try:
+        assert execution.run(take(errands.returns.enqueue(1).id)) is None
+    finally:
+        signals.task_finished.disconnect(read_result)
+    assert read == [Status.SUCCESSFUL]
+
+
+def test_the_line_about_a_task_is_logged_once_its_end_is_recorded(
+    using: Use, caplog: pytest.LogCaptureFixture
+) -> None:
+    using()
+    caplog.set_level(logging.INFO)
+    end = execution.run(take(errands.returns.enqueue(1).id))
+    assert end is not None
+    assert "state=SUCCESSFUL" not in caplog.text
+    end.wait()
+    assert "state=SUCCESSFUL" in caplog.text
+
+
+@pytest.mark.parametrize("is_full_for_long", [False, True])
+def test_a_task_whose_end_redis_does_not_take_is_not_acknowledged(
+    using: Use, monkeypatch: pytest.MonkeyPatch, is_full_for_long: bool
+) -> None:
+    monkeypatch.setattr(record_writer, "PATIENCE", 0.5 if is_full_for_long else 60.0)
+    with RedisServer(maxmemory_policy="noeviction") as server:
+        using({"REDIS": server.url})
+        result = errands.returns.enqueue(1)
+        message = take(result.id)
+        ask(server.port, "CONFIG", "SET", "maxmemory", 1)
+        listener_registry.discover()
+        listener = listener_registry.listeners()["tasks.default"]
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(invoke.run, listener, [message])
+            if is_full_for_long:
+                (failure,) = ending.result(30)
+                assert failure is not None
+                assert "ServerFull" in failure.error
+            assert ending.done() == is_full_for_long
+            ask(server.port, "CONFIG", "SET", "maxmemory", 0)
+            assert is_full_for_long or ending.result(30) == [None]
+        result.refresh()
+        assert result.is_finished != is_full_for_long

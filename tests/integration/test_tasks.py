@@ -477,8 +477,7 @@ def test_a_task_in_the_hands_of_a_worker_is_ready_until_it_begins(backend: Any) 
     assert found.started_at is not None
     with pytest.raises(ValueError, match="Task has not finished yet"):
         assert found.return_value
-    keep = attempt.succeed(1)
-    keep()
+    broker.run(attempt.succeed(1))
     assert errands.returns.get_result(result.id).status == Status.SUCCESSFUL
 
 
@@ -502,8 +501,10 @@ def test_a_task_that_succeeded_but_was_not_committed_does_not_run_again(using: C
     errands.remembers.enqueue("x")
     prepared = connections.get_broker().run(fetch.prepare(topic(), 0, "a worker", None, 1))
     (delivery,) = prepared.deliveries
-    run(Message(topic(), 0, prepared.receipt, delivery))
-    run(Message(topic(), 0, prepared.receipt + 2, delivery._replace(retries_left=2)))
+    end = run(Message(topic(), 0, prepared.receipt, delivery))
+    assert end is not None
+    end.wait()
+    assert run(Message(topic(), 0, prepared.receipt + 2, delivery._replace(retries_left=2))) is None
     assert errands.ran == ["x"]
 
 
@@ -511,7 +512,9 @@ def test_an_attempt_of_which_nothing_is_known_is_counted(using: Callable[..., No
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 3}))
     result = errands.attempt.enqueue()
     prepared = connections.get_broker().run(fetch.prepare(topic(), 0, "a worker", None, 1))
-    run(Message(topic(), 0, prepared.receipt, prepared.deliveries[0]._replace(retries_left=1)))
+    end = run(Message(topic(), 0, prepared.receipt, prepared.deliveries[0]._replace(retries_left=1)))
+    assert end is not None
+    end.wait()
     result.refresh()
     assert (result.return_value, result.worker_ids) == (3, ["lost", "lost", "-"])
 

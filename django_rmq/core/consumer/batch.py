@@ -8,6 +8,7 @@ outcomes is the part of ``acks``.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,18 @@ from django_rmq.core.model.topic import Topic
 
 Outcome = tuple[Message, Failure | None]
 """A message, and how it failed; a message without a failure is committed."""
+
+
+class PendingEnd(ABC):
+    """The end of a message whose record is still to be written elsewhere, before the message is acknowledged.
+
+    A listener of RMQ's own may return it in place of None, except on strict fifo topics. An executor then calls the listener
+    for further messages of the batch.
+    """
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return once the record is written. Raises the error with which the message fails otherwise."""
 
 
 class ListenerLike(Protocol):

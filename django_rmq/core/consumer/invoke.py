@@ -25,6 +25,7 @@ from django_rmq.core.consumer.batch import (
     BatchResults,
     ListenerLike,
     Outcome,
+    PendingEnd,
     ReportQueue,
 )
 from django_rmq.core.consumer.failures import (
@@ -123,6 +124,9 @@ def _exit_copy(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF)
 
 
+CallEnd = Failure | PendingEnd | None
+"""How a call of a listener for one message has ended. None: the message is to be committed."""
+
 HELD_BACK = Failure(b"", "held back")
 """The ``outcome`` of a message of a strict fifo topic that is given back, because one before it holds the slot."""
 
@@ -159,7 +163,18 @@ def decided(message: Message) -> Failure | None:
     return None if message.outcome is None else complete_failure(message, message.outcome)
 
 
-def call_one(function: Callable[[Any], object], message: Message, argument: object) -> Failure | None:
+def outcome_of(message: Message, end: CallEnd) -> Failure | None:
+    """Return the failure of a message, or None. Waits for an end that is pending."""
+    if not isinstance(end, PendingEnd):
+        return end
+    try:
+        end.wait()  # rule: acknowledges_before_the_end_is_recorded
+    except BaseException as error:  # noqa: BLE001 - the message has to end, whatever the error
+        return failure_of(message, error)
+    return None
+
+
+def call_one(function: Callable[[Any], object], message: Message, argument: object) -> CallEnd:
     """Call a listener with ``argument``, which is ``message`` or a list that contains only it.
 
     SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
@@ -179,7 +194,7 @@ def call_one(function: Callable[[Any], object], message: Message, argument: obje
             if forking is not None:
                 end_copy()
         if returned is not None:
-            return returned_from_one(message, returned)
+            return returned if isinstance(returned, PendingEnd) else returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
         return failure_of(message, error)
     return None if message.outcome is None else complete_failure(message, message.outcome)
@@ -236,7 +251,7 @@ class CallGroup:
 def call_group(function: Callable[[Any], object], messages: list[Message]) -> list[Outcome] | None:
     """Call a batch listener. Return None if it failed as a whole, because it is unknown which message caused that."""
     if len(messages) == 1:
-        return [(messages[0], call_one(function, messages[0], list(messages)))]
+        return [(messages[0], outcome_of(messages[0], call_one(function, messages[0], list(messages))))]
     group = CallGroup(messages)
     if not group.readable:
         return group.rest()
@@ -325,7 +340,7 @@ def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | N
         ended = (
             call_group(listener.function, group)
             if size
-            else [(group[0], call_one(listener.function, group[0], group[0]))]
+            else [(group[0], outcome_of(group[0], call_one(listener.function, group[0], group[0])))]
         )
         if ended is None:
             lists.extendleft([message] for message in reversed(group))
@@ -379,9 +394,11 @@ class BatchRun:
         self._flush_seconds = flush_seconds
         self._after_failure = after_failure
         self._results = BatchResults(batch)
+        self._pending: list[tuple[int, Message, PendingEnd]] = []
+        """The messages whose end is pending, with their positions."""
 
-    def single_calls(self) -> Generator[Message | None, Failure | None, None]:
-        """Yield each message with which the listener is to be called, and take how it failed, if it did.
+    def single_calls(self) -> Generator[Message | None, CallEnd, None]:
+        """Yield each message with which the listener is to be called, and take how the call has ended.
 
         None instead of a message says that the batch has ended, and all of it is reported.
         """
@@ -405,6 +422,10 @@ class BatchRun:
                 results.committed.append(message.delivery.member)
                 # If the process dies before this commit reaches Redis, the parent commits the message.
                 states[at] = DONE
+                at += 1
+                continue
+            if isinstance(failure, PendingEnd):
+                self._pending.append((at, message, failure))
                 at += 1
                 continue
             results.failures.append(failure)
@@ -504,10 +525,24 @@ class BatchRun:
 
     def _report(self, rest: list[Message] | None) -> None:
         """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
+        if self._pending:
+            self._await_ends()
         batch, committed = self._batch, self._results.committed
         self._mailbox.put(self._results.slice(rest))
         self._results.clear()
         failures.log_done(batch.topic, batch.slot.number, committed)
+
+    def _await_ends(self) -> None:
+        """Wait for the ends that are pending, because only then the messages may be acknowledged."""
+        for at, message, end in self._pending:
+            failure = outcome_of(message, end)
+            if failure is None:
+                self._results.committed.append(message.delivery.member)
+                self._states[at] = DONE
+            else:
+                self._results.failures.append(failure)
+                self._after_failure()
+        self._pending.clear()
 
 
 def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:

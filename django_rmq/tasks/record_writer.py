@@ -1,0 +1,183 @@
+"""The record writer: it writes the records of attempts to Redis, many in one round trip.
+
+The start of an attempt is written once it has run for ``SECONDS``, because most attempts end before. The end of an attempt
+is written before its message is acknowledged. Threads that wait for such writes at the same time share a round trip, and so
+do the ends of short tasks that follow each other in a thread. What a record says is decided in ``tasks.execution``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.script_call import Call
+from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+
+logger = safe_logger("django_rmq.tasks")
+
+SECONDS = 0.02
+"""How long a task runs before its start is written, and for how long the end of one may wait for others at most."""
+
+FULL = 32
+"""The number of waiting ends from which the next thread waits until they are written."""
+
+PATIENCE = 10.0
+"""Seconds for which the end of a task waits for Redis to have its record."""
+
+PAUSE = 0.2
+
+
+class Begun(Protocol):
+    """An attempt that has begun."""
+
+    ended: bool
+
+    def start(self) -> Call[str]:
+        """Return the call that records that the attempt runs."""
+
+
+class Write:
+    """A record on its way to Redis."""
+
+    __slots__ = ("call", "error", "is_over", "until")
+
+    def __init__(self, call: Call[str]) -> None:
+        self.call = call
+        self.until = time.monotonic() + PATIENCE
+        self.is_over = False
+        """Whether Redis has the record, or has refused it: then ``error`` says why."""
+        self.error: BaseException | None = None
+
+
+class RecordWriter:
+    """Writes the records of this process. ``broker`` is called in the threads that write. Safe to share between threads."""
+
+    def __init__(self, broker: Callable[[], Broker]) -> None:
+        self._broker = broker
+        self._begun: deque[tuple[float, Begun]] = deque()
+        """The attempts that have begun, and when."""
+        self._waiting: deque[Write] = deque()
+        self._writing = threading.Lock()
+        """Held during a round trip. A thread that waits for it finds its write done, or writes all that wait by then."""
+        self._wanted = threading.Event()
+        self._starting = threading.Lock()
+        self._pid = 0
+        self._log_throttled = LogThrottle(logger)
+
+    def begin(self, attempt: Begun) -> None:
+        """Write the start of ``attempt`` soon, if it does not end before."""
+        self._begun.append((time.monotonic(), attempt))
+        self._wake()
+
+    def write(self, call: Call[str]) -> None:
+        """Write a record now. Raises ``RmqError`` if it is refused, or if Redis is unavailable for ``PATIENCE``."""
+        write = Write(call)
+        self._waiting.append(write)
+        self.wait(write)
+
+    def add(self, call: Call[str]) -> Write:
+        """Write a record within ``SECONDS``, or with those that come before: the caller has to ``wait`` for it."""
+        write = Write(call)
+        self._waiting.append(write)
+        # While Redis refuses records, no thread runs further tasks, or nobody would know of their ends.
+        if len(self._waiting) >= FULL:  # rule: runs_tasks_whose_ends_nobody_writes
+            self._write_until(write)
+        else:
+            self._wake()
+        return write
+
+    def wait(self, write: Write) -> None:
+        """Return once a record is in Redis. Raises the errors of ``write``."""
+        self._write_until(write)
+        if write.error is not None:
+            raise write.error
+
+    def _write_until(self, write: Write) -> None:
+        while not write.is_over:
+            self._write_waiting()
+            if not write.is_over:
+                time.sleep(PAUSE)
+
+    def _write_waiting(self) -> bool:
+        """Write what waits in one round trip; return whether Redis could be asked for all of it.
+
+        What fails because of the server waits for the next round trip, until its ``PATIENCE`` is over.
+        """
+        with self._writing:
+            writes = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if not writes:
+                return True
+            failed: list[Write] = []
+            # An interrupt may leave this method before Redis has answered.
+            answers: list[object] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
+                writes
+            )
+            try:
+                broker = self._broker()
+                # A pipeline costs more than a single call.
+                answers = (
+                    run_all(broker, [write.call for write in writes])
+                    if len(writes) > 1
+                    else [broker.run(writes[0].call)]
+                )
+            except Exception as error:  # noqa: BLE001 - whoever waits for a write raises it
+                answers = [error] * len(writes)
+            finally:
+                now = time.monotonic()
+                for write, answer in zip(writes, answers, strict=True):
+                    # Redis may have run a write whose answer was lost. A second write of the same record changes nothing.
+                    if isinstance(answer, ServerTrouble) and now < write.until:
+                        failed.append(write)
+                        continue
+                    write.error = answer if isinstance(answer, BaseException) else None
+                    write.is_over = True
+                self._waiting.extend(failed)
+            return not failed
+
+    # --- the thread that writes what no other thread waits for
+
+    def _wake(self) -> None:
+        if not self._wanted.is_set():
+            self._wanted.set()
+        # A fork copies no threads, so each process starts one at its first task.
+        if self._pid != os.getpid():
+            self._start()
+
+    def _start(self) -> None:
+        with self._starting:
+            # Two executor threads may begin the first tasks of a process at the same time.
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                threading.Thread(target=self._run, name="rmq-task-records", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            # The event is cleared before the queues are read: what comes meanwhile sets it again.
+            self._wanted.clear()
+            while self._begun or self._waiting:
+                time.sleep(SECONDS)
+                try:
+                    if not self._write_waiting():
+                        time.sleep(PAUSE)
+                    self._write_starts()
+                except Exception as error:  # noqa: BLE001 - the thread has to go on
+                    self._log_throttled("noted", "Cannot note which tasks run: %s", error)
+
+    def _write_starts(self) -> None:
+        """Write the starts that are due, in one round trip."""
+        until, due = time.monotonic() - SECONDS, []
+        while self._begun and self._begun[0][0] <= until:
+            _, attempt = self._begun.popleft()
+            # A task that ended within ``SECONDS`` needs no record of its start, because its end has one.
+            if not attempt.ended:
+                due.append(attempt.start())
+        for answer in run_all(self._broker(), due) if due else ():
+            if isinstance(answer, RmqError):
+                raise answer

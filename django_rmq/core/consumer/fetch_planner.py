@@ -306,8 +306,7 @@ class FetchPlanner:
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
             if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
-            # A thread runs its priority slot with the highest head first, so each of these needs a batch
-            # ready.
+            # A thread runs its priority slot with the highest head first, so each of these needs a batch ready.
             if plan.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
                 if self._is_for_executors_only and self._are_busy(plan):
                     break

@@ -28,16 +28,18 @@ from django_rmq.connections import coordinators
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
-from django_rmq.core.consumer.rate_limits import return_permits
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
-from django_rmq.core.duties import Duty, DutyThread, trim_dead
+from django_rmq.core.dead_retention import trim_dead
+from django_rmq.core.duties import Duty, DutyThread
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
 from django_rmq.core.model.changed_limits import ChangedLimits, limited
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
+from django_rmq.core.rate_limits import return_permits
+from django_rmq.core.timeout_reaper import TimeoutReaper
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResult, settle
 from django_rmq.core.worker_processes.exit_codes import (
@@ -337,7 +339,7 @@ class WorkerProcess:
     def _new_dispatcher(
         self, options: ProcessOptions, threads: int, times: history.TimesCount | None
     ) -> Dispatcher:
-        config, topics = self._config, self._config.topics.values()
+        config = self._config
         callbacks = WorkerCallbacks(beat=self._beat, watcher=self._reporter)
         if times:
             callbacks = callbacks._replace(handed_out=times.note, took=times.note_calls)
@@ -355,9 +357,6 @@ class WorkerProcess:
                 poll_seconds=config.consumer.poll_interval,
                 max_messages=options.max_messages,
                 max_idle_time=options.max_idle_time,
-                swept=[
-                    connections.with_present_slots(topic) for topic in topics if topic not in self._topics
-                ],
             ),
             hooks=hooks(),
             notes=self._notes,
@@ -374,9 +373,11 @@ class WorkerProcess:
         """Return a thread of duties for Redis, and one for each database that duties use."""
         minutes = round((self._config.history_retention or 0) / 60)
         everything = [connections.with_present_slots(topic) for topic in self._config.topics.values()]
+        served = {topic.name for topic in self._topics}
         of_redis: list[Duty] = [
             # The first, because a duty that has not begun does nothing at the end.
             *([times.flushing] if times else []),
+            TimeoutReaper(broker, [topic for topic in everything if topic.name not in served]),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, minutes, self._may_sample, connections.with_present_slots),
             *schedules.duties(),

@@ -21,10 +21,10 @@ from django.urls import reverse
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import limits
-from django_rmq.core.consumer.rate_limits import RateLimits
 from django_rmq.core.model.changed_limits import ChangedLimits, decode, limited
 from django_rmq.core.model.keys import changed_limits_key
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.rate_limits import RateLimits
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations import Actor, Operations, shared_reads
 from django_rmq.worker import listener_registry

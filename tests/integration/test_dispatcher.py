@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core import timeout_reaper
 from django_rmq.core.consumer import batch as in_flight
 from django_rmq.core.consumer import executor_pool, fetch_planner
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slot_schedule import SlotState
-from django_rmq.core.log import LogThrottle
+from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys, wake_channel
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
+from django_rmq.core.timeout_reaper import TimeoutReaper
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock
@@ -1096,7 +1098,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_planner, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(timeout_reaper, "SWEEP_SECONDS", 0.05)
     claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
     prepared = replace(claimed, name="prepared", timeout=1)
     for topic in (claimed, prepared):
@@ -1105,28 +1107,33 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
     assert broker.renew_claim(claimed, 1, "spark", 1, 100, seal=True) == 1
     assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
-    with Worker(broker, MERGE, Heard(), swept=[claimed, prepared]):
+    duties = DutyThread([TimeoutReaper(broker, [claimed, prepared])])
+    duties.start()
+    try:
         eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")
         eventually(lambda: broker.count(prepared, 0).retry == 1, "the delivery's end")
+    finally:
+        duties.stop()
+        duties.join()
     assert broker.read_claim(claimed, 1, "spark", 1).state == "lost"
     # Nothing else is done there.
     assert (broker.count(claimed, 0).store, broker.count(prepared, 1).store) == (1, 1)
     assert all(broker.audit_ledger(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
 
 
-def test_one_turn_brings_back_what_many_steps_of_a_lost_claim_take(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch_planner, "TURN_SECONDS", 60.0)
+def test_the_reaper_brings_back_a_lost_claim_in_many_steps_without_a_pause(broker: Any) -> None:
     topic = replace(FIXED, name="claimed", slots=1, backoff=AT_ONCE)
     names = [b"%d" % n for n in range(900)]
     broker.send_replace(topic, 0, [broker.now_ms() - 1] * 900, names)
     assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
     broker.renew_claim(topic, 0, "spark", 1, 1, seal=True)
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
-    fetch_planner.TimeoutReaper(broker, [topic], LogThrottle(logging.getLogger("tests"))).sweep(
-        time.monotonic()
+    pauses = list(
+        itertools.takewhile(
+            lambda seconds: seconds < timeout_reaper.SWEEP_SECONDS, TimeoutReaper(broker, [topic])()
+        )
     )
+    assert len(pauses) > 1 and not any(pauses)
     assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from django_rmq.core import lua
-from django_rmq.core.consumer import acks, dispatcher
+from django_rmq.core.consumer import acks, shutdown
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -167,7 +167,7 @@ def test_a_lost_reply_of_release_gives_back_once(direct: Broker, disturbed: Brok
 def test_a_worker_stopped_after_a_lost_prepare_gives_back_what_it_never_heard_of(
     direct: Broker, disturbed: Broker, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "UNCERTAIN_SECONDS", LONG)
+    monkeypatch.setattr(shutdown, "UNCERTAIN_SECONDS", LONG)
     heard = Heard()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from django_rmq.core import lua
 from django_rmq.core.commands import limits
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer.rate_limits import RateLimits, return_permits
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import limits_key
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.rate_limits import RateLimits, return_permits
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker, intercept

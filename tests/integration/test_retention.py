@@ -9,7 +9,8 @@ import pytest
 
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.duties import DutyThread, trim_dead
+from django_rmq.core.dead_retention import trim_dead
+from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock

@@ -328,8 +328,12 @@ def find_by_digest(
     )
 
 
+HEADS = 1024
+"""The maximum number of slots that one ``heads`` asks."""
+
+
 def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
-    """Return when each of up to 1,024 slots can next be taken from, in ms: 0 for now, None if nothing is waiting.
+    """Return when each of up to ``HEADS`` slots can next be taken from, in ms: 0 for now, None if nothing is waiting.
 
     ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
     """

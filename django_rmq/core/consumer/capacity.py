@@ -16,11 +16,11 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
 from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
 from django_rmq.core.consumer.mailbox import LimitsChange
-from django_rmq.core.consumer.rate_limits import RateLimits
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotTable
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.rate_limits import RateLimits
 
 MOST = 67_108_864
 """The maximum number of bytes in flight in one process."""

@@ -23,19 +23,11 @@ from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
-from django_rmq.core.consumer.fetch_planner import (
-    POLL_SECONDS,
-    DuePoll,
-    FetchPlanner,
-    FetchReplies,
-    RoundTrips,
-    TimeoutReaper,
-)
+from django_rmq.core.consumer.fetch_planner import FetchPlanner, FetchReplies, RoundTrips
 from django_rmq.core.consumer.heartbeat import BackgroundThreads
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeoutExceeded,
-    HardTimeouts,
     LimitsChange,
     Mailbox,
     Own,
@@ -46,15 +38,16 @@ from django_rmq.core.consumer.mailbox import (
     Wake,
 )
 from django_rmq.core.consumer.shared_notes import SharedNotes
+from django_rmq.core.consumer.shutdown import HardTimeouts, IdleCheck, Shutdown
 from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slot_schedule import (
     ConsumedSlot,
     FencedSlots,
     SlotSchedule,
-    SlotState,
     SlotTable,
 )
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
+from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read_wakeup
@@ -74,8 +67,6 @@ class WorkerOptions:
     poll_seconds: float = POLL_SECONDS
     max_messages: int | None = None
     max_idle_time: float | None = None
-    swept: Iterable[Topic] = ()
-    """Topics that it does not serve, and perhaps no worker does; it only ends deliveries that time out there."""
 
 
 class AssignmentCallbacks(NamedTuple):
@@ -110,73 +101,6 @@ PLAIN = WorkerOptions()
 ALONE = AssignmentCallbacks()
 """No coordinator: the slots that were announced belong to this worker."""
 UNWATCHED = WorkerCallbacks()
-
-SETTLING_SECONDS = 0.05
-"""Seconds between two checks of a burst worker whether its set of slots is final."""
-
-
-class IdleCheck:
-    """Decides when a worker ends by itself: in a burst, or after its maximum idle time.
-
-    ``owns_all`` returns whether all slots assigned to this worker have been put into ``mailbox``.
-    """
-
-    def __init__(
-        self,
-        options: WorkerOptions,
-        in_flight: InFlight,
-        acks: AckQueue,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        owns_all: Callable[[], bool],
-        mailbox: Mailbox,
-    ) -> None:
-        self._options = options
-        self._in_flight = in_flight
-        self._acks = acks
-        self._table = table
-        self._schedule = schedule
-        self._owns_all = owns_all
-        self._mailbox = mailbox
-
-    def is_over(self) -> bool:
-        """Return whether the worker has nothing more to do."""
-        return self._is_idle() and ((self._options.burst and self._burst_is_over()) or self._idle_too_long())
-
-    def due(self, now: float) -> float:
-        """Return the monotonic time at which to ask ``is_over`` again."""
-        if self._in_flight.messages:
-            return float("inf")
-        due = now + SETTLING_SECONDS if self._options.burst else float("inf")
-        idle = self._options.max_idle_time
-        return due if idle is None else min(due, self._in_flight.last_work + idle)
-
-    def _is_idle(self) -> bool:
-        """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""
-        return not self._in_flight.messages and all(
-            slot.shut_until and not slot.away for slot, _ in self._acks.pending
-        )
-
-    def _idle_too_long(self) -> bool:
-        idle = self._options.max_idle_time
-        if idle is None or any(self._schedule.parked.values()):
-            return False
-        return time.monotonic() - self._in_flight.last_work >= idle
-
-    def _burst_is_over(self) -> bool:
-        if not self._owns_all():
-            return False
-        # Slots that were put into the mailbox before ``owns_all`` returned may not have been read yet.
-        self._mailbox.process_items()
-        return self._is_idle() and self._drained()
-
-    def _drained(self) -> bool:
-        now = self._schedule.clock.ms()
-        return not self._table.has_unacquired and all(
-            slot.due > now or slot.blocked_by or slot.state is SlotState.FENCED or not slot.is_owned
-            for slot in self._table.awake.values()
-        )
-
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -266,10 +190,6 @@ class MailboxHandlers:
         if not self._shutdown.begun:
             logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
         self._shutdown.begun = True
-
-
-UNCERTAIN_SECONDS = 5.0
-"""Seconds for which a stopping worker waits for Redis only to give back the deliveries of a lost reply."""
 
 
 class Dispatcher:
@@ -373,7 +293,6 @@ class Dispatcher:
             capacity=capacity,
             poll_seconds=options.poll_seconds,
         )
-        self._reaper = TimeoutReaper(broker, options.swept, self._complain)
         self._planner = planner = FetchPlanner(
             owner,
             pool=pool,
@@ -397,13 +316,24 @@ class Dispatcher:
         mailbox.on(Pushed, replies.pushed)
         self._round_trips = RoundTrips(broker, acks, planner, replies, capacity)
         self._idle_check = IdleCheck(
-            options,
-            in_flight=in_flight,
+            in_flight,
             acks=acks,
             table=table,
             schedule=schedule,
-            owns_all=ownership.settled,
             mailbox=mailbox,
+            owns_all=ownership.settled,
+            is_burst=options.burst,
+            max_idle_time=options.max_idle_time,
+        )
+        self._ending = Shutdown(
+            shutdown,
+            mailbox,
+            in_flight=in_flight,
+            acks=acks,
+            round_trips=self._round_trips,
+            acquirer=acquirer,
+            keep_alive=self._keep_alive,
+            timeout=options.shutdown_timeout,
         )
         self._handlers = MailboxHandlers(
             mailbox,
@@ -537,7 +467,6 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._due_poll.due:
             self._due_poll.poll()
-        self._reaper.sweep(now)
         self._router.refresh(now)
         return self._round_trips.make() or acquires
 
@@ -580,6 +509,10 @@ class Dispatcher:
 
     # --- the end
 
+    def _keep_alive(self) -> None:
+        self._callbacks.beat()
+        self._replacer.clear_dead()
+
     def _shut_down(self) -> None:
         """Let running listeners end, give back messages that have not begun, and settle everything."""
         self._shutdown.begun = True
@@ -588,52 +521,10 @@ class Dispatcher:
         self._ownership.leaving()
         for slot in self._table.lose_all():
             self._handlers.disown(slot)
-        while True:
-            self._callbacks.beat()
-            self._replacer.clear_dead()
-            is_refused = self._settle_rest()
-            spent = time.monotonic() - begun
-            if self._shutdown.is_over(self._in_flight.batches.values()):
-                # After a lost reply Redis may stay unavailable. Then its deliveries are left to their time-out.
-                is_certain = not (self._acquirer.unacquired or self._mailbox.has_pushes)
-                is_done = is_certain or spent > UNCERTAIN_SECONDS
-                if is_done and not self._acks.pending:
-                    # If Redis does not answer, the permits end with their lease.
-                    with contextlib.suppress(RmqError):
-                        self._capacity.limits.leave()
-                    return
-                # Redis answers and refuses some acknowledgements, so waiting for longer would not help.
-                if is_refused:
-                    break
-            if spent >= self._options.shutdown_timeout:
-                break
-            self._mailbox.read(min(0.1, self._options.shutdown_timeout - spent))
-        batches, unsettled = len(self._in_flight.batches), len(self._acks.pending)
-        if batches or unsettled:
-            self._shutdown.forced = True
-            logger.error(
-                "Shutdown: %d batches are still running and %d are not settled; their messages will time out",
-                batches,
-                unsettled,
-            )
-
-    def _settle_rest(self) -> bool:
-        """Send the remaining acknowledgements; return whether Redis has refused some of them."""
-        try:
-            self._round_trips.receive_rest()
-            self._acquire()
-            round_trip = self._round_trips.send(takes=False)
-            if round_trip is None:
-                return False
-            self._round_trips.receive(round_trip)
-            # What is pending else has to be sent once more, with names.
-            return any(
-                slot.shut_until for slot, _ in self._acks.pending
-            )  # rule: takes_what_needs_names_for_refused
-        except ServerTrouble as error:
-            self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
-            self._mailbox.read(0.1)
-            return False
+        if self._ending.settle(begun):
+            # If Redis does not answer, the permits end with their lease.
+            with contextlib.suppress(RmqError):
+                self._capacity.limits.leave()
 
     def _end_threads(self) -> None:
         self._mailbox.stop_listening()

@@ -1,16 +1,15 @@
-"""Fetching decides what a worker fetches next: the slots to prepare, the round trips, and the handling of the answers.
+"""The fetch planner decides which slots a worker fetches next, and how much; here are also the round trips and their answers.
 
-One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Sleeping slots are polled,
-because a wake-up may be lost (``DuePoll``). Time-outs in topics that the worker does not serve are ended
-(``TimeoutReaper``). What a send has pushed is received here, too. Passing the messages to executors is the part of
-``executor_pool``.
+One round trip acknowledges the deliveries that have ended, and prepares slots that are due. When a slot is due is decided by
+``slot_schedule``, and how much the worker can take by ``capacity``. What a send has pushed is received here, too. Passing the
+messages to executors is the part of ``executor_pool``.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -19,10 +18,10 @@ from operator import add
 from typing import NamedTuple
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
-from django_rmq.core.commands.script_call import Answer, Call
-from django_rmq.core.consumer.acks import AckCall, AckQueue, SentAcks, SlotErrors, concerns_all
+from django_rmq.core.commands import fetch
+from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
+from django_rmq.core.commands.script_call import Answer
+from django_rmq.core.consumer.acks import AckCall, AckQueue, SentAcks
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
@@ -33,166 +32,12 @@ from django_rmq.core.consumer.slot_schedule import (
     FetchState,
     SlotSchedule,
     SlotState,
-    SlotTable,
 )
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.replies import Delivery, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved
-
-POLL_SECONDS = 1.0
-"""Seconds between two slow polls: the delay after a foreign ZADD or a lost wake-up."""
-
-HEADS = 1024
-"""The number of slots asked for by one slow-poll script."""
-
-POLLED = 4 * HEADS
-"""The maximum number of slots asked by one slow poll. A worker with more of them asks for all within several
-polls."""
-
-Sleeping = tuple[int, ConsumedSlot | None]
-"""A slot, and its object if it has one."""
-
-
-class DuePoll:
-    """The slow poll: asks Redis when sleeping slots are due, because a wake-up may be lost and a plain ZADD sends none."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        slot_errors: SlotErrors,
-        acquirer: SlotAcquirer,
-        capacity: Capacity,
-        poll_seconds: float,
-    ) -> None:
-        self.due = 0.0
-        """Monotonic time of the next poll."""
-        self._broker = broker
-        self._table = table
-        self._schedule = schedule
-        self._slot_errors = slot_errors
-        self._acquirer = acquirer
-        self._capacity = capacity
-        self._poll_seconds = poll_seconds
-        self._round: Iterator[tuple[str, int, ConsumedSlot | None]] | None = None
-        """The slots that the slow poll has not yet asked in this round."""
-        self._hurries = False
-        """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
-        self._doubtful_rounds = 0
-        """For how many rounds it looks for pushes that this worker has never received."""
-
-    def hurry(self, *, lost_pushes: bool) -> None:
-        """Ask all slots soon, because wake-ups, and perhaps pushes, may have been lost."""
-        self.due, self._hurries, self._round = 0.0, True, None
-        if lost_pushes:
-            # At the first look the answer to a commit may be under way, and its slot seem to have a delivery.
-            self._doubtful_rounds = 2
-
-    def poll(self) -> None:
-        """Ask for the next due times of sleeping slots. Raises an error that concerns the whole server."""
-        before = uptime()
-        server = self._broker.now_ms()
-        self._schedule.clock.note(before, server, uptime())
-        blocked = list(self._table.blocked)
-        pipeline = self._broker.pipeline()
-        parts = self._parts(server)
-        answers = [
-            pipeline.add(inspect.heads(self._table.topics[name], [number for number, _ in part]))
-            for name, part in parts
-        ]
-        # Nothing is prepared in these until a listener returns, so nothing else would time out their
-        # messages.
-        timed_out = [pipeline.add(ack.time_out(slot.topic, slot.number)) for slot in blocked]
-        pipeline.execute()
-        untaken: list[ConsumedSlot] = []
-        trouble: ServerTrouble | None = None
-        for (name, part), answer in zip(parts, answers, strict=True):
-            heads = answer.result()
-            if isinstance(heads, RmqError):
-                self._slot_errors.complain("heads", "The slow poll failed: %s", heads)
-                trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
-                continue
-            untaken += self._wake(name, part, heads, server)
-        for slot, ended in zip(blocked, timed_out, strict=True):
-            error = ended.result()
-            if isinstance(error, RmqError):
-                trouble = self._slot_errors.of(slot, error) or trouble
-        if untaken:
-            # The coordinator may be unavailable. If nobody takes from a slot for the length of a time-out, this worker acquires
-            # it again.
-            for slot in self._acquirer.fenced_slots.left_alone(untaken):
-                self._acquirer.acquire_fenced(slot)
-        if trouble is not None:
-            raise trouble
-        if self._round is None:
-            self._doubtful_rounds = max(0, self._doubtful_rounds - 1)
-        self._hurries &= self._round is not None
-        self.due = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
-
-    def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
-        """Return the slots to ask, in groups of the size of one script."""
-        by_topic: defaultdict[str, list[Sleeping]] = defaultdict(list)
-        for name, number, slot in self._next(server):
-            by_topic[name].append((number, slot))
-        return [
-            (name, slots[start : start + HEADS])
-            for name, slots in by_topic.items()
-            for start in range(0, len(slots), HEADS)
-        ]
-
-    def _wake(
-        self, name: str, part: list[Sleeping], heads: Sequence[float | None], server: float
-    ) -> list[ConsumedSlot]:
-        """Make slots ready in which a message is due earlier than known; return the fenced slots that have messages due."""
-        untaken: list[ConsumedSlot] = []
-        for (number, known), due in zip(part, heads, strict=True):
-            slot = known
-            if slot is None:
-                slot = self._table.get(name, number) if due is not None else None
-            if slot is None:
-                continue
-            if slot.state is SlotState.FENCED:
-                if due is not None and due <= server:
-                    untaken.append(slot)
-                else:
-                    slot.untaken_since = None
-            elif self._doubtful_rounds and due is not None and due > server and self._seems_idle(slot):
-                # Something may be in flight there that this worker has never received.
-                self._acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
-            elif due is not None and due < slot.due:
-                # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
-                self._schedule.ready(slot)
-        return untaken
-
-    def _seems_idle(self, slot: ConsumedSlot) -> bool:
-        """Return whether sends may push messages of a slot, and this worker knows of none in flight there."""
-        is_quiet = slot.state is SlotState.ACQUIRED and slot.fetch is FetchState.IDLE and not slot.batches
-        return is_quiet and slot.topic.name in self._capacity.pushed_topics
-
-    def _next(self, server: float) -> list[tuple[str, int, ConsumedSlot | None]]:
-        """Return the next sleeping slots; all of them come in turn."""
-        if self._round is None or len(self._table) <= POLLED:
-            self._round = self._table.round()
-        sleeping = (
-            (topic, number, slot)
-            for topic, number, slot in self._round
-            if slot is None or _is_polled(slot, server)
-        )
-        polled = list(islice(sleeping, POLLED))
-        if len(polled) < POLLED or len(self._table) <= POLLED:
-            self._round = None
-        return polled
-
-
-def _is_polled(slot: ConsumedSlot, server: float) -> bool:
-    """Return whether the slow poll asks for a slot that has a record; ``server`` is the time of Redis in ms."""
-    if slot.blocked_by is not None:
-        return False
-    return slot.state is SlotState.FENCED or (slot.state is SlotState.ACQUIRED and slot.due > server)
-
 
 MESSAGES_IN_FLIGHT = 20_000
 """The maximum number of messages in flight in one process."""
@@ -699,54 +544,3 @@ class FetchReplies:
             "load the current definition"
         )
         self._shutdown.begun = True
-
-
-SWEEP_SECONDS = 10.0
-"""Seconds between two checks for time-outs in topics that this worker does not serve."""
-
-TURN_SECONDS = 0.25
-"""Maximum seconds for which one turn sweeps: the claim of a dead Spark query comes back in many steps."""
-
-STEPS = 8
-"""The number of slots that one round trip sweeps: Redis serves no other client between its calls."""
-
-
-class TimeoutReaper:
-    """Ends deliveries and claims that have timed out in ``topics``, which this worker does not serve, and perhaps none does."""
-
-    def __init__(self, broker: Broker, topics: Iterable[Topic], complain: LogThrottle) -> None:
-        self._broker = broker
-        self._topics = list(topics)
-        self._complain = complain
-        self._due = 0.0
-
-    def sweep(self, now: float) -> None:
-        """End deliveries and claims that have timed out in slots from which this worker does not take, if it is time to."""
-        if not self._topics or now < self._due:
-            return
-        server = self._broker.now_ms()
-        parts = [
-            (topic, range(first, min(first + HEADS, topic.slots)))
-            for topic in self._topics
-            for first in range(0, topic.slots, HEADS)
-        ]
-        looks = [inspect.heads(topic, slots, upkeep=True) for topic, slots in parts]
-        late: deque[Call[int]] = deque()
-        for (topic, slots), heads in zip(parts, run_all(self._broker, looks), strict=True):
-            if isinstance(heads, RmqError):
-                self._complain("sweep", "Cannot look for timed-out deliveries: %s", heads)
-                continue
-            over = (
-                number for number, due in zip(slots, heads, strict=True) if due is not None and due <= server
-            )
-            late += [ack.time_out(topic, number) for number in over]
-        until = time.monotonic() + TURN_SECONDS
-        while late and time.monotonic() < until:
-            steps = [late.popleft() for _ in range(min(STEPS, len(late)))]
-            for call, answer in zip(steps, run_all(self._broker, steps), strict=True):
-                if isinstance(answer, RmqError):
-                    self._complain("sweep", "Cannot end timed-out deliveries: %s", answer)
-                elif answer:
-                    # One script ends a bounded number of deliveries, so there may be more.
-                    late.append(call)
-        self._due = time.monotonic() + (0.0 if late else SWEEP_SECONDS)

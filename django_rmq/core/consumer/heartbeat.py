@@ -2,7 +2,7 @@
 
 It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
 that run too long, and their batches are not extended. In its answer to an extension, Redis reports which messages were cancelled
-meanwhile. Here is also who starts and ends this thread and the subscriber to wake-ups (``mailbox``).
+meanwhile. Here is also who starts and ends this thread and the subscriber to wake-ups (``wakeups``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from django_rmq.core.consumer.mailbox import (
     HardTimeoutExceeded,
     Mailbox,
     MaxRuntimeExceeded,
-    WakeupSubscriber,
 )
+from django_rmq.core.consumer.wakeups import WakeupSubscriber
 from django_rmq.core.consumer.watchdog import CallWatch, ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic

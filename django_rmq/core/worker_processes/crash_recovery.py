@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from django_rmq.core.commands import ack, fetch, inspect
+from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import all_held
 from django_rmq.core.consumer.failures import ran_too_long
@@ -19,6 +19,7 @@ from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.timeout_reaper import time_outs
 from django_rmq.core.worker_processes.exit_codes import HARD_TIMEOUT_EXCEEDED
 from django_rmq.exceptions import RmqError
 
@@ -27,9 +28,6 @@ SETTLE_SECONDS = 3.0
 
 _AT_ONCE = 64
 """The number of slots asked in one round trip for the deliveries of the dead worker."""
-
-_LOOKED_AT = 1024
-"""The number of slots asked in one round trip whether anything is in flight there."""
 
 DIED = "the process that ran it died"
 """The error of a delivery that ends as failed because its process died."""
@@ -90,12 +88,10 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> Recov
 def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
     """Yield the slots in which anything is in flight, in groups, until ``end`` by the monotonic clock."""
     occupied: list[int] = []
-    for first in range(0, topic.slots, _LOOKED_AT):
-        if time.monotonic() > end:
-            return
-        slots = range(first, min(first + _LOOKED_AT, topic.slots))
-        heads = broker.run(inspect.heads(topic, slots, upkeep=True))
-        occupied += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
+    for _, part in time_outs(broker, [topic]):
+        if isinstance(part, RmqError):
+            raise part
+        occupied += [slot for slot, _ in part]
         while len(occupied) >= _AT_ONCE:
             if time.monotonic() > end:
                 return

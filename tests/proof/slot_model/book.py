@@ -110,8 +110,7 @@ class Book:
         def turn(x: Item) -> Item:
             return x._replace(age=min(x.age + 1, self.too_old)) if x.phase == WAITING else x
 
-        w: Worker = self.workers.values_[self._each(worker, None, turn)]
-        return self.workers[w._replace(lost=w.lost and min(w.lost + 1, 1 + self.too_old))]
+        return self._each(worker, None, turn)
 
     @remembered
     def excused(self, worker: int, member: int) -> int:
@@ -128,7 +127,7 @@ class Book:
         return self.workers[w._replace(hand=(*w.hand[:member], item, *w.hand[member + 1 :]))]
 
     @remembered
-    def with_lost(self, worker: int, lost: int) -> int:
+    def with_lost(self, worker: int, lost: bool) -> int:
         return self.workers[self.workers.values_[worker]._replace(lost=lost)]
 
     @remembered

@@ -47,7 +47,7 @@ class Rules:
     gate: bool = True  # off: whoever asks may take while another owner's deliveries are open
     fence: bool = True  # off: a prepare with an old epoch is served
     held: bool = True  # off: after a lost reply the worker simply prepares again
-    held_keeps_age: bool = True  # off: the answer of `list_held` counts as a fresh confirmation
+    held_is_extended: bool = True  # off: the answer of `list_held` counts as a fresh confirmation
     skip_in_flight: bool = True  # off: prepare takes a member that Prepare holds already
     supersede: bool = True  # off: a send that meets a waiting retry merges into it
     marks: bool = True  # off: a person's remove or bury leaves no mark on what is in flight

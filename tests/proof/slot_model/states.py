@@ -47,7 +47,7 @@ class Worker(NamedTuple):
 
     running: tuple[int, Item] | None = None  # a member and its delivery, until the listener returned
     hand: tuple[Item | None, ...] = ()
-    lost: int = 0  # 0, or 1 + ticks since the prepare whose reply did not come
+    lost: bool = False  # whether a reply to its prepare, or a push, did not come: it asks what it holds
 
 
 class Late(NamedTuple):

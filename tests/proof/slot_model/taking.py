@@ -99,7 +99,7 @@ def pushed(book: Book, s: State, gone: State, late: Late) -> Iterator[Step]:
     if book.slots.values_[s[-1]].lost:
         u = book.with_(gone, n + 2, book.spent(gone[-1], "lost"))
         if book.rules.held and book.rules.push_is_missed:
-            u = book.with_(u, n + j, book.with_lost(u[n + j], 1 + age))
+            u = book.with_(u, n + j, book.with_lost(u[n + j], True))
         orphan = None if book.rules.push_is_missed or not late.current else "ORPHAN"
         yield ("push lost", j, i), u, orphan, False
     if w.hand[i] is not None or (w.running and w.running[0] == i) or w.lost:
@@ -120,10 +120,11 @@ def recover(book: Book, s: State, slot: Slot, j: int, w: Worker) -> Iterator[Ste
             mine = [w.hand[i], w.running[1] if w.running and w.running[0] == i else None]
             if record is None or any(x and x.current for x in mine):
                 continue
-            age = w.lost - 1 if book.rules.held_keeps_age else 0
+            # Nobody knows when its time-out began, so it is extended before it starts.
+            age = book.too_old if book.rules.held_is_extended else 0
             number = book.holding(number, i, Item(WAITING, age, True, record.covers, record.jumped))
     t = book.with_(s, n + 2, book.acquired(s[-1], j))
-    yield ("recover", j), book.with_(t, n + j, book.with_lost(number, 0)), None, True
+    yield ("recover", j), book.with_(t, n + j, book.with_lost(number, False)), None, True
 
 
 def gate_is_open(book: Book, s: State, slot: Slot, j: int) -> bool:
@@ -149,7 +150,7 @@ def taken(book: Book, s: State, i: int, member: int, j: int) -> State:
 def awaiting(book: Book, s: State, j: int) -> State:
     if not (book.budget.serial and book.rules.held):
         return s
-    return book.with_(s, book.n + j, book.with_lost(s[book.n + j], 1))
+    return book.with_(s, book.n + j, book.with_lost(s[book.n + j], True))
 
 
 def arriving(book: Book, s: State, slot: Slot, late: Late) -> Iterator[Step]:

@@ -72,7 +72,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _expiry.has_expired
 -- include: _expiry.end_expired
 -- include: _claims
--- include: _delivery_end.time_out_due
+-- include: _time_outs
 -- include: _retries.promote_due
 -- include: _undrained.note_undrained
 -- include: _scores.latest_due

@@ -118,7 +118,7 @@ if in_flight > 0 or rests or claimed then
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _claims
--- include: _delivery_end.time_out_due
+-- include: _time_outs
 -- include: _retries.promote_due
   local share = math.min(limit, 400)
   local timed_out = time_out_due(share) -- rule: no_upkeep

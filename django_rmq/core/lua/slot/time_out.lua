@@ -55,7 +55,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _claims
--- include: _delivery_end.time_out_due
+-- include: _time_outs
 -- include: _undrained.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: time_out_needs_memory

@@ -41,8 +41,8 @@ from benchmarks.harness import (
     write,
 )
 from django_rmq.core.commands import inspect
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.spark.java import open_session
 from tests.support.embedded_redis import EmbeddedRedis, start_redis

@@ -20,8 +20,8 @@ from django_rmq.core.commands import ack, fetch
 from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.model.body_codec import encode_json
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.clients import Pool

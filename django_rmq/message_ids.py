@@ -24,11 +24,11 @@ from django.utils.translation import gettext as _
 from django_rmq import connections
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.replies import Area, LocateReply
 from django_rmq.core.model.status import QUEUES
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import InvalidMessage, InvalidRequest
 from django_rmq.opaque_ids import LONGEST_PLAIN, from_base64url, sealed_id, unsealed_digest
 

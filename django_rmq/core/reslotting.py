@@ -26,9 +26,10 @@ from django_rmq.core.commands import ack, inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
-from django_rmq.core.model.keys import check_slots, slot_of
+from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Death, Entry, Handover, ReslotProgress
 from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.topic_registration import messages_held
 from django_rmq.exceptions import ConfigurationError, LostRace
 

@@ -22,11 +22,10 @@ from django_rmq.core.commands import inspect, operate
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.option_checks import check_fixed_time, check_priority, check_stored_basis
-from django_rmq.core.producer.placement import basis_of_field, instant_ms, score_at_once
+from django_rmq.core.producer.placement import basis_of_field, instant_ms, score_at_once, slot_of
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id

@@ -14,10 +14,10 @@ from django_rmq.core.commands import claims, inspect, operate, send
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.model.envelope import stored_basis
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.replies import RECORDS, Entry
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 from django_rmq.operations.bulk import STEP_BYTES

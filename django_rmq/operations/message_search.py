@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import run_all
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, RmqError
 from django_rmq.message_ids import MessageIdentity, id_of, identify
 from django_rmq.operations.authorization import Permission, sees_stored

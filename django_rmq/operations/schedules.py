@@ -23,11 +23,10 @@ from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import new_origin
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
 from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import TopicType
-from django_rmq.core.producer.placement import basis_of
+from django_rmq.core.producer.placement import basis_of, slot_of
 from django_rmq.core.schedules import stepper
 from django_rmq.core.schedules.tick_times import last_tick
 from django_rmq.exceptions import (

@@ -22,7 +22,7 @@ from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.replies import Death, Entry
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import Outgoing, score_at_once
+from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.topic_registration import Difference
 from django_rmq.durations import duration_text
@@ -506,7 +506,7 @@ def _placed(
     else:
         score = int(entry.score)
     crc = zlib.crc32(basis)
-    return Outgoing(target, crc & (target.slots - 1), entry.member, score, envelope, crc=crc)
+    return Outgoing(target, slot_of_crc(crc, target.slots), entry.member, score, envelope, crc=crc)
 
 
 def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:

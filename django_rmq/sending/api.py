@@ -30,7 +30,15 @@ from django_rmq.core.model.send_results import STORED, Durability, SendResult, S
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.bulk_send import takes_bodies
 from django_rmq.core.producer.option_checks import check_durability, option_of
-from django_rmq.core.producer.placement import OPTIONS, Outgoing, Send, SendOptions, in_milliseconds
+from django_rmq.core.producer.placement import (
+    OPTIONS,
+    Outgoing,
+    Send,
+    SendOptions,
+    in_milliseconds,
+    slot_of,
+    slot_of_crc,
+)
 from django_rmq.core.producer.producer import Producer, found_nothing
 from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
 from django_rmq.durations import Duration
@@ -321,7 +329,7 @@ def _outgoing_at(topic: Topic, at: MessageIdentity) -> Outgoing:
 
 
 def _is_placed_by_member(topic: Topic, at: MessageIdentity) -> bool:
-    return crc32(at.member or b"") & (topic.slots - 1) == at.slot
+    return slot_of(at.member or b"", topic.slots) == at.slot
 
 
 class _NoOthers(TypedDict):
@@ -628,12 +636,12 @@ def _named_by(
 def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
     """Raise ``InvalidMessage`` if a message would not be sent to the slot of its id, whatever slots its topic had."""
     crc, topic = outgoing.crc or 0, outgoing.topic
-    if crc & (topic.slots - 1) == identity.slot:
+    if slot_of_crc(crc, topic.slots) == identity.slot:
         return
     # The id may be older than a re-slotting, so every slot count that the topic has had is tried.
     definition = connections.get_broker().definitions().get(topic.name)
     counts = (*slot_counts(definition), *former_slot_counts(definition)) if definition else (topic.slots,)
-    if not any(crc & (count - 1) == identity.slot for count in counts):
+    if not any(slot_of_crc(crc, count) == identity.slot for count in counts):
         raise InvalidMessage(
             f"the message of this id is in slot {identity.slot}, and this one belongs into slot {outgoing.slot}: pass the "
             "slot_basis= of its send"

@@ -280,6 +280,7 @@ def groups(
     rows: ArrowRows, slots: int, range_ms: int | None = None, due: int | None = None
 ) -> Iterator[SlotRows]:
     """Yield the calls that send ``rows``. ``range_ms``: of the topic. ``due``: the score of all, if they have none."""
+    # The same as ``placement.slot_of``, for all rows at once.
     crcs = pa.array(list(map(crc32, rows.bases or rows.members)), pa.uint32())
     placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32())).cast(pa.int64())
     ranges, codes = [range_ms], placed

@@ -20,9 +20,9 @@ from django_rmq.core.commands import inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.inspect import walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import CopyReply, DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.tasks.frameworks import Framework
 from django_rmq.tasks.frameworks import framework as framework_of
 from django_rmq.tasks.jobs import Job

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 

@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 from django_rmq.core.model.body_codec import encode_json
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from tests.e2e.processes import Happened, Start, is_gone, named
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, live, send

@@ -30,10 +30,10 @@ from django_rmq.admin.views.page import so_far
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id as id_of
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
 from tests.support.brokers import Broker

@@ -26,10 +26,11 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import background_actions_key, slot_of
+from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.worker_report import RunningCall
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import Deliveries

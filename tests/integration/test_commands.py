@@ -28,8 +28,9 @@ from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import slot_keys, slot_of, worker_keys
+from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.opaque_ids import sealed_id
 from tests.support.brokers import Broker

@@ -19,8 +19,8 @@ from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.model.body_codec import decode_body, encode_json
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Delivery
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import Reject
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project import settings as shop

@@ -25,9 +25,9 @@ from django_rmq import connections, message_ids
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Filter, MessageCopy, Operations, Permission

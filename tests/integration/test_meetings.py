@@ -18,9 +18,9 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, claims, fetch, inspect, operate, ticks
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable

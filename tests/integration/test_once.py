@@ -37,8 +37,8 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.consumer import invoke
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations

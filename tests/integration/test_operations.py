@@ -26,11 +26,12 @@ from django_rmq.core.coordination import Worker as WorkerRecord
 from django_rmq.core.coordination.assignment_storage import write_record
 from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
-from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.model.worker_report import RunningCall
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import (
     InvalidMessage,
     InvalidRequest,

@@ -24,8 +24,8 @@ from django_rmq.connections import get_broker
 from django_rmq.core import reslotting
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
 from django_rmq.message_ids import identify_for_program

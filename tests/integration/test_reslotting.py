@@ -15,9 +15,9 @@ from django_rmq.core import reslotting
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Death, Failure
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.reslotting import DrainProgress
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable

@@ -39,7 +39,7 @@ from django_rmq import (
     signals,
 )
 from django_rmq.conf import get_config
-from django_rmq.core.model.keys import slot_of
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.round_trips import ROUND_TRIP
 from django_rmq.core.reslotting import begin, finish, move
 from django_rmq.sending import on_commit

@@ -17,9 +17,9 @@ from django_rmq.conf import get_config
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.acks import PendingAcks
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import Reject
 from django_rmq.observability import announcements
 from django_rmq.operations import Actor, Operations

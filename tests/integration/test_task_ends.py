@@ -22,8 +22,8 @@ from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.keys import slot_of
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.tasks import backend, execution, frameworks, record_writer, records
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain

@@ -20,8 +20,9 @@ from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
 from django_rmq.core.commands import fetch, inspect, stored_results
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import frameworks

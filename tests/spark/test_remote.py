@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_rmq.core.model.keys import slot_of
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.spark.java import spark_jars
 from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 from tests.spark.conftest import Start, end, topic

@@ -15,11 +15,11 @@ import pytest
 
 from django_rmq.core.commands.send import takes_scattered
 from django_rmq.core.model.envelope import Envelope, basis_bytes, decode_envelope
-from django_rmq.core.model.keys import slot_keys, slot_of
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing, instant_ms
+from django_rmq.core.producer.placement import Outgoing, instant_ms, slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.producer.round_trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.exceptions import (

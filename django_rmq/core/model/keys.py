@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
@@ -213,14 +212,6 @@ def read_store_key(store: bytes, prefix: str) -> tuple[str, int]:
     """Return the topic and the slot of the Store with this key. Raises ``ValueError`` if it is none under ``prefix``."""
     name, _, slot = store.decode().removeprefix(prefix).rpartition("_")
     return name, int(slot)
-
-
-def slot_of(basis: bytes, slots: int) -> int:
-    """Return the slot of a message: CRC-32 of its slot basis (or member), modulo the slot count.
-
-    The CRC is that of ``java.util.zip.CRC32`` (article, section Producer).
-    """
-    return zlib.crc32(basis) % slots
 
 
 def check_topic_name(name: object) -> str:

@@ -83,7 +83,7 @@ class BulkSend:
                 bases = self._bases[start:end]
             elif (line := line_basis(present)) is not None:
                 bases = [line] * len(members)
-            # The same as keys.slot_of without a call for each message; a slot count is a power of two.
+            # The same as ``slot_of``, without a call for each message.
             crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
             groups = list(_by_slot(slots, members, envelopes))

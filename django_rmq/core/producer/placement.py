@@ -1,6 +1,8 @@
 """The placement of a message: its slot, its member, its score and its envelope, also while its topic is re-slotted.
 
-It computes everything that a send stores, and contacts no server: ``producer`` sends. The options are checked by ``validation``.
+It computes everything that a send stores, and contacts no server: ``producer`` sends. The options are checked by
+``option_checks``. The rule by which a message has its slot is ``slot_of``: nowhere else is it written, except where it is
+computed for many messages at once.
 """
 
 from __future__ import annotations
@@ -151,6 +153,19 @@ OPTIONS = dict.fromkeys(one.name for one in fields(Send) if one.name != "body")
 """The names of the options of a message, in order."""
 
 
+def slot_of(basis: bytes, slots: int) -> int:
+    """Return the slot of a message: CRC-32 of its slot basis (or member), modulo the slot count.
+
+    The CRC is that of ``java.util.zip.CRC32`` (article, section Producer).
+    """
+    return slot_of_crc(crc32(basis), slots)
+
+
+def slot_of_crc(crc: int, slots: int) -> int:
+    """Return the slot for the CRC of a slot basis. A slot count is a power of two."""
+    return crc & (slots - 1)
+
+
 class Outgoing(NamedTuple):
     """A validated message, ready for its slot."""
 
@@ -174,7 +189,7 @@ class Outgoing(NamedTuple):
     def placed(self, topic: Topic) -> Outgoing:
         """Return the message as ``topic`` places it; the topic may have another slot count."""
         crc = self.slot if self.crc is None else self.crc
-        return self._replace(topic=topic, slot=crc & (topic.slots - 1))
+        return self._replace(topic=topic, slot=slot_of_crc(crc, topic.slots))
 
 
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
@@ -212,7 +227,7 @@ class Placement:
         """Return a message in the slot of its basis; without a basis, in the slot of its member."""
         present = self.present(topic)
         crc = crc32(member if basis is None else basis)
-        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
+        return Outgoing(present, slot_of_crc(crc, present.slots), member, score, envelope, "send", crc)
 
     def present(self, topic: Topic, attempt: int = 0) -> Topic:
         """Return ``topic`` with the slot count to try: the first, or the next one if a slot refused it."""

@@ -21,7 +21,7 @@ from django_rmq.core.model.schedule import ScheduleRecord, instant_text, local_t
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.option_checks import check_stored_basis
-from django_rmq.core.producer.placement import Outgoing, basis_of
+from django_rmq.core.producer.placement import Outgoing, basis_of, slot_of_crc
 from django_rmq.core.schedules.tick_times import local_time, next_instant, next_tick
 from django_rmq.exceptions import (
     CallerError,
@@ -153,7 +153,7 @@ class Stepper:
         """Return the slots that may have been given a tick, those of earlier slot counts first."""
         registered = self._broker.definitions().of(topic.name)
         counts = [*former_slot_counts(registered), *slot_counts(registered)] if registered else [topic.slots]
-        return [(replace(topic, slots=count), crc & (count - 1)) for count in dict.fromkeys(counts)]
+        return [(replace(topic, slots=count), slot_of_crc(crc, count)) for count in dict.fromkeys(counts)]
 
     def _write(self, record: ScheduleRecord) -> bool:
         """Write the planned tick into its slot; return whether it is there."""
@@ -232,8 +232,7 @@ def message(
         origin=origin if topic.origin else None,
     )
     crc = crc32(member if basis is None else basis)
-    slot = crc & (topic.slots - 1)
-    return Outgoing(topic, slot, member, score, encode_envelope(envelope), crc=crc)
+    return Outgoing(topic, slot_of_crc(crc, topic.slots), member, score, encode_envelope(envelope), crc=crc)
 
 
 def next_run(record: ScheduleRecord, now_ms: int) -> int | None:

@@ -132,7 +132,7 @@ def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]
     from django_rmq.conf import get_config
     from django_rmq.core.model.body_codec import encode_body
     from django_rmq.core.model.envelope import Envelope, encode_envelope
-    from django_rmq.core.model.keys import slot_of
+    from django_rmq.core.producer.placement import slot_of
     from django_rmq.core.topic_registration import register_topics
     from tests.support.brokers import get_broker
 

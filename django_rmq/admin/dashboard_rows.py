@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from django_rmq.admin.charts import Recent, Trends
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import TopicStats
-from django_rmq.operations.health import USUAL_LIMITS
+from django_rmq.operations.health import runs_too_long
 from django_rmq.operations.measurements import Depth
 
 LONG_SECONDS = 60.0
@@ -63,7 +63,7 @@ class DashboardRow:
     @property
     def runs_too_long(self) -> bool:
         """Whether its listener may hang."""
-        return (self.running_seconds or 0) > (USUAL_LIMITS.max_running or 0)
+        return runs_too_long(self.running_seconds or 0)
 
     @property
     def has_ages(self) -> bool:

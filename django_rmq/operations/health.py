@@ -148,6 +148,11 @@ class Finding:
         return self.severity < Severity.BAD
 
     @property
+    def needs_attention(self) -> bool:
+        """Whether a person should look at it. What a person has done on purpose needs no attention."""
+        return self.severity > Severity.OK and not self.is_intended
+
+    @property
     def check(self) -> Check:
         """Where people see more about it."""
         return CHECKS[self.name]
@@ -407,6 +412,11 @@ def _check_outbox(
         yield _ok("outbox", "it is empty")
 
 
+def is_old_in_outbox(seconds: float) -> bool:
+    """Return whether a message has been in the outbox for longer than is usual."""
+    return _is_beyond(seconds, USUAL_LIMITS.max_outbox_age)
+
+
 def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
     """Find how long the oldest message of a topic has been in the outbox, and whether any was refused."""
     age = (one.oldest_ms or 0) / 1000
@@ -427,6 +437,11 @@ def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
         )
         severity = max(severity, Severity.NOTE)
     return Finding("outbox", one.topic, severity, text, age)
+
+
+def is_schedule_late(one: ScheduleStats) -> bool:
+    """Return whether a schedule is later than is usual."""
+    return _is_beyond(one.late_ms / 1000, USUAL_LIMITS.max_schedule_lateness)
 
 
 def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
@@ -464,6 +479,23 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
     return Finding("schedule", one.topic, severity, text, late, is_intended)
 
 
+def is_late(one: TopicStats) -> bool:
+    """Return whether messages of a topic have been due for longer than is usual."""
+    age, usual = _age_of(one)
+    return _is_beyond(age, usual)
+
+
+def _age_of(one: TopicStats) -> tuple[float, float | None]:
+    """Return how long the oldest message of a topic has been due, or a slot not been empty, and what is usual (seconds)."""
+    usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
+    return (one.age_ms or one.undrained_ms or 0) / 1000, usual
+
+
+def runs_too_long(seconds: float) -> bool:
+    """Return whether a delivery has run for longer than is usual, so that its listener may hang."""
+    return _is_beyond(seconds, USUAL_LIMITS.max_running)
+
+
 def judge_topic(
     one: TopicStats, limits: HealthThresholds, least: Severity = Severity.OK
 ) -> Iterator[Finding]:
@@ -488,8 +520,7 @@ def judge_topic(
     waits = (one.unowned_ms or 0) / 1000
     if waits > USUAL_UNOWNED:
         yield Finding("unowned", name, Severity.NOTE, _unowned_text(one, waits, part), one.unowned_due)
-    age = (one.age_ms or one.undrained_ms or 0) / 1000
-    usual = USUAL_UNDRAINED if one.topic.is_priority else USUAL_LIMITS.max_age
+    age, usual = _age_of(one)
     severity = _severity(age, limits.max_age, usual, limits.lateness)
     if one.is_paused:
         # A person has paused the topic on purpose, and the alerts do not report its lateness either.
@@ -563,7 +594,11 @@ def _severity(value: float, limit: float | None, usual: float | None, beyond_usu
     """Return how bad a value is: bad above a chosen limit; without one, ``beyond_usual`` above the usual limit."""
     if limit is not None:
         return Severity.BAD if value > limit else Severity.OK
-    return beyond_usual if usual is not None and value > usual else Severity.OK
+    return beyond_usual if _is_beyond(value, usual) else Severity.OK
+
+
+def _is_beyond(value: float, usual: float | None) -> bool:
+    return usual is not None and value > usual
 
 
 def _ok(name: str, text: str, topic: str = "") -> Finding:

@@ -16,14 +16,12 @@ from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardTotals, row_of
 from django_rmq.admin.labels import state_label
 from django_rmq.admin.views.findings_panel import findings_panel
-from django_rmq.admin.views.outbox_views import is_old_in_outbox
 from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
 from django_rmq.admin.views.page import number as number_of
-from django_rmq.admin.views.schedule_views import needs_attention
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
-from django_rmq.operations.health import USUAL_LIMITS, USUAL_UNDRAINED
+from django_rmq.operations.health import DEFAULT_THRESHOLDS, is_late, is_old_in_outbox, judge_schedule
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -38,12 +36,6 @@ PINNED_COOKIE = "rmq_pinned"
 MOST_PINNED = 30
 
 COOKIE_SECONDS = 365 * 86_400
-
-
-def is_late(one: TopicStats) -> bool:
-    """Return whether messages of a topic have been due for longer than is usual."""
-    age, undrained = (one.age_ms or 0) / 1000, (one.undrained_ms or 0) / 1000
-    return age > (USUAL_LIMITS.max_age or 0) or undrained > USUAL_UNDRAINED
 
 
 _FILTERS: dict[str, Callable[[TopicStats], bool]] = {
@@ -151,7 +143,9 @@ def _outbox_link(operations: Operations, url: str) -> Link:
 def _schedules_link(operations: Operations, url: str) -> Link:
     """Return the way to the schedules, with the number of those that need somebody's attention."""
     try:
-        wrong = sum(needs_attention(one) for one in operations.shared_schedules())
+        wrong = sum(
+            judge_schedule(one, DEFAULT_THRESHOLDS).needs_attention for one in operations.shared_schedules()
+        )
     except RmqError:
         return Link(_("Schedules"), url, _("unreadable"), True)
     note = ngettext("%(count)s needs attention", "%(count)s need attention", wrong) % {"count": number(wrong)}

@@ -41,7 +41,7 @@ class FindingLine:
     url: str
     """The page that explains it, or where it is repaired; empty if there is none."""
     is_alarm: bool
-    """Whether it needs attention. What a person has done on purpose does not."""
+    """Whether it needs attention."""
     others: tuple[FindingLine, ...] = ()
     """The findings that the sentence counts, so that a person can open them."""
 
@@ -68,14 +68,14 @@ def findings_panel(pages: Pages, health: Health) -> FindingsPanel:
         lines += [_line(pages, one) for one in alike[:SHOWN]]
         if others := alike[SHOWN:]:
             lines.append(_counted(pages, others))
-    count = sum(not one.is_intended for one in findings)
+    count = sum(one.needs_attention for one in findings)
     return FindingsPanel(
         lines, count, static(f"django_rmq/findings-{min(count, MOST_COUNTED + 1)}.svg") if count else ""
     )
 
 
 def _line(pages: Pages, one: Finding) -> FindingLine:
-    return FindingLine(one.topic, visible(one.text), _url(pages, one), not one.is_intended)
+    return FindingLine(one.topic, visible(one.text), _url(pages, one), one.needs_attention)
 
 
 def _counted(pages: Pages, others: list[Finding]) -> FindingLine:

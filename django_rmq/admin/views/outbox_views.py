@@ -15,7 +15,7 @@ from django_rmq.admin.body_display import summary, visible
 from django_rmq.admin.views.page import PageAddresses, Pages, page, show_outcomes
 from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import Operations, OutboxRow, Permission
-from django_rmq.operations.health import USUAL_LIMITS
+from django_rmq.operations.health import is_old_in_outbox
 
 ROWS_SHOWN = 100
 """The number of rows on the page: the oldest."""
@@ -124,8 +124,3 @@ def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, obj
         "action": ACTIONS.get(one.act, one.act),
         "url": "" if topic is None else pages.url("change", quote(one.topic)),
     }
-
-
-def is_old_in_outbox(seconds: float) -> bool:
-    """Return whether a message has been in the outbox for longer than is usual."""
-    return seconds > (USUAL_LIMITS.max_outbox_age or 0)

@@ -15,7 +15,7 @@ from django_rmq.admin.views.page import Banner, PageAddresses, Pages, page, show
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
 from django_rmq.operations import Operations, Permission, ScheduleStats
-from django_rmq.operations.health import USUAL_LIMITS
+from django_rmq.operations.health import is_schedule_late
 
 CATCH_UPS = {"none": gettext_lazy("none"), "last": gettext_lazy("the last one"), "all": gettext_lazy("all")}
 
@@ -130,19 +130,9 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "timing": visible(timing_text(one.schedule)),
         "catch_up": CATCH_UPS.get(one.schedule.catch_up, one.schedule.catch_up),
         "declared": visible(timing_text(one.declared)) if one.override else "",
-        "is_late": is_late(one),
+        "is_late": is_schedule_late(one),
         "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "problem": visible(one.problem),
         "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
         "edit_url": pages.url("schedule", quote(one.name)),
     }
-
-
-def is_late(one: ScheduleStats) -> bool:
-    """Return whether a schedule is later than is usual."""
-    return one.late_ms / 1000 > (USUAL_LIMITS.max_schedule_lateness or 0)
-
-
-def needs_attention(one: ScheduleStats) -> bool:
-    """Return whether the last run of a schedule died, or the next one is late, unknown or missing."""
-    return bool(one.outcome == "dead" or one.problem or one.is_missing or is_late(one))

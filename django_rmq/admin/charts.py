@@ -19,7 +19,8 @@ from django.utils.translation import pgettext
 from django_rmq.admin.labels import audited
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Annotation, Minute, Operations, SummedMinute, TopicStats
+from django_rmq.operations import Minute, Operations, SummedMinute, TopicStats
+from django_rmq.operations.chart_annotations import Annotation
 from django_rmq.templatetags.rmq_times import duration, number
 
 Values = Sequence[float | None]

@@ -24,7 +24,8 @@ from django_rmq.api.view import RmqView
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Deliveries, Permission
-from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome, seats
+from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome
+from django_rmq.operations.long_poll import seats
 from django_rmq.operations.message_view import readable_body
 
 

@@ -20,9 +20,10 @@ from django_rmq.operations import (
     actions,
     background_actions,
     bulk_actions,
+    chart_annotations,
+    holds,
     measurements,
     message_search,
-    message_status,
     messages,
     request_limits,
     sends,
@@ -40,15 +41,16 @@ from django_rmq.operations.actions import MAX_IDS, ActionResult
 from django_rmq.operations.audit_trail import Trace
 from django_rmq.operations.authorization import Actor, Permission, TopicRule, topic_permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
+from django_rmq.operations.chart_annotations import Annotation
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, read_servers, slow_commands
-from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
+from django_rmq.operations.holds import Followed, Hold
+from django_rmq.operations.measurements import Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_search import SearchResult
-from django_rmq.operations.message_status import Followed, Hold
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
 from django_rmq.operations.outbox import OutboxRow, Waiting
@@ -97,12 +99,12 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
-    annotations_of = measurements.annotations_of
+    annotations_of = chart_annotations.annotations_of
     shared_last_minutes, shared_hour = shared_reads.shared_last_minutes, shared_reads.shared_hour
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
-    groups, causes, holds = grouped.groups, grouped.causes, message_status.holds
-    follow, status = message_status.follow, message_status.status
+    groups, causes = grouped.groups, grouped.causes
+    follow, status, holds = holds.follow, holds.status, holds.holds
     search_messages = message_search.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each

@@ -23,7 +23,7 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.operations import Actor, Permission, request_limits
-from django_rmq.operations.consumption import LongPollLimiter, seats
+from django_rmq.operations.long_poll import LongPollLimiter, seats
 from django_rmq.operations.request_limits import SendCharge
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker

@@ -19,7 +19,7 @@ ADMITTED_MODULES = {"__init__", "urls"}
 PARTICIPLES = {"declaring", "failing", "message_tracking", "reslotting", "routing"}
 """Modules of Spark that programs import, and nouns that end like participles."""
 
-LARGE_PACKAGES = {"operations": 29}
+LARGE_PACKAGES = {"operations": 31}
 """Packages with more than 20 modules."""
 
 LARGE_FUNCTIONS = {
@@ -103,7 +103,8 @@ def test_few_modules_are_small_and_have_one_importer() -> None:
     users = importers()
     lengths = {name: tree.body[-1].end_lineno or 0 for name, tree in modules().items() if tree.body}
     small = {name for name, length in lengths.items() if length < 100 and len(users[name]) == 1}
-    assert len(small) <= 6, sorted(small)
+    # Seven are doors, such as the test case of projects, or tables of names.
+    assert len(small) <= 7, sorted(small)
 
 
 def test_a_large_function_has_a_reason() -> None:

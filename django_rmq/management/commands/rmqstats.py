@@ -25,14 +25,8 @@ from django_rmq.management import (
     update_interval,
 )
 from django_rmq.management.commands import rmqschedules
-from django_rmq.management.message_options import (
-    add_names,
-    as_json,
-    is_named,
-    line_of_hold,
-    lines_of_status,
-    name_of,
-)
+from django_rmq.management.message_options import add_names, is_named, name_of
+from django_rmq.management.message_output import as_json, line_of_hold, lines_of_status
 from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
 
 if TYPE_CHECKING:

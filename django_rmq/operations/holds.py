@@ -1,4 +1,4 @@
-"""One message: its copies, its status, also after its end, and its holds, which keep it from being delivered now.
+"""The holds of a message, which keep it from being delivered now, beside its copies and its status, also after its end.
 
 Holds are read from its slot, the workers and the limits at one instant. Nothing is changed.
 """

@@ -47,7 +47,7 @@ end
 -- section: wake
 -- Wake a consumer that sleeps past `due_ms`, once: the next one to fall asleep writes `sleeping_until` again.
 --
--- needs: store control channel sleeping_until
+-- needs: control channel sleeping_until
 
 -- What `sleeping_until` is while the consumer sleeps until the gate opens.
 local GATE = 9007199254740992
@@ -56,7 +56,7 @@ local function wake(due_ms)
   if sleeper and due_ms < sleeper then -- rule: wakes_too_many
     sleeping_until = nil -- rule: wakes_without_end
     redis.pcall('HDEL', control, 'sleeping_until') -- rule: wakes_without_end
-    redis.pcall('PUBLISH', channel, string.match(store, '%d+$'))
+    redis.pcall('PUBLISH', channel, string.match(control, '(%d+)}$'))
   end
 end
 

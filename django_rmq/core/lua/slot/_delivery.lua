@@ -8,12 +8,11 @@
 --
 -- needs: store prepare inflight failures body stats control retry claimants prepare_body
 -- needs: slot_capacity topic_type slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
--- needs: known is_settled paused moving noted undrained_since now_s now_ms receipt
+-- needs: known is_settled paused moving noted undrained_since now_s now_ms receipt offer
 
 local is_open = not (known.err or paused or moving or noted) and slot_each_us == 0 and after_score == '' and timeout < 1e9
 -- rule: usual_beside_others
-if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, claimants, prepare_body) == 0
-  and type(redis.pcall('HLEN', stats)) == 'number' then
+if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, claimants, prepare_body) == 0 then
   local NEVER, MOST = '9007199254740991', 16
   local rows = redis.pcall('ZRANGE', store, 0, MOST, 'WITHSCORES')
   local n, bytes, lowest, latest = #rows / 2, 0, 1000, now_ms
@@ -31,7 +30,9 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
     if score < lowest or (topic_type == 'priority' and score % 1 ~= 0) then is_usual = false end -- rule: usual_retries
   end
   if n > 1 and bytes > max_bytes then is_usual = false end -- rule: usual_bytes
-  if is_usual then
+  -- The first write finds by itself whether the ledger has another type. If the server is full, the rest of the script runs.
+  if is_usual and n > 0 then is_usual = type(redis.pcall('HINCRBY', stats, 'prepared', n)) == 'number' end
+  if is_usual and (n > 0 or type(redis.pcall('HLEN', stats)) == 'number') then
     -- After a deletion, also one of nothing, a full server accepts the rest.
     redis.call('UNLINK', store)
     -- rule: usual_never_drained
@@ -40,7 +41,7 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
       redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
     end
     if n == 0 then
-      redis.call('HSET', control, 'sleeping_until', NEVER) -- rule: usual_idle_unnoticed
+      redis.call('HSET', control, 'sleeping_until', NEVER, unpack(offer)) -- rule: usual_idle_unnoticed
       return { 'empty', '' }
     end
     local ticket, date, prepared, flights = string.format('%.0f ', receipt), now_s * 1000 + max_retries, {}, {}
@@ -52,8 +53,7 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
     redis.call('ZADD', prepare, unpack(prepared))
     redis.call('HSET', inflight, unpack(flights))
     -- rule: usual_owner_unknown
-    redis.call('HSET', control, 'owner', owner, 'deliveries', receipt, 'sleeping_until', NEVER)
-    redis.pcall('HINCRBY', stats, 'prepared', n)
+    redis.call('HSET', control, 'owner', owner, 'deliveries', receipt, 'sleeping_until', NEVER, unpack(offer))
     local reply = { 'ok', (now_s + timeout + 1) * 1000, NEVER, receipt, 1, rows }
     if max_retries ~= expected then -- rule: usual_retries_of_the_topic
       reply[7] = {}

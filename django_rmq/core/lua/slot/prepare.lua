@@ -65,10 +65,10 @@ if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
 end
 limit = math.max(1, math.min(limit, 1000))
 -- Sends may push single messages to this owner from now on, or no longer.
+local offer = {}
 if inbox ~= '' and epoch and not known.err then
-  if offered ~= inbox or offered_epoch ~= epoch then -- rule: offers_nothing
-    redis.pcall('HSET', control, 'inbox', inbox, 'inbox_epoch', epoch)
-  end
+  -- rule: offers_nothing
+  if offered ~= inbox or offered_epoch ~= epoch then offer = { 'inbox', inbox, 'inbox_epoch', epoch } end
 elseif offered then -- rule: keeps_the_offer
   redis.pcall('HDEL', control, 'inbox', 'inbox_epoch')
 end
@@ -81,6 +81,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _delivery.usual
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.pcall('HDEL', control, '') -- rule: prepare_needs_memory
+if #offer > 0 then redis.pcall('HSET', control, unpack(offer)) end
 -- include: _scores.numbers
 -- check: types but claim claims claim_body claim_failed inserting
 -- The other keys of claims are touched only while something is claimed.

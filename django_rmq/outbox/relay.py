@@ -27,6 +27,7 @@ from django_rmq import connections, observability
 from django_rmq.conf import get_config
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.body_codec import check_size
 from django_rmq.core.model.envelope import envelope_of
 from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.send_results import Durability, SendResult
@@ -36,7 +37,6 @@ from django_rmq.exceptions import (
     CallerError,
     InvalidMessage,
     LostRace,
-    MessageTooLarge,
     RmqError,
     ServerTrouble,
     TopicFull,
@@ -153,9 +153,7 @@ def _check(row: Stored, topic: Topic) -> None:
         raise InvalidMessage(
             f"topic {topic.name} had IDENTITY {before!r} when this message was sent, and now {topic.identity!r}"
         )
-    size = len(row.member if envelope is None else envelope.partition(b"\n")[2])
-    if size > topic.max_body:
-        raise MessageTooLarge(f"the body has {size} bytes, more than MAX_BODY = {topic.max_body}")
+    check_size(topic, len(row.member if envelope is None else envelope.partition(b"\n")[2]))
     if topic.is_priority and not topic.min_priority <= row.score <= MAX_PRIORITY:
         raise InvalidMessage(f"priority must be from {topic.min_priority} to {MAX_PRIORITY}, got {row.score}")
 

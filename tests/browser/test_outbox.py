@@ -13,7 +13,7 @@ from tests.browser.conftest import Shop, call, picture
 pytestmark = pytest.mark.slow
 
 TOPIC = "image-renders"
-REASON = "MessageTooLarge: the body has 70000 bytes, more than MAX_BODY = 65536"
+REASON = "MessageTooLarge: body has 70000 bytes; topic image-renders allows MAX_BODY = 65536"
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ class Node:
 
     def load_scripts(self, connection: Connection) -> None:
         """Load every script into the node."""
-        commands = wire.loading()
+        commands = wire.load_all_scripts()
         connection.send_packed_command(connection.pack_commands(commands))
         for _ in commands:
             connection.read_response()

@@ -60,7 +60,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 class WorkerOptions:
     """The options of a worker. Times are in seconds; None means never."""
 
-    threads: int = 4
+    threads: int
     burst: bool = False
     """Whether it ends when no message can be taken."""
     shutdown_timeout: float = 30.0
@@ -97,7 +97,6 @@ class WorkerCallbacks(NamedTuple):
     """Receives the outcomes of messages."""
 
 
-PLAIN = WorkerOptions()
 ALONE = AssignmentCallbacks()
 """No coordinator: the slots that were announced belong to this worker."""
 UNWATCHED = WorkerCallbacks()
@@ -208,7 +207,7 @@ class Dispatcher:
         broker: Broker,
         topics: Iterable[Topic],
         listeners: Mapping[str, ListenerLike],
-        options: WorkerOptions = PLAIN,
+        options: WorkerOptions,
         *,
         hooks: Hooks = NO_HOOKS,
         notes: SharedNotes | None = None,

@@ -24,6 +24,10 @@ A script's header declares its keys and arguments (`header`). In its code, these
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
     ``unusual`` says whether any of the keys exists that most slots do not have.
 
+Redis is sent only the SHA-1 of a script (EVALSHA). A pipeline, and the first command to a node of a cluster, loads all scripts
+before. A server that has lost them answers NOSCRIPT and has run nothing. Then the script is loaded (``redis.wire.load_script``)
+and the call repeated: by ``redis.broker`` and ``redis.shared_connection``, and by ``cluster.routing`` for a node.
+
 ``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.txt`` switches off. Comments do not reach
 Redis.
 """

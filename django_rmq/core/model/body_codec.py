@@ -224,11 +224,14 @@ def encode_body(topic: Topic, body: object) -> bytes:
         raw = bytes(body)
     if not raw:
         raise InvalidMessage(f"body is empty; topic {topic.name} has BODY {topic.body!r}")
-    if len(raw) > topic.max_body:
-        raise MessageTooLarge(
-            f"body has {len(raw)} bytes; topic {topic.name} allows MAX_BODY = {topic.max_body}"
-        )
+    check_size(topic, len(raw))
     return raw
+
+
+def check_size(topic: Topic, size: int) -> None:
+    """Raise ``MessageTooLarge`` if a body of ``size`` bytes exceeds the topic's MAX_BODY."""
+    if size > topic.max_body:
+        raise MessageTooLarge(f"body has {size} bytes; topic {topic.name} allows MAX_BODY = {topic.max_body}")
 
 
 _scan_json: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

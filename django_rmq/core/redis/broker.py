@@ -1,8 +1,8 @@
 """The broker of a Redis server: it runs one call at once, or collects several in a pipeline, and has a connection for both.
 
-None repeats a call by itself, because only the caller knows whether that is safe. The exception is NOSCRIPT, which means that
-nothing ran. A write that has to be durable waits until enough replicas have it. The byte format is the subject of ``wire``,
-a cluster that of ``cluster``.
+None repeats a call by itself, because only the caller knows whether that is safe. The exception is NOSCRIPT (``lua``). A write
+that has to be durable waits until enough replicas have it. The byte format is the subject of ``wire``, a cluster that of
+``cluster``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply, Single
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
@@ -275,7 +274,7 @@ class ServerConnection:
         """Load every script into the server, in one round trip, so that no pipeline finds one missing."""
         if self._has_scripts:
             return
-        for reply in self.each(wire.loading()):
+        for reply in self.each(wire.load_all_scripts()):
             if isinstance(reply, RedisError):
                 raise translate(reply) from reply
         self._has_scripts = True
@@ -307,7 +306,7 @@ class ServerConnection:
                 return self.ask(packed)
             except NoScriptError:
                 # The server does not have the script, or has lost it by a restart or a fail-over: nothing ran.
-                self.client.execute_command("SCRIPT LOAD", lua.load(script).text)
+                self.client.execute_command(*wire.load_script(script))
                 return self.ask(packed)
         except RedisError as error:
             raise translate(error) from error

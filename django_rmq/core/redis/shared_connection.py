@@ -2,7 +2,7 @@
 
 A writer task takes the calls that have collected, writes them together and reads the replies; meanwhile the next calls collect.
 A caller that is cancelled gives up only its own call: it is not sent if it was not written yet, otherwise its reply is dropped.
-Like ``connection``, this module repeats no call, except after NOSCRIPT, which means that nothing ran.
+Like ``broker``, this module repeats no call, except after NOSCRIPT (``lua``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call, Reply
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import ServerConnection, explain
@@ -79,7 +78,7 @@ class SharedConnection:
         reply = await self._ask(packed)
         if isinstance(reply, NoScriptError):
             # The server does not have the script, or has lost it by a restart or a fail-over: nothing ran.
-            loaded = await self._ask(wire.packed(("SCRIPT", "LOAD", lua.load(call.script).text)))
+            loaded = await self._ask(wire.packed(wire.load_script(call.script)))
             reply = loaded if isinstance(loaded, RedisError) else await self._ask(packed)
         if isinstance(reply, RedisError):
             raise explain(call, self._exchange.prefix, translate(reply)) from reply

@@ -43,9 +43,14 @@ def command(call: Call[object], prefix: str, clock: Clock | None) -> Command:
     return ("EVALSHA", lua.load(call.script).sha, len(keys), *keys, *arguments, now)
 
 
-def loading() -> list[tuple[str, bytes]]:
+def load_script(name: str) -> Command:
+    """Return the command that loads a script into a server."""
+    return ("SCRIPT", "LOAD", lua.load(name).text)
+
+
+def load_all_scripts() -> list[Command]:
     """Return the commands that load every script into a server."""
-    return [("SCRIPT LOAD", lua.load(name).text) for name in lua.all_names()]
+    return list(map(load_script, lua.all_names()))
 
 
 def packed(command: tuple[object, ...]) -> bytes:

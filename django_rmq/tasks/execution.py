@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from traceback import format_exception
 from typing import Any, TypeVar
 
@@ -208,8 +207,7 @@ def run(message: Message) -> PendingEnd | None:
     try:
         arguments = attempt.begin()
         writer.begin(attempt)
-        with _announcing(attempt):
-            attempt.signals.task_started.send_robust(sender=attempt.sender, task_result=attempt.result)
+        _announce(attempt, "task_started")
         call = attempt.succeed(attempt.task.call(*arguments, **attempt.result.kwargs))
     except BaseException as error:  # noqa: BLE001 - whatever a task raises
         failed, call = error, attempt.fail(error)
@@ -217,7 +215,8 @@ def run(message: Message) -> PendingEnd | None:
         return _WaitingEnd(attempt, writer.add(call))
     try:
         _keep(call, failed)
-        _announce_end(attempt, failed)
+        if attempt.has_ended:
+            _announce(attempt, "task_finished", failed)
         # Outside of the ``except``: the framework's own receiver would log the error, with its text.
         if failed is not None:
             raise failed
@@ -234,13 +233,7 @@ def _may_wait(attempt: Attempt) -> bool:
     # succeeded.
     has_retries = attempt.message.retries_left > 0  # rule: last_attempts_wait_for_their_records
     # A receiver of the project expects the signal at the end of the task, and may read the result.
-    return has_retries and not _is_heard(attempt.signals)  # rule: receivers_wait_for_other_tasks
-
-
-def _is_heard(signals: Any) -> bool:
-    """Return whether ``task_finished`` has a receiver beside that of the framework, which writes a line to the log."""
-    own = id(signals.log_task_finished)
-    return any(receiver[0][0] != own for receiver in signals.task_finished.receivers)
+    return has_retries and not _is_heard(attempt, "task_finished")  # rule: receivers_wait_for_other_tasks
 
 
 class _WaitingEnd(PendingEnd):
@@ -251,7 +244,7 @@ class _WaitingEnd(PendingEnd):
 
     def wait(self) -> None:
         writer.wait(self._write)
-        _announce_end(self._attempt)
+        _announce(self._attempt, "task_finished")
 
 
 def _keep(call: Call[str], failed: BaseException | None) -> None:
@@ -259,21 +252,30 @@ def _keep(call: Call[str], failed: BaseException | None) -> None:
     try:
         writer.write(call)
     except RmqError as trouble:
-        if failed is None:
-            raise
-        # The message is rolled back in any case; only the error is missing from the result.
-        _log_throttled("kept", "The error of a task is not in its result: %s", trouble)
+        _log_unwritten(trouble, failed)
 
 
-def _announce_end(attempt: Attempt, failed: BaseException | None = None) -> None:
-    if attempt.has_ended:
-        with _announcing(attempt, failed):
-            attempt.signals.task_finished.send_robust(sender=attempt.sender, task_result=attempt.result)
+async def _akeep(call: Call[str], failed: BaseException | None) -> None:
+    """Do what ``_keep`` does, from a coroutine."""
+    try:
+        await writer.awrite(call)
+    except RmqError as trouble:
+        _log_unwritten(trouble, failed)
+
+
+def _log_unwritten(trouble: RmqError, failed: BaseException | None) -> None:
+    """Log that the record of a failure was not written. Raises ``trouble`` for that of a success."""
+    if failed is None:
+        raise trouble
+    # The message is rolled back in any case; only the error is missing from the result.
+    _log_throttled("kept", "The error of a task is not in its result: %s", trouble)
 
 
 async def arun(message: Message) -> None:
     """Run a task whose function is a coroutine function, beside others in the event loop."""
-    attempt = await _whole(lambda: Attempt(message))
+    # Only the record of earlier attempts is read from Redis.
+    is_first = message.retries_left >= message.max_retries
+    attempt = Attempt(message) if is_first else await _whole(asyncio.to_thread(Attempt, message))
     if attempt.is_over:
         return
     failed: BaseException | None = None
@@ -290,12 +292,9 @@ async def arun(message: Message) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever a task raises, and CancelledError
         failed, call = error, attempt.fail(error)
     try:
-        await _whole(partial(_keep, call, failed))
+        await _whole(_akeep(call, failed))
         if attempt.has_ended:
-            with _announcing(attempt, failed):
-                await attempt.signals.task_finished.asend_robust(
-                    sender=attempt.sender, task_result=attempt.result
-                )
+            await _aannounce(attempt, "task_finished", failed)
         if failed is not None:
             raise failed
     finally:
@@ -303,14 +302,37 @@ async def arun(message: Message) -> None:
         failed = None
 
 
-async def _whole(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread. If the task is stopped meanwhile, this returns only after ``work`` has."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work``. If the task is stopped meanwhile, this returns only after ``work`` has."""
+    working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         # A thread cannot be cancelled, and the message must not be acknowledged before its record is complete.
         return await working
+
+
+def _is_heard(attempt: Attempt, name: str) -> bool:
+    """Return whether a signal has a receiver beside that of the framework, which writes a line to the log."""
+    # Without a receiver of this name, each one counts as one of the project.
+    own = id(getattr(attempt.signals, f"log_{name}", None))
+    return any(receiver[0][0] != own for receiver in getattr(attempt.signals, name).receivers)
+
+
+def _announce(attempt: Attempt, name: str, failed: BaseException | None = None) -> None:
+    """Send a signal about ``attempt``."""
+    with _announcing(attempt, failed):
+        getattr(attempt.signals, name).send_robust(sender=attempt.sender, task_result=attempt.result)
+
+
+async def _aannounce(attempt: Attempt, name: str, failed: BaseException | None = None) -> None:
+    """Do what ``_announce`` does, from a coroutine."""
+    if not _is_heard(attempt, name):
+        # Django would start a thread for the receiver of the framework.
+        _announce(attempt, name, failed)
+        return
+    with _announcing(attempt, failed):
+        await getattr(attempt.signals, name).asend_robust(sender=attempt.sender, task_result=attempt.result)
 
 
 _announced: ContextVar[tuple[Attempt, BaseException | None] | None] = ContextVar(

@@ -7,11 +7,12 @@ do the ends of short tasks that follow each other in a thread. What a record say
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -65,6 +66,8 @@ class RecordWriter:
         self._waiting: deque[Write] = deque()
         self._writing = threading.Lock()
         """Held during a round trip. A thread that waits for it finds its write done, or writes all that wait by then."""
+        self._trip: asyncio.Task[bool] | None = None
+        """The last round trip for coroutines of an event loop."""
         self._wanted = threading.Event()
         self._starting = threading.Lock()
         self._pid = 0
@@ -80,6 +83,16 @@ class RecordWriter:
         write = Write(call)
         self._waiting.append(write)
         self.wait(write)
+
+    async def awrite(self, call: Call[str]) -> None:
+        """Do what ``write`` does, from a coroutine, without blocking its event loop."""
+        write = Write(call)
+        self._waiting.append(write)
+        while not write.is_over:
+            if not await self._write_waiting_beside():
+                await asyncio.sleep(PAUSE)
+        if write.error is not None:
+            raise write.error
 
     def add(self, call: Call[str]) -> Write:
         """Write a record within ``SECONDS``, or with those that come before: the caller has to ``wait`` for it."""
@@ -103,6 +116,14 @@ class RecordWriter:
             self._write_waiting()
             if not write.is_over:
                 time.sleep(PAUSE)
+
+    def _write_waiting_beside(self) -> Awaitable[bool]:
+        """Do what ``_write_waiting`` does, in a thread; coroutines that wait during a round trip share that of the next one."""
+        loop = asyncio.get_running_loop()
+        if self._trip is None or self._trip.done() or self._trip.get_loop() is not loop:
+            self._trip = loop.create_task(asyncio.to_thread(self._write_waiting))
+        # One of them may be cancelled.
+        return asyncio.shield(self._trip)
 
     def _write_waiting(self) -> bool:
         """Write what waits in one round trip; return whether Redis could be asked for all of it.

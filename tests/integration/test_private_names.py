@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 from django.core.management.base import BaseCommand
@@ -23,6 +24,8 @@ from kazoo.protocol.serialization import Auth
 from packaging.requirements import Requirement
 from pyspark import SparkContext
 from rest_framework.request import Request
+
+from django_rmq.tasks.frameworks import NATIVE, PACKAGE, framework, is_installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,3 +130,11 @@ def test_a_command_of_django_knows_whether_a_shell_called_it() -> None:
     )
     command.run_from_argv(["manage.py", "command"])
     assert called == [False, True]
+
+
+@pytest.mark.parametrize("package", [each for each in (NATIVE, PACKAGE) if is_installed(each)])
+@pytest.mark.parametrize("name", ["task_started", "task_finished"])
+def test_a_framework_of_tasks_writes_its_lines_by_receivers_of_these_names(package: str, name: str) -> None:
+    signals = framework(package).signals
+    own = id(getattr(signals, f"log_{name}"))
+    assert own in [receiver[0][0] for receiver in getattr(signals, name).receivers]

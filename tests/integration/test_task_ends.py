@@ -172,7 +172,7 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
     using()
     result = errands.areturns.enqueue(1)
     message = take(result.id, "tasks-async.default")
-    slowed: tuple[Any, str] = {"begin": (Attempt, "_earlier"), "end": (execution, "_keep")}[moment]
+    slowed: tuple[Any, str] = {"begin": (Attempt, "_earlier"), "end": (execution, "_akeep")}[moment]
     real = getattr(*slowed)
     reached = False
     loop: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -146,6 +147,41 @@ def test_many_threads_learn_of_their_own_records(trips: Trips, writer: Any) -> N
     assert answers == [f"refused {name}" if name.startswith("bad") else name for name in names]
     assert sorted(trips.written) == sorted(names)
     assert not writer._waiting
+
+
+def test_coroutines_that_wait_at_the_same_time_share_a_round_trip(trips: Trips, writer: Any) -> None:
+    async def write(name: str) -> str:
+        try:
+            await writer.awrite(name)
+        except WrongType as error:
+            return f"refused {error}"
+        return name
+
+    async def write_all() -> list[str]:
+        first = asyncio.ensure_future(write("first"))
+        await asyncio.to_thread(until, lambda: trips.seen == [["first"]])
+        rest = [asyncio.ensure_future(write(name)) for name in ("a", "bad b", "cancelled", "c")]
+        await asyncio.to_thread(until, lambda: len(writer._waiting) == 4)
+        rest.pop(2).cancel()
+        trips.gate.release(2)
+        return await asyncio.gather(first, *rest)
+
+    assert asyncio.run(write_all()) == ["first", "a", "refused bad b", "c"]
+    assert trips.seen == [["first"], ["a", "bad b", "cancelled", "c"]]
+
+
+def test_a_coroutine_waits_until_a_server_in_trouble_has_its_record(trips: Trips, writer: Any) -> None:
+    trips.refused = {"a"}
+    trips.gate.release(1_000)
+
+    async def write() -> None:
+        writing = asyncio.ensure_future(writer.awrite("a"))
+        await asyncio.to_thread(until, lambda: len(trips.seen) > 3)
+        assert not writing.done()
+        trips.refused.clear()
+        await asyncio.wait_for(writing, LONG)
+
+    asyncio.run(write())
 
 
 def test_a_record_that_may_wait_is_written_soon_though_no_thread_waits_for_it(

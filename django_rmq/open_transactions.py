@@ -3,6 +3,9 @@
 A generator that stops inside ``transaction.atomic()`` leaves one, for example. Django closes the connection of such a
 thread and keeps its state, so nothing else in this thread could use the database any more. ``isolated`` also ends what
 else a call may leave behind: the language, the time zone and other context variables.
+
+Because this module knows the connections that each thread has opened, it also closes those that are too old or unusable
+between two calls (``close_old``), and says whether any thread is in a transaction (``is_any_open``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The system checks: of the settings, of the package, of what a project declares, and of the servers that the settings name.
 
-Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``.
+Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``. The
+package registers the checks, and its docstring says where the problems of each id are found.
 """
 
 from __future__ import annotations

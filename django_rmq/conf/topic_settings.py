@@ -1,6 +1,7 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
-The result is a ``Topic`` for each name. Whether Redis knows it with the same options is checked by ``connections``.
+The result is a ``Topic`` for each name. The default of an option is that of the field of ``core.model.topic.Topic``.
+``connections`` checks whether Redis knows the topic with the same options.
 """
 
 from __future__ import annotations

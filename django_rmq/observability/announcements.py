@@ -2,6 +2,8 @@
 
 The start of a listener's call is announced in its thread. An end that Redis has confirmed is announced in a separate
 thread, so that no receiver delays the worker. An announcement never raises, and costs nothing without receivers.
+
+``around`` and ``ended`` also begin and end what ``telemetry`` records of a call, so that receivers see its span.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The audit of a topic: its ledgers compared with what Redis holds, and records that belong to no message.
+"""The audit of a topic: its ledgers compared with what Redis holds, and its strays.
 
-It reads every slot, so it is for the command ``rmqaudit``, and not for pages. What people did is the audit trail, in
-``authorization``.
+A stray is a loose record, which belongs to no message, or a misplaced message, which waits in a wrong slot. The audit reads
+every slot, so it is for the command ``rmqaudit``, and not for pages. ``audit_trail`` records what people did.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Overdue:
 
 
 @dataclass(slots=True)
-class OrphanedRecords:
+class Strays:
     """The strays found, and how many of them were repaired."""
 
     loose: Counter[str] = field(default_factory=Counter)
@@ -86,28 +86,28 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     return overdue_sums
 
 
-def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[OrphanedRecords]:
-    """Examine all records and all waiting messages of ``topic``; repair what is possible if requested.
+def find_strays(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[Strays]:
+    """Find the strays among all records and all waiting messages of ``topic``; repair what is possible if requested.
 
-    Yields the same ``OrphanedRecords`` after each step. A repair deletes loose records, and sends a misplaced message
+    Yields the same ``Strays`` after each step. A repair deletes loose records, and sends a misplaced message
     to its own slot before it deletes it from the wrong one: after a crash in between it exists twice, and is
     never lost.
     """
-    orphans = OrphanedRecords()
+    strays = Strays()
     # If messages have slot bases of their own, the right slot of a message is not known by its member.
     placed = not broker.has_slot_bases(topic)
     for first in range(0, topic.slots, SLOTS_AT_ONCE):
         slots = list(range(first, min(first + SLOTS_AT_ONCE, topic.slots)))
         for kind in RECORDS:
-            yield from _loose(broker, topic, slots, kind, repair, orphans)
+            yield from _loose(broker, topic, slots, kind, repair, strays)
         if placed and topic.slots > 1:
-            yield from _misplaced(broker, topic, slots, repair, orphans)
-    yield orphans
+            yield from _misplaced(broker, topic, slots, repair, strays)
+    yield strays
 
 
 def _loose(
-    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, orphans: OrphanedRecords
-) -> Iterator[OrphanedRecords]:
+    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, strays: Strays
+) -> Iterator[Strays]:
     cursors = dict.fromkeys(slots, "0")
     seen: set[tuple[int, bytes]] = set()
     while cursors:
@@ -117,21 +117,21 @@ def _loose(
             if isinstance(answer, ServerTrouble):
                 raise answer
             if isinstance(answer, RmqError):
-                orphans.problems.append(f"slot {slot}: {answer}")
+                strays.problems.append(f"slot {slot}: {answer}")
                 continue
             # A hash that is being rehashed may return some fields twice.
             fresh = {(slot, member) for member in answer.members} - seen
             seen |= fresh
-            orphans.loose[kind] += len(fresh)
-            orphans.mended += len(fresh) if repair else 0
+            strays.loose[kind] += len(fresh)
+            strays.mended += len(fresh) if repair else 0
             if answer.cursor != "0":
                 cursors[slot] = answer.cursor
-        yield orphans
+        yield strays
 
 
 def _misplaced(
-    broker: Broker, topic: Topic, slots: list[int], repair: bool, orphans: OrphanedRecords
-) -> Iterator[OrphanedRecords]:
+    broker: Broker, topic: Topic, slots: list[int], repair: bool, strays: Strays
+) -> Iterator[Strays]:
     after: dict[int, tuple[str, bytes] | None] = dict.fromkeys(slots)
     while after:
         limit, most = max(10, 2_000 // len(after)), STEP_BYTES // len(after)
@@ -144,19 +144,19 @@ def _misplaced(
             if isinstance(page, ServerTrouble):
                 raise page
             if isinstance(page, RmqError):
-                orphans.problems.append(f"slot {slot}: {page}")
+                strays.problems.append(f"slot {slot}: {page}")
                 continue
             for entry in page.entries:
                 own = _own_slot(topic, entry)
                 if own is not None and own != slot:
-                    orphans.misplaced += 1
+                    strays.misplaced += 1
                     if repair and _move(broker, topic, slot, own, entry):
-                        orphans.mended += 1
+                        strays.mended += 1
                     elif repair:
-                        orphans.left += 1
+                        strays.left += 1
             if page.cursor is not None:
                 after[slot] = page.cursor
-        yield orphans
+        yield strays
 
 
 def _own_slot(topic: Topic, entry: Entry) -> int | None:

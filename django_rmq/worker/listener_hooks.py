@@ -4,6 +4,10 @@ Synchronous code in async listeners has a thread for each call, and that thread'
 Django for each request under ASGI: ``sync_to_async`` runs what is thread-sensitive, and so the ORM, in one thread per
 call, so that calls that overlap share no connection. A call that needs no such thread starts none. Unlike a request's, a
 thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps connections open.
+
+A worker calls ``hooks`` and passes the result to ``core.consumer``. Around each call stand, from the outside: the end of open
+transactions (``open_transactions``), and signals, events and spans (``observability.announcements``). ``once`` is part of
+the listener itself (``worker.once``).
 """
 
 from __future__ import annotations

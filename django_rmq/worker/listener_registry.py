@@ -1,7 +1,7 @@
-"""The registry of listeners, which are found in the ``listeners`` modules of the installed apps.
+"""The registry of listeners: ``@listener`` and ``@schedule``, and the search for the modules of the apps that use them.
 
-This module only registers. Listeners are called by ``core.consumer``; ``checks`` and ``runrmqconsumers`` report a
-topic that is not declared.
+The topics of ``TASKS`` get their listeners from ``tasks.execution``. This module only registers. Listeners are called by
+``core.consumer``; ``checks`` and ``runrmqconsumers`` report a topic that is not declared.
 """
 
 from __future__ import annotations

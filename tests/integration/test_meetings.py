@@ -117,7 +117,7 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
         bodies = (b'"stray"',) if topic.collects else None
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
         broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
-        *_, found = ledger_audit.find(broker(), topic, repair=True)
+        *_, found = ledger_audit.find_strays(broker(), topic, repair=True)
         (looked,) = broker().run(inspect.describe_messages(topic, own, [b"k"]))
         return found, looked.envelope
 

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.topic import Topic
 from django_rmq.management import Options, RmqCommand, ago, one_line
 from django_rmq.operations import Operations
-from django_rmq.operations.ledger_audit import DRIFTS, Audit, audit, check_is_settled, find, overdue
+from django_rmq.operations.ledger_audit import DRIFTS, Audit, audit, check_is_settled, find_strays, overdue
 
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""
@@ -98,14 +98,14 @@ class Command(RmqCommand):
         row["consumers"] = late.consumers
         if not options["strays"]:
             return 0
-        *_, orphans = find(operations.broker, topic, repair=options["repair"])
+        *_, strays = find_strays(operations.broker, topic, repair=options["repair"])
         row["strays"] = {
-            "loose": dict(orphans.loose),
-            "misplaced": orphans.misplaced,
-            "mended": orphans.mended,
-            "problems": orphans.problems,
+            "loose": dict(strays.loose),
+            "misplaced": strays.misplaced,
+            "mended": strays.mended,
+            "problems": strays.problems,
         }
-        return orphans.found - orphans.mended + len(orphans.problems)
+        return strays.found - strays.mended + len(strays.problems)
 
     def _print(self, rows: list[_Row]) -> None:
         for row in rows:

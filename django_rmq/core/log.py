@@ -1,4 +1,7 @@
-"""What all processes log with: a logger that never raises, a throttle for repeated errors, and the name of the worker."""
+"""What all processes log with: a logger that never raises, a throttle for repeated errors, and the name of the worker.
+
+By which id a log line names a message is the part of ``model.log_names``.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Executors get whole batches, never single messages. They report outcomes in slices, so that the work of a slow listener is
 committed while its batch runs. A batch is in flight until its executor has reported the last message; acknowledging the
-outcomes is the part of ``acks``.
+outcomes is the part of ``acks``. ``InFlight`` has the batches of the worker. From their calls it estimates the work that each
+thread has, and it remembers the receipts of recent deliveries, so that none begins twice.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class LostReplyRecovery:
         self._slot_errors = slot_errors
 
     def unknown(self, slot: ConsumedSlot, held: list[HeldReply]) -> list[LostFetch]:
-        """Return the deliveries of lost replies. ``list_held`` is the first page of what Redis holds for this worker.
+        """Return the deliveries of lost replies. ``held`` is the first page of what Redis holds for this worker.
 
         Raises ``RmqError``.
         """
@@ -269,11 +269,13 @@ class SlotAcquirer:
                 self._acquired(self._table.add(name, number))
         trouble: ServerTrouble | None = None
         for (name, slots), answer in zip(asked, answers, strict=True):
-            trouble = self._told(name, slots, answer) or trouble
+            trouble = self._record_acquired(name, slots, answer) or trouble
         if trouble is not None:
             raise trouble
 
-    def _told(self, name: str, slots: list[int], answer: list[Acquired] | RmqError) -> ServerTrouble | None:
+    def _record_acquired(
+        self, name: str, slots: list[int], answer: list[Acquired] | RmqError
+    ) -> ServerTrouble | None:
         """Record the results for slots of a topic that were acquired in one call."""
         trouble: ServerTrouble | None = None
         answers: Sequence[Acquired | RmqError] = (

@@ -1,4 +1,4 @@
-"""The rules of what log lines, spans and texts of objects may reveal about messages.
+"""The names of messages in log lines, spans and texts of objects, and whether these may show their contents.
 
 The core knows no settings, so ``django_rmq.apps`` sets ``rules``. The texts of errors are left out by ``consumer.failures``.
 """

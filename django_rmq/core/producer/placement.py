@@ -1,5 +1,8 @@
 """The placement of a message: its slot, its member, its score and its envelope, also while its topic is re-slotted.
 
+Two sends are the same message if topic, slot and member are the same. The member is the key (IDENTITY "key"), or else the encoded
+body (``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message.
+
 It computes everything that a send stores, and contacts no server: ``producer`` sends. The options are checked by
 ``option_checks``. The rule by which a message has its slot is ``slot_of``: nowhere else is it written, except where it is
 computed for many messages at once.

@@ -3,6 +3,10 @@
 -- consumer at a time has a claim, for as long as it is in `claimants`, whose scores say when its lease ends. What happens then is
 -- decided here, too.
 --
+-- The states of a claim: `open` while it is filled; `sealed` when it is complete and can be read; `acked` when Spark has recorded
+-- its batch, and its messages are forgotten; `returned` when its query has given it back, or its lease ended while it was open:
+-- its messages use no retry; `lost` when its lease ended after the seal: its messages come back as after a time-out.
+--
 -- needs: store retry failures body claimants claim claims claim_body claim_failed
 -- needs: topic_type now_ms count keeps_first budget own_limits parse_failure first_score die go_on join
 

@@ -1,5 +1,5 @@
--- End an insertion (see insert): Store gets its name back. The last step of the insertion does it, or the next script after that
--- step has failed.
+-- End an insertion: a transaction of a bulk send that fills Store past Lua, while Store has the name `inserting` (see insert).
+-- Store gets its name back. The last step of the insertion does it, or the next script of the slot after that step has failed.
 --
 -- needs: store inserting control noted count
 
@@ -30,6 +30,7 @@ local function restored()
   redis.call('HDEL', control, 'inserting')
   return has_receipt and held - (tonumber(noted) or held) or nil -- rule: books_what_failed
 end
+
 -- Count the new messages of an insertion whose last step has failed.
 local function end_insertion()
   local added = restored() or 0

@@ -49,8 +49,8 @@ end
 --
 -- needs: control channel sleeping_until
 
--- What `sleeping_until` is while the consumer sleeps until the gate opens.
-local GATE = 9007199254740992
+-- What `sleeping_until` is while the consumer sleeps until it is woken, as text, and while it sleeps until the gate opens.
+local NEVER, GATE = '9007199254740991', 9007199254740992
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)
   if sleeper and due_ms < sleeper then -- rule: wakes_too_many

@@ -9,7 +9,9 @@
 --
 -- Returns {{the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}}
 
-if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
+-- Each slot has five keys. One read of all_empty covers 16 slots. A consumer that sleeps until it is woken has NEVER, as text.
+local PER_SLOT, AT_ONCE, NEVER = 5, 16, '9007199254740991'
+if #slots_keys > 1024 * PER_SLOT then return redis.error_reply('ERR too many slots') end
 -- include: _sleep.all_empty
 local epochs, words = {}, {}
 local function begin(i, empty)
@@ -25,12 +27,12 @@ local function begin(i, empty)
   local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots -- rule: asleep_while_open
   if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end -- rule: asleep_over_messages
   redis.call('HSET', control, 'slots', slots, 'timeout', known[4] or timeout, 'max_retries', known[5] or max_retries,
-    'sleeping_until', '9007199254740991') -- rule: asleep_unannounced
+    'sleeping_until', NEVER) -- rule: asleep_unannounced
   return epoch, 'asleep'
 end
-for first = 1, #slots_keys, 80 do
-  local empty = all_empty(first, 16)
-  for i = first, math.min(first + 75, #slots_keys), 5 do
+for first = 1, #slots_keys, AT_ONCE * PER_SLOT do
+  local empty = all_empty(first, AT_ONCE)
+  for i = first, math.min(first + (AT_ONCE - 1) * PER_SLOT, #slots_keys), PER_SLOT do
     local n = #words + 1
     epochs[n], words[n] = begin(i, empty)
   end

@@ -36,7 +36,7 @@ local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_
 local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]
 -- A message that meets a copy takes the slow path.
 local at, due, met, floor, note, noted = now_ms, now_ms, false, math.huge, 'last_place', now_ms
-local inbox = sleeping_until == '9007199254740991' and known[4]
+local inbox = sleeping_until == NEVER and known[4]
 -- include: _send.push
 -- include: _send.single
 -- check: types but inflight

@@ -31,7 +31,7 @@ local due = now_ms + range_ms
 local is_plain = max_wait == 0 and accumulate == 0
 local alone = n == 1 and is_plain and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
 local at, met, floor = due, 'merged', 999
-local inbox = sleeping_until == '9007199254740991' and known[3]
+local inbox = sleeping_until == NEVER and known[3]
 -- include: _send.push
 -- include: _send.single
 -- check: types but prepare inflight

@@ -31,7 +31,7 @@ local at, met, floor = ARGV[first], 'replaced', topic_type == 'priority' and flo
 local is_plain = n == 1 and settled_retries -- rule: alone_settles_no_retries
 local alone = is_plain and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
 local due = topic_type == 'priority' and 0 or tonumber(at)
-local inbox = sleeping_until == '9007199254740991' and known[5]
+local inbox = sleeping_until == NEVER and known[5]
 if inbox then
 -- include: _now
 -- include: _send.push

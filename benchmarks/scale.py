@@ -1,8 +1,8 @@
 """``python -m benchmarks.scale``: how cost grows with backlog, slots, processes, size of bodies and the part that merges.
 
 Each point is a server that was just emptied. Sending is the producer's bulk way. Taking is prepare and commit of batches of
-512 by one client, slot after slot: what a message costs in Redis and the client, without listeners; only ``processes`` runs whole
-workers. A backlog of 10^8 takes 16 GiB: ``--only backlog --backlog 100_000_000``.
+512 by one client, slot after slot: what a message costs in Redis and the client, without listeners. Only ``processes`` and
+``drain`` run whole workers. A backlog of 10^8 takes 16 GiB: ``--only backlog --backlog 100_000_000``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from typing import Any
 
 import redis
 
-from benchmarks.harness import command_line, conditions, server, text, told, write
+from benchmarks.harness import (
+    command_line,
+    conditions,
+    cores_apart,
+    cpu_of,
+    descendants,
+    redis_seconds,
+    server,
+    text,
+    told,
+    write,
+)
 from benchmarks.idle import workers
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.model.topic import Topic, TopicType
@@ -30,6 +41,7 @@ SLOTS = (1, 64, 1_024, 16_384, 1 << 20)
 PROCESSES = (1, 2, 3, 4)
 BODIES = (50, 500, 4_096, 65_536)
 MERGES = (0, 50, 90, 99)
+DRAINED = (1_024, 65_536)
 CHUNK = 60_000
 SAMPLED = 40
 """Slots that are taken from to time prepare."""
@@ -159,12 +171,39 @@ def processes(client: redis.Redis, url: str, value: int) -> Point:
     raise RuntimeError("the workers did not finish")
 
 
+def drain(client: redis.Redis, url: str, value: int) -> Point:
+    """Let one whole worker empty ``value`` slots, from the first slot that it acquires on."""
+    client.flushall()
+    count, topic = 200_000, Topic("noop", TopicType.RANGE_MERGE, slots=value, time_range_ms=1)
+    with cores_apart(client):
+        Producer(RedisBroker(client)).send_bodies(topic, [{"n": n} for n in range(count)])
+        used, sent = sum(1 for _ in client.scan_iter("noop_*", count=10_000)), client.dbsize()
+        served, begun = redis_seconds(client), 0.0
+        with workers(url, value) as process:
+            end = time.monotonic() + 120
+            # Every slot keeps `control`, a used one `stats`. Workers have some keys, and a slot that is not empty two more.
+            while not begun or client.dbsize() > value + used + 64:
+                if time.monotonic() > end:
+                    raise RuntimeError("the worker did not finish")
+                if not begun and client.dbsize() > sent:
+                    begun, worked = time.perf_counter(), cpu_of(*descendants(process.pid))
+                time.sleep(0.01)
+            seconds = time.perf_counter() - begun
+            worked = cpu_of(*descendants(process.pid)) - worked
+    return {
+        "consumed per second": count / seconds,
+        "Redis, µs of CPU per message": 1e6 * (redis_seconds(client) - served) / count,
+        "worker, µs of CPU per message": 1e6 * worked / count,
+    }
+
+
 SERIES: dict[str, tuple[Callable[[redis.Redis, str, int], Point], Sequence[int], str]] = {
     "backlog": (backlog, BACKLOGS, "messages waiting in 1,024 slots, 40 bytes each"),
     "slots": (slots, SLOTS, "slots, with 1,000,000 messages of 40 bytes"),
     "body": (body, BODIES, "bytes of a body, 64 slots"),
     "merge": (merge, MERGES, "% of 200,000 sends that merge, 64 slots"),
     "processes": (processes, PROCESSES, "worker processes on 64 slots of one Redis"),
+    "drain": (drain, DRAINED, "slots of a topic with 200,000 messages, and one worker process"),
 }
 
 

@@ -78,7 +78,11 @@ def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "values", "points"),
-    [("backlog", ("--backlog", "2000", "4000"), [2000, 4000]), ("processes", ("--largest", "1"), [1])],
+    [
+        ("backlog", ("--backlog", "2000", "4000"), [2000, 4000]),
+        ("processes", ("--largest", "1"), [1]),
+        ("drain", ("--largest", "1024"), [1024]),
+    ],
 )
 def test_growth_is_measured(tmp_path: Path, name: str, values: tuple[str, ...], points: list[int]) -> None:
     found = run(tmp_path, "benchmarks.scale", "--only", name, *values)

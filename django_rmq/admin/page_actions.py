@@ -23,14 +23,7 @@ from django_rmq.admin.labels import STATES, Text
 from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import (
-    ActionResult,
-    BulkRun,
-    Filter,
-    Limits,
-    Operations,
-    Permission,
-)
+from django_rmq.operations import ActionResult, BulkRun, Filter, Limits, Operations, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 from django_rmq.core.model.send_results import SendResult, SendResults
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import (
-    ConfigurationError,
-    TopicFull,
-)
+from django_rmq.exceptions import ConfigurationError, TopicFull
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.actions import CANCEL
 from django_rmq.operations.audit_trail import record

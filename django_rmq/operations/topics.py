@@ -26,12 +26,7 @@ from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.topic_registration import Difference
 from django_rmq.durations import duration_text
-from django_rmq.exceptions import (
-    InvalidRequest,
-    OperationRefused,
-    RmqError,
-    ServerTrouble,
-)
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
 from django_rmq.operations.context import OperationContext

@@ -33,14 +33,7 @@ from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing
-from django_rmq.exceptions import (
-    CallerError,
-    InvalidMessage,
-    LostRace,
-    RmqError,
-    ServerTrouble,
-    TopicFull,
-)
+from django_rmq.exceptions import CallerError, InvalidMessage, LostRace, RmqError, ServerTrouble, TopicFull
 from django_rmq.outbox.storage import (
     aliases,
     delete,

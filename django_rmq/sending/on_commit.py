@@ -34,19 +34,10 @@ from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, Sen
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import (
-    RmqError,
-    ServerTrouble,
-)
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.observability import announcements
 from django_rmq.outbox import StoredSend
-from django_rmq.sending.results import (
-    RemoveResult,
-    explained,
-    status_by_now,
-    too_full,
-    went_nowhere,
-)
+from django_rmq.sending.results import RemoveResult, explained, status_by_now, too_full, went_nowhere
 
 logger = logging.getLogger("django_rmq.sending")
 _repeated = LogThrottle(logger)

@@ -1,7 +1,8 @@
 """Actions on messages: what each may do to a message in its state, and their run on messages that are named by ids.
 
-The script decides about each message when it runs, and answers a word: if two people act at the same time, the second
-one gets the state that it found. The same actions on all selected messages are in ``bulk_actions``.
+``authorization.PERMISSION_OF`` has the permission of each. The script decides about each message when it runs, and answers a
+word: if two people act at the same time, the second one gets the state that it found. The same actions on all selected
+messages are in ``bulk_actions``.
 A dead message can be replayed with another body, too: if the body decides the identity or the slot of the message, the
 edited one is another message, which is sent.
 """

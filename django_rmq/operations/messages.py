@@ -1,7 +1,7 @@
 """Lists of messages, page by page over all slots of a topic, and one message with all its copies.
 
-A page merges the slots in the order of their scores. A cursor is sealed, because it contains a member. What an actor
-may see of a message is decided by ``message_view``.
+A page merges the slots in the order of their scores. A cursor is sealed, because it contains a member. ``authorization``
+decides what an actor may see of a message, and ``message_view`` leaves out the rest.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 logger = safe_logger("django_rmq.tasks")
 
 SECONDS = 0.02
-"""How long a task runs before its start is written, and for how long the end of one may wait for others at most."""
+"""How long a task runs before its start is written, and the time after which a thread writes the ends that wait."""
 
 FULL = 32
 """The number of waiting ends from which the next thread waits until they are written."""
@@ -89,7 +89,8 @@ class RecordWriter:
         write = Write(call)
         self._waiting.append(write)
         while not write.is_over:
-            if not await self._write_waiting_beside():
+            is_answered = await self._write_waiting_beside()
+            if not (is_answered or write.is_over):
                 await asyncio.sleep(PAUSE)
         if write.error is not None:
             raise write.error

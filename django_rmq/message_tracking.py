@@ -16,7 +16,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.message_ids import (
+from django_rmq.id_lookup import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
     MessageIdentity,

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from django_rmq.conf.problems import Problems, did_you_mean, printable
-from django_rmq.conf.section_reader import read_values
-from django_rmq.conf.values import (
+from django_rmq.conf.parsers import (
     InvalidSetting,
     dotted_path,
     keys_of,
@@ -22,6 +20,8 @@ from django_rmq.conf.values import (
     secret,
     setting,
 )
+from django_rmq.conf.problems import Problems, did_you_mean, printable
+from django_rmq.conf.section_reader import read_values
 
 
 def _hosts(value: object) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django_rmq.conf.parsers import InvalidSetting, Keys
 from django_rmq.conf.problems import Problems, did_you_mean, kind, printable, quoting
-from django_rmq.conf.values import InvalidSetting, Keys
 
 Values = dict[str, Any]
 """Values of a section of the settings: as the project has written them by key, or parsed by field."""

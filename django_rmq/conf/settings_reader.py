@@ -17,15 +17,15 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from django_rmq.conf import values
+from django_rmq.conf import parsers
 from django_rmq.conf.coordinator_settings import ZooKeeper, read_coordinator, read_zookeeper
+from django_rmq.conf.parsers import Keys, keys_of, setting
 from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, printable
 from django_rmq.conf.redis_settings import RedisServer, read_redis
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
 from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
-from django_rmq.conf.values import Keys, keys_of, setting
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.option_checks import MAX_REPLICAS
@@ -36,27 +36,27 @@ from django_rmq.exceptions import ConfigurationError, UnknownTopic
 class Consumer:
     """``RMQ["CONSUMER"]``: defaults of the flags of ``runrmqconsumers``. Times in seconds."""
 
-    processes: int = setting(values.whole(1, 1024), 1)
-    threads: int = setting(values.whole(1, 1024), 8)
-    shutdown_timeout: float = setting(values.seconds(), 30.0)
-    poll_interval: float = setting(values.seconds(0.01), 1.0)
-    watchdog: float | None = setting(values.optional(values.seconds(1.0)), 300.0)
-    max_messages: int | None = setting(values.optional(values.whole(1)), None)
-    max_memory: int | None = setting(values.optional(values.whole(1)), None)
+    processes: int = setting(parsers.whole(1, 1024), 1)
+    threads: int = setting(parsers.whole(1, 1024), 8)
+    shutdown_timeout: float = setting(parsers.seconds(), 30.0)
+    poll_interval: float = setting(parsers.seconds(0.01), 1.0)
+    watchdog: float | None = setting(parsers.optional(parsers.seconds(1.0)), 300.0)
+    max_messages: int | None = setting(parsers.optional(parsers.whole(1)), None)
+    max_memory: int | None = setting(parsers.optional(parsers.whole(1)), None)
     """In MiB."""
-    max_idle_time: float | None = setting(values.optional(values.seconds()), None)
-    heartbeat_file: str | None = setting(values.optional(values.text), None)
-    health_address: str | None = setting(values.optional(values.address), None)
+    max_idle_time: float | None = setting(parsers.optional(parsers.seconds()), None)
+    heartbeat_file: str | None = setting(parsers.optional(parsers.text), None)
+    health_address: str | None = setting(parsers.optional(parsers.address), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
     """``RMQ["ADMIN"]``."""
 
-    formatter: str | Mapping[str, str] | None = setting(values.optional(values.formatter), None)
+    formatter: str | Mapping[str, str] | None = setting(parsers.optional(parsers.formatter), None)
     """A dotted path for all topics, or topic -> dotted path."""
-    page_size: int = setting(values.whole(1, 1000), 50)
-    columns: tuple[str, ...] | Mapping[str, tuple[str, ...]] = setting(values.columns, ())
+    page_size: int = setting(parsers.whole(1, 1000), 50)
+    columns: tuple[str, ...] | Mapping[str, tuple[str, ...]] = setting(parsers.columns, ())
     """Paths in the bodies of all topics, or topic -> paths, that are columns of the lists."""
 
     def columns_of(self, topic: str) -> tuple[str, ...]:
@@ -72,29 +72,29 @@ class Admin:
 class Api:
     """``RMQ["API"]``."""
 
-    permission: str | None = setting(values.optional(values.dotted_path), None)
+    permission: str | None = setting(parsers.optional(parsers.dotted_path), None)
     """Dotted path of a REST framework permission class. Without one the package's own is used, which denies by default."""
-    send_rate: str | None = setting(values.optional(values.send_rate), "600/min")
-    send_bytes: str | None = setting(values.optional(values.byte_rate), "16MB/min")
-    idempotent_rate: str | None = setting(values.optional(values.send_rate), "50000/day")
-    max_bytes: int = setting(values.whole(1024, 536_870_912), 1_048_576)
-    long_polls: int | None = setting(values.optional(values.whole(0, 10_000)), None)
-    long_polls_per_user: int | None = setting(values.optional(values.whole(1, 10_000)), None)
+    send_rate: str | None = setting(parsers.optional(parsers.send_rate), "600/min")
+    send_bytes: str | None = setting(parsers.optional(parsers.byte_rate), "16MB/min")
+    idempotent_rate: str | None = setting(parsers.optional(parsers.send_rate), "50000/day")
+    max_bytes: int = setting(parsers.whole(1024, 536_870_912), 1_048_576)
+    long_polls: int | None = setting(parsers.optional(parsers.whole(0, 10_000)), None)
+    long_polls_per_user: int | None = setting(parsers.optional(parsers.whole(1, 10_000)), None)
 
     @property
     def rate(self) -> tuple[int, float] | None:
         """SEND_RATE as a number of messages in a number of seconds, or None without a limit."""
-        return values.count_and_seconds(self.send_rate)
+        return parsers.count_and_seconds(self.send_rate)
 
     @property
     def byte_rate(self) -> tuple[int, float] | None:
         """SEND_BYTES as a number of bytes in a number of seconds, or None without a limit."""
-        return values.count_and_seconds(self.send_bytes)
+        return parsers.count_and_seconds(self.send_bytes)
 
     @property
     def once_rate(self) -> tuple[int, float] | None:
         """IDEMPOTENT_RATE as a number of messages in a number of seconds, or None without a limit."""
-        return values.count_and_seconds(self.idempotent_rate)
+        return parsers.count_and_seconds(self.idempotent_rate)
 
     def waiting(self, has_threads: bool) -> tuple[int, int]:
         """Return how many requests may wait in one process at a time, and how many of one user.
@@ -110,9 +110,9 @@ class Api:
 class Metrics:
     """``RMQ["METRICS"]``."""
 
-    token: str | None = setting(values.optional(values.token), None, is_secret=True)
+    token: str | None = setting(parsers.optional(parsers.token), None, is_secret=True)
     """A client that sends it may read the metrics without logging in."""
-    opentelemetry: bool = setting(values.opentelemetry, False)
+    opentelemetry: bool = setting(parsers.opentelemetry, False)
     """Whether processes record metrics of OpenTelemetry."""
 
 
@@ -120,8 +120,8 @@ class Metrics:
 class Outbox:
     """``RMQ["OUTBOX"]`` as a dict: its options. True: the defaults, for all topics."""
 
-    grace: float = setting(values.seconds(0.1), 5.0)
-    replicas: int = setting(values.whole(0, MAX_REPLICAS), 0)
+    grace: float = setting(parsers.seconds(0.1), 5.0)
+    replicas: int = setting(parsers.whole(0, MAX_REPLICAS), 0)
     """The number of replicas of Redis that must have a message before its row is deleted."""
 
     @property
@@ -141,36 +141,36 @@ class Config:
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     time_zone: str = "UTC"
     """The time zone of schedules that name none: the project's TIME_ZONE."""
-    broker: str = setting(values.one_of("redis", "memory"), "redis")
+    broker: str = setting(parsers.one_of("redis", "memory"), "redis")
     redis: RedisServer | None = None
     """None only with BROKER "memory"."""
-    key_prefix: str = setting(values.prefix, "")
+    key_prefix: str = setting(parsers.prefix, "")
     coordinator: str = "redis"
     """``redis``, ``zookeeper``, or a dotted path."""
-    testing: bool = setting(values.boolean, False)
+    testing: bool = setting(parsers.boolean, False)
     """Whether this is a test run; BROKER is then "memory", and REDIS is not read."""
     zookeeper: ZooKeeper | None = None
-    on_commit: bool = setting(values.boolean, True)
-    once_retention: float = setting(values.seconds(1.0), 604_800.0)
+    on_commit: bool = setting(parsers.boolean, True)
+    once_retention: float = setting(parsers.seconds(1.0), 604_800.0)
     """How long (seconds) a database remembers the messages of listeners with ``once``."""
     history_retention: float | None = setting(
-        values.optional(values.seconds(60.0, timedelta(days=366))), 172_800.0
+        parsers.optional(parsers.seconds(60.0, timedelta(days=366))), 172_800.0
     )
     """The seconds for which the figures of each minute are kept, or None if none are recorded."""
     code_version: str = setting(
-        values.matching(r"[ -~]{0,100}", "text of at most 100 printable ASCII characters"), ""
+        parsers.matching(r"[ -~]{0,100}", "text of at most 100 printable ASCII characters"), ""
     )
     """The version of the project's code, which workers report."""
-    autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
-    durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
+    autodiscover: str | None = setting(parsers.optional(parsers.module_name), "listeners")
+    durability: str = setting(parsers.one_of("relaxed", "strict"), "relaxed")
     consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})
     admin: Admin = field(default_factory=Admin, metadata={"section": Admin})
     api: Api = field(default_factory=Api, metadata={"section": Api})
     metrics: Metrics = field(default_factory=Metrics, metadata={"section": Metrics})
     outbox: Outbox = field(default_factory=Outbox, metadata={"section": Outbox})
-    tracing: bool = setting(values.opentelemetry, False)
+    tracing: bool = setting(parsers.opentelemetry, False)
     """Whether sends and calls of listeners are spans of OpenTelemetry."""
-    events: bool = setting(values.boolean, False)
+    events: bool = setting(parsers.boolean, False)
     """Whether processes publish what happens to messages."""
 
     @property

@@ -9,10 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from django_rmq.conf.problems import Problems, printable
-from django_rmq.conf.section_reader import read_section, read_values
-from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
-from django_rmq.conf.values import (
+from django_rmq.conf.parsers import (
     Keys,
     boolean,
     keys_of,
@@ -23,6 +20,9 @@ from django_rmq.conf.values import (
     setting,
     text,
 )
+from django_rmq.conf.problems import Problems, printable
+from django_rmq.conf.section_reader import read_section, read_values
+from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
 from django_rmq.core.model.keys import check_topic_name
 from django_rmq.core.model.limits import MAX_RETRIES_LIMIT
 from django_rmq.core.model.topic import Topic

@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from django.utils.module_loading import import_string
 
-from django_rmq.conf.problems import Problems, printable, printable_error, quoting
-from django_rmq.conf.section_reader import Values, read_values
-from django_rmq.conf.values import (
+from django_rmq.conf.parsers import (
     InvalidSetting,
     Keys,
     boolean,
@@ -29,6 +27,8 @@ from django_rmq.conf.values import (
     whole,
     whole_seconds,
 )
+from django_rmq.conf.problems import Problems, printable, printable_error, quoting
+from django_rmq.conf.section_reader import Values, read_values
 from django_rmq.core.model.keys import check_slots, check_topic_name
 from django_rmq.core.model.limits import (
     BATCH,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from django_rmq.core.model.stored_actions import Deletion
 from django_rmq.core.monitoring.history import Minute, SummedMinute
-from django_rmq.message_ids import MessageIdentity, identify
+from django_rmq.id_lookup import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
     background_actions,

@@ -28,7 +28,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.option_checks import check_fixed_time, check_priority, check_stored_basis
 from django_rmq.core.producer.placement import basis_of_field, instant_ms, score_at_once, slot_of
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
-from django_rmq.message_ids import MessageIdentity, find_messages, find_moved
+from django_rmq.id_lookup import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import (
     EDITED_REPLAY,

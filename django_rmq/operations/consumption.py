@@ -28,7 +28,7 @@ from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
+from django_rmq.id_lookup import ALL_ROUNDS, find_messages, id_of, identify
 from django_rmq.operations.authorization import Actor, Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.long_poll import ROUND_SECONDS, LongPoll, Permits, account_of

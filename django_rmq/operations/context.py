@@ -12,7 +12,7 @@ from django_rmq.conf import Config, get_config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, NotPermitted, SlotMoved, UnknownTopic
-from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
+from django_rmq.id_lookup import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
 from django_rmq.operations.audit_trail import Trace, record
 from django_rmq.operations.authorization import Actor, Permission, sees_stored
 from django_rmq.operations.bulk import BulkProgress, BulkRun

@@ -18,7 +18,7 @@ from django_rmq.core.model.limits import is_retry
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.message_ids import id_of
+from django_rmq.id_lookup import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations.authorization import Permission, require_search, sees_content, sees_stored
 from django_rmq.operations.context import OperationContext, identified

@@ -20,7 +20,7 @@ from django_rmq.core.model.replies import DeadGroup, error_class
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.message_ids import id_of
+from django_rmq.id_lookup import id_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import bulk, shared_reads
 from django_rmq.operations.authorization import Permission, sees_content, sees_formatted, sees_stored

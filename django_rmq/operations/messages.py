@@ -25,7 +25,7 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused, RmqError
-from django_rmq.message_ids import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of
+from django_rmq.id_lookup import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of
 from django_rmq.operations.authorization import (
     Permission,
     require_search,

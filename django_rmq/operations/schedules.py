@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from django.utils.translation import gettext as _
 
 from django_rmq import connections
+from django_rmq.conf.parsers import InvalidSetting
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
-from django_rmq.conf.values import InvalidSetting
 from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.inspect import status

@@ -43,7 +43,7 @@ from django_rmq.core.producer.producer import Producer, found_nothing
 from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
 from django_rmq.durations import Duration
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, RmqError, SlotMoved
-from django_rmq.message_ids import (
+from django_rmq.id_lookup import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
     MessageIdentity,

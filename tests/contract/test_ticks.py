@@ -21,7 +21,7 @@ def keyed(make_slot: MakeSlot, kind: TopicType = TopicType.FIXED_TIME, **options
 
 
 def tick(slot: Slot, instant: int, generation: int = 1, body: bytes = b"body") -> Any:
-    return slot.tick("nightly", generation, instant, b"nightly@%d" % instant, slot.envelope(body))
+    return slot.put_tick("nightly", generation, instant, b"nightly@%d" % instant, slot.envelope(body))
 
 
 def retract(slot: Slot, instant: int, generation: int = 2) -> Any:
@@ -57,7 +57,7 @@ def test_an_earlier_tick_is_not_written_after_a_later_one(make_slot: MakeSlot) -
 def test_schedules_of_one_slot_do_not_know_each_other(make_slot: MakeSlot) -> None:
     slot = keyed(make_slot)
     assert tick(slot, slot.now_ms + 9) == "stored"
-    assert slot.tick("hourly", 1, slot.now_ms + 5, b"hourly@5", slot.envelope()) == "stored"
+    assert slot.put_tick("hourly", 1, slot.now_ms + 5, b"hourly@5", slot.envelope()) == "stored"
     assert len(slot.zset("store")) == 2
 
 

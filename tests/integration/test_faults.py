@@ -128,7 +128,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_replace": lambda slot, receipt: send(slot),
     "send_fifo": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
-    "tick": lambda slot, receipt: slot.tick(
+    "put_tick": lambda slot, receipt: slot.put_tick(
         "nightly", 1, slot.now_ms + 9, b"nightly@9", slot.envelopes(1)[0]
     ),
     "retract": lambda slot, receipt: slot.retract("nightly", 2, slot.now_ms + 9, b"waiting"),
@@ -191,7 +191,7 @@ REPEATED: dict[str, Any] = {
     "send_replace": ["replaced", "replaced"],
     "send_fifo": ["present", "present"],
     "ensure": ["present", "present"],
-    "tick": "known",
+    "put_tick": "known",
     "retract": "removed",
     "commit": ["stale", "stale"],
     "commit_delivery": [],
@@ -263,7 +263,7 @@ KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO, "comm
 
 
 def suits(script: str, kind: TopicType) -> bool:
-    if script in ("tick", "retract"):
+    if script in ("put_tick", "retract"):
         return kind not in (TopicType.PRIORITY, TopicType.FIFO)
     if script in ("send_fifo", "commit_delivery") or kind is TopicType.FIFO:
         return script in ("send_fifo", "commit_delivery") and kind is TopicType.FIFO
@@ -553,7 +553,7 @@ def test_a_full_server_refuses_sends_and_nothing_is_written(
             lambda: ensure(slot),
             lambda: unused.send(b"new"),
             lambda: ensure(unused),
-            *([lambda: ACTS["tick"](slot, 0)] if suits("tick", kind) and identity == "key" else []),
+            *([lambda: ACTS["put_tick"](slot, 0)] if suits("put_tick", kind) and identity == "key" else []),
         ):
             with pytest.raises(ServerFull):
                 send_it()
@@ -576,7 +576,8 @@ def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"), [one for one in SUITABLE if one.values[0] not in {*SENDS, "scatter", "adopt", "tick"}]
+    ("script", "kind"),
+    [one for one in SUITABLE if one.values[0] not in {*SENDS, "scatter", "adopt", "put_tick"}],
 )
 def test_on_a_full_server_everything_else_does_what_it_always_does(
     small_server: redis.Redis, prefix: str, script: str, kind: TopicType

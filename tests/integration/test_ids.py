@@ -21,7 +21,7 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections, message_ids
+from django_rmq import connections, id_lookup
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -541,5 +541,5 @@ def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:
     sealed = sealed_id("redacted", 0, b"m").partition("~")[2]
     with pytest.raises(InvalidRequest):
         shell().get("redacted", wrong.format(sealed))
-    identity = message_ids.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
+    identity = id_lookup.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
     assert identity.place is not None and identity.place.score == 100

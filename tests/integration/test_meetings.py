@@ -89,7 +89,7 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
         real = InMemoryBroker.run
 
         def run(self: InMemoryBroker, call: Any) -> Any:
-            if call.script == "tick" and call.place.topic.name == "lost":
+            if call.script == "put_tick" and call.place.topic.name == "lost":
                 raise ServerUnavailable("its node is down")
             return real(self, call)
 

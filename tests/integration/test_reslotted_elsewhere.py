@@ -28,7 +28,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
-from django_rmq.message_ids import identify_for_program
+from django_rmq.id_lookup import identify_for_program
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery

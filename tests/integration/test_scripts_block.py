@@ -199,7 +199,7 @@ def every_script(slot: Timed) -> Timed:
         assert slot.time("insert", lambda: run_all(slot.broker, inserted))[-1]
     if not slot.topic.is_priority:
         tick = (START_MS + 1, b"nightly@1", encode_envelope(Envelope(b"x" * 200)))
-        slot.time("tick", lambda: slot.tick("nightly", 1, *tick))
+        slot.time("put_tick", lambda: slot.put_tick("nightly", 1, *tick))
         slot.time("retract", lambda: slot.retract("nightly", 2, *tick[:2]))
     slot.time("acquire", slot.acquire)
     many = replace(slot.topic, name="many")
@@ -298,7 +298,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("find_paused", lambda: slot.broker.find_paused([AtSlots(slot.topic, [0] * 1_024)]))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"send_merge", "send_replace", "send_fifo", "commit_delivery"}
-    others |= {"tick", "retract"} if slot.topic.is_priority else set()
+    others |= {"put_tick", "retract"} if slot.topic.is_priority else set()
     assert timed == set(lua.names()) - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot

@@ -106,7 +106,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "shut": moving.shut,
     "status": looking.status,
     "reslot_progress": moving.reslot_progress,
-    "tick": ticks.tick,
+    "put_tick": ticks.put_tick,
     "idempotent_requests/begin_request": answers.begin_request,
     "idempotent_requests/store_answer": answers.store_answer,
     "spark_consumers/hold_consumer": claims.hold_consumer,

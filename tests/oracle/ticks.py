@@ -22,7 +22,7 @@ def _latest(slot: Slot, field: str) -> tuple[int, int, bool]:
 
 
 @on(*SENDING)
-def tick(slot: Slot, field: str, generation: int, instant: int, member: bytes, envelope: bytes) -> str:
+def put_tick(slot: Slot, field: str, generation: int, instant: int, member: bytes, envelope: bytes) -> str:
     if not slot.topic.takes_instants or not 999 < instant <= 1e14:
         raise ServerRefused("ERR instant is out of bounds")
     latest, last, taken = _latest(slot, field)

@@ -533,7 +533,7 @@ class Lockstep(RuleBasedStateMachine):
             return
         [envelope] = self.envelopes(data, 1)
         topic = self.elsewhere() if data.draw(st.sampled_from([False] * 30 + [True])) else self.topic
-        answer = self.both(lambda b: b.tick(topic, 0, "s", generation, instant, member, envelope))
+        answer = self.both(lambda b: b.put_tick(topic, 0, "s", generation, instant, member, envelope))
         if answer == "stored":
             self.promises.waiting[member] = Promise(instant, body=self.promised(envelope))
             self.kept_by_strangers.discard(member)

@@ -150,7 +150,7 @@ ALLOWED = {
     "schedules.py": {"find_spec": OURS},
     "conf/redis_settings.py": {"import_string": THE_SETTINGS},
     "conf/topic_settings.py": {"import_string": THE_SETTINGS},
-    "conf/values.py": {"find_spec": OURS},
+    "conf/parsers.py": {"find_spec": OURS},
     "tasks/frameworks.py": {"find_spec": OURS, "import_module": OURS},
     "tasks/task_modules.py": {"import_module": THE_PROJECT},
     "typed_bodies.py": {"import_string": THE_SETTINGS},

@@ -200,7 +200,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.send_fifo(TOPIC, 0, 50, members, [b"x", b"y"], ensure=True),
         ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
         insert.end_insertion(TOPIC, 0),
-        ask.tick(TOPIC, 0, "nightly", 1, 50, b"a", b"x"),
+        ask.put_tick(TOPIC, 0, "nightly", 1, 50, b"a", b"x"),
         ask.retract(TOPIC, 0, "nightly", 2, 50, b"a"),
         ask.acquire(TOPIC, 0),
         ask.acquire_slots(TOPIC, [0]),

@@ -82,7 +82,7 @@ def _tick(reply: list[bytes]) -> str:
     return reply[0].decode()
 
 
-def tick(
+def put_tick(
     topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes, envelope: bytes
 ) -> Call[str]:
     """Put a tick into its slot. Answers stored, known (it was put there before), stale (of an earlier generation) or full.
@@ -90,7 +90,7 @@ def tick(
     Raises ``SlotMoved``.
     """
     own = (_field(name), generation, instant, member, envelope)
-    return Call("tick", AtSlot(topic, slot), own, _tick)
+    return Call("put_tick", AtSlot(topic, slot), own, _tick)
 
 
 def retract(topic: Topic, slot: int, name: str, generation: int, instant: int, member: bytes) -> Call[str]:

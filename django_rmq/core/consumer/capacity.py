@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.consumer.adaptive import AdaptiveConcurrency
+from django_rmq.core.consumer.adaptive_concurrency import AdaptiveConcurrency
 from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
 from django_rmq.core.consumer.mailbox import LimitsChange
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotTable

@@ -1,4 +1,4 @@
-"""The placement of a message: its slot, its member, its score and its envelope, also while its topic is re-slotted.
+"""The placement of a message: its slot, its score, its envelope, and its member, by which equal sends are one message.
 
 Two sends are the same message if topic, slot and member are the same. The member is the key (IDENTITY "key"), or else the encoded
 body (``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message.

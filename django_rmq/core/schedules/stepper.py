@@ -162,7 +162,7 @@ class Stepper:
         for topic, slot in self._places(out.topic, record.crc):
             try:
                 answer = self._broker.run(
-                    ticks.tick(
+                    ticks.put_tick(
                         topic,
                         slot,
                         record.name,

@@ -16,7 +16,7 @@ from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 
 from django_rmq import Message, Reject, TopicFull, connections, send_message, send_messages
-from django_rmq.conf import get_config, values
+from django_rmq.conf import get_config, parsers
 from django_rmq.core.consumer import Hooks
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
 from django_rmq.observability import announcements, semantic_conventions, telemetry
@@ -190,6 +190,6 @@ def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader)
 
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "find_spec", lambda name: None)
+    monkeypatch.setattr(parsers, "find_spec", lambda name: None)
     with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match="extra otel"):
         get_config()

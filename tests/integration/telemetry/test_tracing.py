@@ -25,7 +25,7 @@ from django_rmq import (
     send_message,
     send_messages,
 )
-from django_rmq.conf import get_config, values
+from django_rmq.conf import get_config, parsers
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.producer.option_checks import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
@@ -374,7 +374,7 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
 
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "find_spec", lambda name: None)
+    monkeypatch.setattr(parsers, "find_spec", lambda name: None)
     with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match="extra otel"):
         get_config()
 

@@ -1,4 +1,4 @@
--- Decide the next tick of a schedule, once the tick before it is due; then it has to be written into its slot.
+-- Decide the next tick of a schedule, once the tick before it is due; then `put_tick` has to write it into its slot.
 --
 -- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
 --

@@ -1,7 +1,8 @@
 """Compare the registered definition of a topic with the settings, and change it as far as that is safe.
 
 A definition decides how a message is treated once it is in Redis, so all processes must have the same.
-Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopics`` when a person runs it.
+Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopics`` when a person runs it. The broker reads and
+replaces definitions (``redis.broker``).
 """
 
 from __future__ import annotations

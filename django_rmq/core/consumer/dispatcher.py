@@ -2,9 +2,10 @@
 
 Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
-the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four. This module
-puts the parts of a worker together and runs the loop; the parts decide what each turn does. Here are also the options of a
-worker, and the callbacks by which the layers above follow and direct it.
+the slow poll. This module puts the parts of a worker together and runs the loop; the parts decide what each turn does:
+``slot_schedule`` when a slot is due, ``fetch_planner`` what is fetched, ``executor_pool`` where it runs, ``acks`` how it is
+settled, ``wakeups`` what ends the sleep, and ``shutdown`` how the worker ends. Here are also the options of a worker, and the
+callbacks by which the layers above follow and direct it.
 """
 
 from __future__ import annotations

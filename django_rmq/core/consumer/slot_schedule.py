@@ -2,7 +2,7 @@
 
 Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot belongs to this
 worker again, and no other worker will ask for its messages. This module sends no commands that change a slot; acquiring
-and fetching are the parts of ``slot_acquisition`` and ``fetch``.
+and fetching are the parts of ``slot_acquisition`` and ``fetch_planner``.
 """
 
 from __future__ import annotations

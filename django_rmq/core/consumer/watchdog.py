@@ -1,7 +1,7 @@
 """The watchdog inside a worker: finds threads that have died, and calls of listeners that hang.
 
 A thread that has died is replaced, or the worker ends. After MAX_RUNTIME the batch of a call is abandoned and left to its
-time-out, and after HARD_TIMEOUT the call is ended. A worker whose dispatcher hangs is ended by its parent (``supervisor``).
+time-out, and after HARD_TIMEOUT the call is ended. A worker whose dispatcher hangs is ended by its parent (``worker_processes``).
 Here are also stacks as text.
 """
 

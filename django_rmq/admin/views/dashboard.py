@@ -21,7 +21,7 @@ from django_rmq.admin.views.page import number as number_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
-from django_rmq.operations.health import DEFAULT_THRESHOLDS, is_late, is_old_in_outbox, judge_schedule
+from django_rmq.operations.health import DEFAULT_THRESHOLDS, is_late, judge_schedule, judge_waiting
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -123,7 +123,7 @@ def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> di
 
 
 def _outbox_link(operations: Operations, url: str) -> Link:
-    """Return the way to the outbox, with what is in it. Refused and old messages need somebody's attention."""
+    """Return the way to the outbox, with what is in it, and whether that needs somebody's attention."""
     try:
         waits = operations.shared_outbox()
     except RmqError:
@@ -137,7 +137,8 @@ def _outbox_link(operations: Operations, url: str) -> Link:
         )
     if refused:
         notes.append(_("%(count)s refused") % {"count": number(refused)})
-    return Link(_("Outbox"), url, _(", ").join(notes), bool(refused) or is_old_in_outbox(age))
+    is_bad = any(judge_waiting(one, DEFAULT_THRESHOLDS).needs_attention for one in waits)
+    return Link(_("Outbox"), url, _(", ").join(notes), is_bad)
 
 
 def _schedules_link(operations: Operations, url: str) -> Link:

@@ -26,6 +26,7 @@ from django_rmq.conf import Config, get_config
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import PendingEnd
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
@@ -208,7 +209,11 @@ def run(message: Message) -> PendingEnd | None:
         arguments = attempt.begin()
         writer.begin(attempt)
         _announce(attempt, "task_started")
-        call = attempt.succeed(attempt.task.call(*arguments, **attempt.result.kwargs))
+        try:
+            returned = attempt.task.call(*arguments, **attempt.result.kwargs)
+        finally:
+            _end_copy()
+        call = attempt.succeed(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a task raises
         failed, call = error, attempt.fail(error)
     if failed is None and _may_wait(attempt):
@@ -225,6 +230,12 @@ def run(message: Message) -> PendingEnd | None:
         # task would stay in memory until a garbage collection.
         failed = None
     return None
+
+
+def _end_copy() -> None:
+    """End this process if the task has forked it: the end of the task is that of the function in the original process."""
+    if invoke.forking is not None:
+        invoke.end_copy()  # rule: copies_end_the_task
 
 
 def _may_wait(attempt: Attempt) -> bool:
@@ -288,7 +299,11 @@ async def arun(message: Message) -> None:
         writer.begin(attempt)
         with _announcing(attempt):
             await attempt.signals.task_started.asend_robust(sender=attempt.sender, task_result=attempt.result)
-        call = attempt.succeed(await attempt.task.acall(*arguments, **attempt.result.kwargs))
+        try:
+            returned = await attempt.task.acall(*arguments, **attempt.result.kwargs)
+        finally:
+            _end_copy()
+        call = attempt.succeed(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a task raises, and CancelledError
         failed, call = error, attempt.fail(error)
     try:

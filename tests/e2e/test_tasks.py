@@ -163,6 +163,18 @@ def test_a_task_that_exits_does_not_end_its_worker(
     assert set(worker.children) == children
 
 
+def test_a_process_that_a_task_has_forked_does_not_end_the_task(
+    work: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    work()
+    each = [
+        task.using(queue_name="brief").enqueue(str(tmp_path / task.name))
+        for task in (errands.forks_at_last, errands.aforks_at_last)
+    ]
+    assert [result.return_value for result in finished(*each)] == ["the original", "the original"]
+    assert {result.attempts for result in each} == {2}
+
+
 def test_a_task_that_kills_every_worker_has_failed_in_the_end(
     work: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,10 +19,14 @@ from django.utils import timezone
 from django_rmq import cancel_message, connections, send_message
 from django_rmq.conf import get_config
 from django_rmq.core import reslotting
+from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
@@ -587,3 +593,24 @@ def test_a_task_whose_end_redis_does_not_take_is_not_acknowledged(
             assert is_full_for_long or ending.result(30) == [None]
         result.refresh()
         assert result.is_finished != is_full_for_long
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # of Python 3.12: it has several threads
+def test_a_process_that_a_task_has_forked_does_not_end_the_task(using: Use, tmp_path: Path) -> None:
+    using(MAX_RETRIES=0)
+    (tmp_path / "tried").touch()
+    result = errands.forks_at_last.enqueue(str(tmp_path / "tried"))
+    message = take(result.id)
+    listener_registry.discover()
+    listener = listener_registry.listeners()["tasks.default"]
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    thread = ExecutorThread(0, inbox, NO_HOOKS)
+    slot = ConsumedSlot(message.topic, message.slot, 0)
+    thread.put(Batch(slot, listener, message.receipt, [message], uptime()))
+    thread.stop()
+    thread.start()
+    assert inbox.get(timeout=30).committed == [message.delivery.member]
+    result.refresh()
+    assert result.return_value == "the original"

@@ -72,6 +72,26 @@ def waits_once(path: str) -> str:
     return "done"
 
 
+def _fork(path: str) -> str:
+    if not Path(path).exists():
+        Path(path).touch()
+        raise Retry("not yet", delay=0)
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "the original" if child else "the copy"
+
+
+@task()
+def forks_at_last(path: str) -> str:
+    return _fork(path)
+
+
+@task()
+async def aforks_at_last(path: str) -> str:
+    return _fork(path)
+
+
 @task()
 def exits() -> None:
     raise SystemExit(1)

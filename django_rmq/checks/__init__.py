@@ -76,7 +76,7 @@ when the first check runs: a web server runs none. What some of them report is f
 id                       where it is found
 =======================  ============================================================================
 E001, E002               ``conf.section_reader``
-E003, E105               ``conf.parsers``, by the parser of the value
+E003, E105               ``conf.parsers``
 E004 to E006, E095       ``conf.topic_settings``
 E007                     ``conf.coordinator_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER

@@ -1,6 +1,6 @@
 """How a section of the settings is read: unknown keys are reported, and every value is parsed.
 
-The reader continues after a problem, so that all are found. ``values`` has the parsers, ``problems`` the sentences.
+The reader continues after a problem, so that all are found. ``parsers`` reads each value, and ``problems`` has the sentences.
 """
 
 from __future__ import annotations

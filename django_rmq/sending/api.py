@@ -18,7 +18,7 @@ from zlib import crc32
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.timezone import get_default_timezone
 
@@ -42,7 +42,7 @@ from django_rmq.core.producer.placement import (
 from django_rmq.core.producer.producer import Producer, found_nothing
 from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
 from django_rmq.durations import Duration
-from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, RmqError, SlotMoved
+from django_rmq.exceptions import CallerError, InvalidMessage, RmqError, SlotMoved
 from django_rmq.id_lookup import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
@@ -52,7 +52,7 @@ from django_rmq.id_lookup import (
     identify_for_program,
 )
 from django_rmq.sending.coroutines import coroutine_of
-from django_rmq.sending.on_commit import defer, defer_removal, rows_waiting
+from django_rmq.sending.on_commit import commit_to_wait_for, defer, defer_removal, rows_waiting
 from django_rmq.sending.results import RemoveResult, explained, too_full, went_nowhere
 
 
@@ -640,24 +640,3 @@ def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:
             f"the message of this id is in slot {identity.slot}, and this one belongs into slot {outgoing.slot}: pass the "
             "slot_basis= of its send"
         )
-
-
-def commit_to_wait_for(on_commit: bool | None, using: str | None) -> BaseDatabaseWrapper | None:
-    """Return the database connection whose commit a message waits for, or None if it is sent at once.
-
-    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
-    """
-    if on_commit is None:
-        on_commit = get_config().on_commit
-    if not on_commit:
-        return None
-    connection: BaseDatabaseWrapper = transaction.get_connection(using)
-    if connection.in_atomic_block:
-        return connection
-    # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
-    if connection.connection is not None and not connection.autocommit:
-        raise ConfigurationError(
-            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
-            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
-        )
-    return None

@@ -1,6 +1,6 @@
 """Sends and removals that wait for the commit of a database: those of a transaction run in one pipeline, in order.
 
-``api.commit_to_wait_for`` decides whether a call waits. Each call that does registers one ``transaction.on_commit``
+``commit_to_wait_for`` decides whether a call waits. Each call that does registers one ``transaction.on_commit``
 callback, and only that callback holds the call's messages. Django drops the callbacks of a transaction or savepoint that is
 rolled back, and with them the messages: no body stays in memory.
 
@@ -34,7 +34,7 @@ from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, Sen
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 from django_rmq.observability import announcements
 from django_rmq.outbox import StoredSend
 from django_rmq.sending.results import RemoveResult, explained, status_by_now, too_full, went_nowhere
@@ -49,6 +49,27 @@ sent them.
 The ledger in Redis cannot count them. Read it, do not write it.
 """
 _counting = threading.Lock()
+
+
+def commit_to_wait_for(on_commit: bool | None, using: str | None) -> BaseDatabaseWrapper | None:
+    """Return the database connection whose commit a message waits for, or None if it is sent at once.
+
+    Raises ``ConfigurationError`` if autocommit was switched off by hand and no block is open.
+    """
+    if on_commit is None:
+        on_commit = get_config().on_commit
+    if not on_commit:
+        return None
+    connection: BaseDatabaseWrapper = transaction.get_connection(using)
+    if connection.in_atomic_block:
+        return connection
+    # Where autocommit was switched off by hand, Django sees no commit, and refuses ``on_commit`` callbacks.
+    if connection.connection is not None and not connection.autocommit:
+        raise ConfigurationError(
+            f"autocommit is off on the database {connection.alias!r} and no atomic block is open, so Django calls "
+            "nothing at the commit. Send within transaction.atomic(), or with on_commit=False"
+        )
+    return None
 
 
 def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:

@@ -69,6 +69,15 @@ def test_a_shut_slot_without_serial_hands_out_nothing_either(make_slot: Make) ->
     assert slot.take().status == "busy"
 
 
+def test_a_shut_slot_is_not_claimed_from_until_it_is_opened(make_slot: Make) -> None:
+    slot = make_slot(slots=2)
+    slot.send(b"x")
+    assert slot.shut(1) == "shut"
+    assert slot.claim("s", 1, 30_000, 10).status == "busy"
+    reopen(slot)
+    assert slot.claim("s", 1, 30_000, 10).taken == 1
+
+
 def test_a_shut_slot_times_out_what_runs(make_slot: Make) -> None:
     slot = make_slot(slots=2, backoff=NO_BACKOFF)
     slot.send(b"x")

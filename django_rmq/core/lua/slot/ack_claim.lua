@@ -53,7 +53,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _claims
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)

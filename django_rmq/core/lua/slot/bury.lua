@@ -31,7 +31,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _ledger.counts
 -- include: _accumulation.bodies
 -- include: _death_record
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _delivery_end.mark_delivery
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')

@@ -74,7 +74,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _claims
 -- include: _time_outs
 -- include: _retries.promote_due
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _scores.latest_due
 -- include: _insertion_end
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
@@ -123,11 +123,9 @@ if number < newest or (number == newest and state ~= 'open') then return answer(
 local comes_back = state == 'lost' or state == 'returned'
 -- rule: claim_before_the_last_has_ended
 if ours and number > newest then return answer(comes_back and 'busy' or 'unfinished') end -- rule: lost_claim_is_unfinished
+-- include: _gate.for_claim
 -- While a re-slotting moves messages, nothing is delivered.
--- rule: claim_gate
-if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
--- rule: strict_claim_overtakes
-if strict and (in_flight > 0 or redis.call('ZCARD', retry) > 0) then return answer('busy') end
+if shut or known[6] then return answer('busy') end -- rule: claim_of_a_moving_slot
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
 local has_bodies = redis.call('HLEN', body) > 0

@@ -31,8 +31,8 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _scores.kinds
 -- include: _ledger.counts
 -- include: _sleep.wake
--- include: _undrained.note_undrained
--- include: _undrained.note_sent
+-- include: _priority_notes.note_undrained
+-- include: _priority_notes.note_sent
 -- include: _send.place
 -- include: _scores.debounce
 local members, rows = {}, {}

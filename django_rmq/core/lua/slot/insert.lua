@@ -37,8 +37,8 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 -- include: _scores.kinds
 -- include: _ledger.counts
 -- include: _sleep.wake
--- include: _undrained.note_undrained
--- include: _undrained.note_sent
+-- include: _priority_notes.note_undrained
+-- include: _priority_notes.note_sent
 
 -- include: _insertion_end
 if step == 'end' then

@@ -32,7 +32,7 @@ if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then
 -- include: _scores.numbers
 -- include: _scores.kinds
 -- include: _ledger.counts
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _accumulation.bodies
 redis.call('HDEL', control, '')
 for i = first, last, 5 do

@@ -31,7 +31,7 @@ local undrained_since = known[4]
 -- include: _now
 -- include: _scores.numbers
 -- include: _ledger.counts
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 if known[1] ~= reslot or not known[2] then return { 'stale' } end -- rule: moved_out_of_an_open_slot
 local staged = redis.call('HMGET', leaving, 'ticket', 'target', 'rows')
 -- The process that took these messages out died, or lost a reply, so they may not have arrived: they are handed over again.

@@ -132,14 +132,12 @@ if in_flight > 0 or rests or claimed then
   claimed = claimed and redis.call('ZCARD', claimants) > 0
   claims_shut = claimed and claim_shuts()
 end
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _scores.latest_due
 -- include: _pages.rank_after
 -- include: _sleep.next_due
 -- include: _delivery.choose
-local shut = in_flight >= slot_capacity -- rule: room_off
-if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
-if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
+-- include: _gate.for_delivery
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or moving then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out

@@ -26,7 +26,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _ledger.counts
 -- include: _sleep.wake
 -- include: _retries.promote_due
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 redis.call('HDEL', control, '')
 local promoted = promote_due(limit)
 if promoted > 0 then

@@ -30,7 +30,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _scores.numbers
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store
 local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit) -- rule: purge_within_bounds
 if #members == 0 then return { 0, 0, 0 } end

@@ -38,7 +38,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retries.end_for_good
 -- include: _delivery_end.end_marked
 -- include: _delivery_end.give_back
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
   local member = ARGV[i]

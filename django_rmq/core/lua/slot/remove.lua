@@ -32,7 +32,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _scores.numbers
 -- include: _ledger.outcomes where OUTCOME_RETENTION
 -- include: _ledger.counts
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _delivery_end.mark_delivery
 -- include: _trash
 for i = first, most_kept > 0 and last or 0 do

@@ -33,7 +33,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _scores.kinds
 -- include: _ledger.counts
 -- include: _sleep.wake
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- include: _accumulation.bodies
 -- Returns whether a copy in flight or claimed is newer than one that was deleted at `deleted_us`, or may be.
 local function runs_newer(member, fresh, deleted_us, rest)

@@ -44,7 +44,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retries.end_for_good
 -- include: _retries.backoff
 -- include: _retries.end_failed
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last, 4 do
   local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]

@@ -48,8 +48,8 @@ if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bou
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _ledger.counts
--- include: _undrained.note_undrained
--- include: _undrained.note_sent
+-- include: _priority_notes.note_undrained
+-- include: _priority_notes.note_sent
 -- include: _send.place
 local members, rows, fresh = {}, {}, nil
 for i = 1, n do

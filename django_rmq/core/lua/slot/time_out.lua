@@ -56,7 +56,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.end_failed
 -- include: _claims
 -- include: _time_outs
--- include: _undrained.note_undrained
+-- include: _priority_notes.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: time_out_needs_memory
 local timed_out, earliest = time_out_due(limit)

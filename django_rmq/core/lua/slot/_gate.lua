@@ -1,0 +1,21 @@
+-- The gate: one at a time. While a worker or a Spark consumer has messages of a serial slot, no other one gets any.
+-- Its holder may take more, and runs them one after the other (`core/consumer/capacity`).
+
+-- section: for_delivery
+-- Whether nothing may be delivered to `owner` now. A slot that is not serial has at most MAX_PREPARED messages in flight.
+--
+-- needs: slot_capacity serial strict owner holder in_flight claimed claims_shut rests
+-- offers: shut
+
+local shut = in_flight >= slot_capacity -- rule: room_off
+if serial then shut = holder ~= owner and (in_flight > 0 or claims_shut) end -- rule: gate
+if strict then shut = shut or in_flight > 0 or claimed or rests end -- rule: strict_overtakes
+
+-- section: for_claim
+-- Whether the consumer may claim nothing now. `ours`: it has a claim already. `holding`: how many consumers have one.
+--
+-- needs: retry serial strict holding ours in_flight
+-- offers: shut
+
+local shut = (holding > 0 and not ours) or (serial and in_flight > 0) -- rule: claim_gate
+if strict then shut = shut or in_flight > 0 or redis.call('ZCARD', retry) > 0 end -- rule: strict_claim_overtakes

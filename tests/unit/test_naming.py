@@ -20,7 +20,7 @@ PARTICIPLES = {"declaring", "failing", "message_tracking", "reslotting", "routin
 """Modules of Spark that programs import, and nouns that end like participles."""
 
 LARGE_PACKAGES = {"operations": 31}
-"""Packages with more than 20 modules."""
+"""Packages with more than 20 modules. Each of ``operations`` is one subject that people see or act on, and all faces use it."""
 
 LARGE_FUNCTIONS = {
     "send_message": "the options of a send, each named in its signature",

@@ -24,9 +24,9 @@ from django.utils import timezone
 from django_rmq import connections
 from django_rmq.conf import Config, get_config
 from django_rmq.conf.task_settings import TaskBackend
+from django_rmq.core import forked_copies
 from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import PendingEnd
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
@@ -234,8 +234,8 @@ def run(message: Message) -> PendingEnd | None:
 
 def _end_copy() -> None:
     """End this process if the task has forked it: the end of the task is that of the function in the original process."""
-    if invoke.forking is not None:
-        invoke.end_copy()  # rule: copies_end_the_task
+    if forked_copies.forking is not None:
+        forked_copies.end_copy()  # rule: copies_end_the_task
 
 
 def _may_wait(attempt: Attempt) -> bool:

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq import open_transactions
-from django_rmq.core.consumer import invoke
+from django_rmq.core import forked_copies
 from django_rmq.core.consumer.invoke import HELD_BACK, check_returned, holds
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
@@ -107,8 +107,8 @@ class OnceListener:
             returned = open_transactions.call_closed(self._name, self._function, argument)
         finally:
             # A copy of the process must not reach the end of the transaction: it would commit it.
-            if invoke.forking is not None:
-                invoke.end_copy()
+            if forked_copies.forking is not None:
+                forked_copies.end_copy()
         if returned is False or any(message.outcome is not None for message in messages):
             # The message has failed, or was given up, so the effects of this attempt must not stay.
             connection.set_rollback(True)  # rule: keeps_the_effects_of_a_failure

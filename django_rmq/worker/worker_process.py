@@ -25,9 +25,10 @@ from django.db import connections as databases
 from django_rmq import connections, schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core import forked_copies
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.limits import read_changed_limits
-from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions, invoke
+from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.dead_retention import trim_dead
@@ -83,7 +84,7 @@ def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedNot
         if working:
             working[0].stop()
 
-    invoke.handle_signal(signal.SIGTERM, ask)
+    forked_copies.handle_signal(signal.SIGTERM, ask)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     try:
         # A signal that was blocked since before the fork arrives when it is unblocked.

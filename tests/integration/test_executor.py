@@ -15,8 +15,8 @@ import pytest
 
 from django_rmq.core import log
 from django_rmq.core.clock import uptime
+from django_rmq.core.consumer import batch_run
 from django_rmq.core.consumer import failures as outcome_log
-from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, BatchReport, PendingEnd
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
@@ -566,7 +566,7 @@ def test_a_hook_that_fails_stops_no_listener(caplog: pytest.LogCaptureFixture) -
 def test_a_list_that_failed_is_settled_also_when_the_rest_of_its_batch_is_wanted_back(
     monkeypatch: pytest.MonkeyPatch, drops: bool
 ) -> None:
-    monkeypatch.setattr(invoke, "PATIENCE_SECONDS", -1)
+    monkeypatch.setattr(batch_run, "PATIENCE_SECONDS", -1)
     topic = replace(TOPIC, type=TopicType.PRIORITY)
     batches: list[Batch] = []
     lists: list[list[Any]] = []

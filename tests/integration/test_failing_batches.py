@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import executor_pool, invoke
+from django_rmq.core.consumer import batch_run, executor_pool
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Worker, audit, eventually, live, send, total
@@ -33,7 +33,7 @@ def options(topic: Topic) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for something better waits no longer than a few calls of the listener."""
-    monkeypatch.setattr(invoke, "PATIENCE_SECONDS", 0.005)
+    monkeypatch.setattr(batch_run, "PATIENCE_SECONDS", 0.005)
     monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.02)
 
 

@@ -24,7 +24,7 @@ PACKAGE = f"{ROOT / 'django_rmq'}/"
 MOST = {
     "send_message": 13,
     "send_message in a transaction, and its commit": 13,
-    "one delivery, in core/consumer": 16,
+    "one delivery, in core/consumer": 17,
     "replay of a dead message in the admin": 17,
     "GET topics": 20,
 }

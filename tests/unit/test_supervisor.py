@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import invoke
+from django_rmq.core import forked_copies
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.worker_processes import child_process, supervisor
 from django_rmq.core.worker_processes.child_process import ChildProcess
@@ -361,7 +361,7 @@ def test_processes_that_listeners_have_started_end_with_their_worker(
         time.sleep(600)
 
     def child(notes: SharedNotes) -> int:
-        invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        forked_copies.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         process = multiprocessing.get_context("fork").Process(target=works_on, daemon=is_daemon)
         process.start()
@@ -393,7 +393,7 @@ def test_executors_that_listeners_keep_end_with_their_worker(diary: Diary) -> No
 
 def test_a_copy_of_a_worker_does_not_keep_its_signal_handler(diary: Diary) -> None:
     def child(notes: SharedNotes) -> int:
-        invoke.handle_signal(signal.SIGTERM, lambda number, frame: None)
+        forked_copies.handle_signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
@@ -414,8 +414,8 @@ def test_a_server_that_forks_by_itself_and_calls_only_what_belongs_after_a_fork_
     if pid == 0:
         status = 1
         try:
-            invoke._note_fork()
-            invoke._let_signals_in()
+            forked_copies._note_fork()
+            forked_copies._let_signals_in()
             status = int(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before)
         finally:
             os._exit(status)

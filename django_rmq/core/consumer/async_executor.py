@@ -20,18 +20,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
+from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
-from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
+from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_failed_run
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.invoke import (
-    FLUSH_SECONDS,
-    BatchRun,
-    Coroutine,
-    await_group,
-    await_one,
-    report_failed_run,
-)
+from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one
 from django_rmq.core.consumer.shared_notes import MARKS, ThreadNotes
 from django_rmq.core.consumer.slot_schedule import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import Hooks
@@ -522,4 +516,4 @@ class AsyncExecutor(threading.Thread):
             logger.exception("A hook around the listeners failed")
 
 
-invoke.watch(AsyncExecutor)
+forked_copies.watch(AsyncExecutor)

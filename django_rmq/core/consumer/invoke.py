@@ -1,32 +1,21 @@
-"""Runs a listener for messages, one by one or in lists, in a thread or in the event loop, and determines their outcomes.
+"""Calls a listener for messages, one by one or in lists, in a thread or in the event loop, and determines their outcomes.
 
-A process that a listener has forked is a copy of a worker. It ends when the listener returns in it, because it would
-process the batch again. Which messages may begin, and who reports the outcomes, is decided by the executors.
+Which messages of a batch may begin, and when their outcomes are reported, is decided by ``batch_run``.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
-import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
-from django_rmq.core.clock import uptime
+from django_rmq.core import forked_copies
 from django_rmq.core.consumer import failures
 from django_rmq.core.consumer.batch import (
-    Batch,
-    BatchReport,
-    BatchResults,
     ListenerLike,
     Outcome,
     PendingEnd,
-    ReportQueue,
 )
 from django_rmq.core.consumer.failures import (
     Undecodable,
@@ -36,93 +25,9 @@ from django_rmq.core.consumer.failures import (
     name_of,
     text_of,
 )
-from django_rmq.core.consumer.shared_notes import BEGUN, DONE
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import Cancelled, InvalidBody
-
-forking: threading.Thread | None = None
-"""In a process that a listener has forked: the thread that forked, which is the only thread there; else None."""
-
-
-_watched: list[type[threading.Thread]] = []
-
-
-def watch(kind: type[threading.Thread]) -> None:
-    """Watch for listeners that fork in threads of this kind."""
-    _watched.append(kind)
-
-
-SignalHandler = Callable[[int, FrameType | None], object]
-"""The handler of a signal, which is called with its number and the frame that it interrupts."""
-
-_handled: set[int] = set()
-"""The signals whose handlers are a worker's."""
-
-
-def handle_signal(number: int, handler: SignalHandler) -> object:
-    """Set the handler of a signal, and return the previous one. Processes that are forked do not keep it.
-
-    Otherwise a SIGTERM to a child process of a listener would call the handler of a worker, and not end the process.
-    """
-    _handled.add(number)
-    return signal.signal(number, handler)
-
-
-_held_back = threading.local()
-"""``before``: the signals that the forking thread had blocked."""
-
-
-def _hold_signals_back() -> None:
-    # A signal that arrives in the child before it has lost the handlers would call those of the worker.
-    _held_back.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
-
-
-def _let_signals_in() -> None:
-    # uWSGI forks by itself, and has Python run only the hooks for after a fork.
-    if (before := getattr(_held_back, "before", None)) is not None:
-        _held_back.before = None
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _note_fork() -> None:
-    global forking  # noqa: PLW0603 - there is one per process
-    thread = threading.current_thread()
-    forking = thread if isinstance(thread, tuple(_watched)) else None
-    while _handled:
-        signal.signal(_handled.pop(), signal.SIG_DFL)  # rule: copies_keep_the_handlers_of_a_worker
-    _let_signals_in()
-
-
-os.register_at_fork(before=_hold_signals_back, after_in_parent=_let_signals_in, after_in_child=_note_fork)
-
-
-def end_copy() -> None:
-    """End this process if a listener has forked it and now returns in it, because it is only a copy of a worker.
-
-    Otherwise it would run the rest of the batch a second time, report to no dispatcher, and never end.
-    """
-    if threading.current_thread() is forking:  # rule: copies_go_on
-        _exit_copy(sys.exception())
-
-
-def _exit_copy(error: BaseException | None) -> NoReturn:
-    code = 0 if error is None else 1
-    try:
-        if isinstance(error, SystemExit):
-            code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-        else:
-            how = "".join(traceback.format_exception(error)) if error is not None else ""
-            # Logging is not used here: a lock that another thread held at the fork is never released in this
-            # process.
-            text = (
-                f"A listener forked, and the child process {os.getpid()} left the listener without exiting; it is "
-                f"ended now.\n{how}"
-            )
-            os.write(2, text.encode("utf-8", "backslashreplace"))
-    finally:
-        os._exit(code & 0xFF)
-
 
 CallEnd = Failure | PendingEnd | None
 """How a call of a listener for one message has ended. None: the message is to be committed."""
@@ -191,8 +96,8 @@ def call_one(function: Callable[[Any], object], message: Message, argument: obje
             returned = function(argument)
         finally:
             # If the listener has forked, the child returns here as well, and must not continue with the batch.
-            if forking is not None:
-                end_copy()
+            if forked_copies.forking is not None:
+                forked_copies.end_copy()
         if returned is not None:
             return returned if isinstance(returned, PendingEnd) else returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
@@ -261,8 +166,8 @@ def call_group(function: Callable[[Any], object], messages: list[Message]) -> li
             returned = function(list(group.readable))
         finally:
             # The child of a listener that has forked returns here as well.
-            if forking is not None:
-                end_copy()
+            if forked_copies.forking is not None:
+                forked_copies.end_copy()
         return group.returned(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
         group.raised(error)
@@ -353,207 +258,6 @@ def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | N
     return [outcomes[id(message)] for message in messages if id(message) in outcomes]
 
 
-FLUSH_SECONDS = 0.1
-"""Seconds that results of a running batch may wait before they are reported."""
-
-PATIENCE_SECONDS = 0.2
-"""Seconds for which an executor keeps the rest of a batch when something better may turn up: a higher priority,
-or another executor that is free."""
-
-
-class ProgressStates(Protocol):
-    """The bytes in which an executor records which messages of a batch are begun and done, one for each message."""
-
-    def __setitem__(self, at: int, state: int, /) -> None: ...
-
-
-class BatchRun:
-    """One run of a batch: which of its messages may begin, and what becomes of their outcomes.
-
-    The executor makes the calls that it is asked for: a thread calls the listener, the event loop awaits it. Results wait
-    for up to ``flush_seconds`` until they are reported to ``mailbox``. ``after_failure`` is called after each call that
-    has failed.
-    """
-
-    # Single calls and lists have a loop each: with one for both, a drain of single messages took 30 % more CPU.
-
-    def __init__(
-        self,
-        batch: Batch,
-        take_states: Callable[[Batch], ProgressStates],
-        mailbox: ReportQueue,
-        flush_seconds: float,
-        after_failure: Callable[[], None] = lambda: None,
-    ) -> None:
-        if batch.listener.batch_size:
-            self._lists = deque(groups(batch.messages, batch.listener.batch_size))
-            batch.messages = [message for group in self._lists for message in group]
-        self._batch = batch
-        self._states = take_states(batch)
-        self._mailbox = mailbox
-        self._flush_seconds = flush_seconds
-        self._after_failure = after_failure
-        self._results = BatchResults(batch)
-        self._pending: list[tuple[int, Message, PendingEnd]] = []
-        """The messages whose end is pending, with their positions."""
-
-    def single_calls(self) -> Generator[Message | None, CallEnd, None]:
-        """Yield each message with which the listener is to be called, and take how the call has ended.
-
-        None instead of a message says that the batch has ended, and all of it is reported.
-        """
-        batch, states, results, may_begin = self._batch, self._states, self._results, self._begin_check()
-        at, now = 0, uptime()
-        for message in batch.messages:
-            if not may_begin(at, at + 1, now):
-                break
-            if batch.stale and message.delivery.member in batch.stale:
-                at += 1
-                continue
-            # The state is recorded before the call, because the listener may kill the process.
-            states[at] = BEGUN
-            batch.call_began_at = now
-            failure = yield message
-            # The end of one call is the beginning of the next, so one reading of the clock serves both.
-            began, now = now, uptime()
-            results.times.append(now - began)
-            batch.call_began_at = None
-            if failure is None:
-                results.committed.append(message.delivery.member)
-                # If the process dies before this commit reaches Redis, the parent commits the message.
-                states[at] = DONE
-                at += 1
-                continue
-            if isinstance(failure, PendingEnd):
-                self._pending.append((at, message, failure))
-                at += 1
-                continue
-            results.failures.append(failure)
-            self._after_failure()
-            at += 1
-            if batch.topic.is_strict and holds(failure):  # rule: goes_on_behind_a_failure
-                break
-        self._report(batch.messages[at:])
-        yield None
-
-    def list_calls(self) -> Generator[list[Message], list[Outcome] | None, None]:
-        """Yield each list with which a batch listener is to be called, and take the outcomes of its messages.
-
-        The outcomes are None if the list failed as a whole; then its messages are called one by one. An empty list says
-        that the batch has ended, and all of it is reported.
-        """
-        batch, lists, states, results = self._batch, self._lists, self._states, self._results
-        may_begin, at, now = self._begin_check(), 0, uptime()
-        while lists:
-            group = lists.popleft()
-            end = at + len(group)
-            if not may_begin(at, end, now):
-                break
-            batch.group = ours = [message for message in group if message.delivery.member not in batch.stale]
-            if not ours:
-                at = end
-                continue
-            for position in range(at, end):
-                states[position] = BEGUN
-            batch.call_began_at = now
-            outcomes = yield ours
-            began, now = now, uptime()
-            results.times.append(now - began)
-            batch.call_began_at = None
-            if outcomes is None:
-                self._after_failure()
-                for message in group:
-                    # Each has the time of a call of its own.
-                    # rule: ends_a_list_that_ran_too_long_as_a_whole
-                    message.stopped = "" if message.stopped == "overran" else message.stopped
-                lists.extendleft([message] for message in reversed(group))
-                continue
-            if batch.topic.is_strict:  # rule: commits_behind_a_failure
-                outcomes = in_line(ours, outcomes)
-                end -= len(ours) - len(outcomes)
-                if len(outcomes) < len(ours) or holds(outcomes[-1][1]):
-                    lists.clear()
-            if results.add(outcomes):
-                self._after_failure()
-            done = {id(message) for message, failure in outcomes if failure is None}
-            for position, message in zip(range(at, end), group, strict=False):
-                if id(message) in done:
-                    states[position] = DONE
-            at = end
-        self._report(batch.messages[at:])
-        yield []
-
-    def _begin_check(self) -> Callable[[int, int, float], bool]:
-        """Return the function that records that the messages from ``at`` to ``end`` begin, and returns whether they may.
-
-        It is a closure, because it is called once per message.
-        """
-        batch, half, is_strict = self._batch, self._batch.timeout / 2, self._batch.topic.is_strict
-        flush_seconds, flushed = self._flush_seconds, uptime()
-        waits_for_better = batch.topic.is_priority or not batch.topic.serial
-        patience = flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
-
-        def may_begin(at: int, end: int, now: float) -> bool:
-            nonlocal flushed
-            # Messages of a list that failed have begun: they are settled one by one, however long that takes.
-            # Otherwise the good messages would run in another list with the bad one.
-            is_again = at < batch.begun
-            if not is_again:
-                # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both
-                # given back and begun.
-                batch.begun = end
-            # If the process was paused, the loop blocked or Redis unavailable, the time-out is soon over, and another worker
-            # may get the message.
-            # rule: begins_without_half_a_time_out_left
-            if now > batch.confirmed + half or batch.abandoned:
-                return False
-            # A message timed out or was given back. It comes again before those behind it, so none of these may begin.
-            if is_strict and batch.stale:  # rule: goes_on_behind_what_it_lost
-                return False
-            # rule: lists_lose_patience
-            # rule: begins_after_the_stop
-            is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
-            if is_over:
-                return False
-            if now - flushed > flush_seconds and at > batch.reported:
-                # Slow work is committed as it goes.
-                self._report(None)
-                batch.reported, flushed = at, now
-            return True
-
-        return may_begin
-
-    def _report(self, rest: list[Message] | None) -> None:
-        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
-        if self._pending:
-            self._await_ends()
-        batch, committed = self._batch, self._results.committed
-        self._mailbox.put(self._results.slice(rest))
-        self._results.clear()
-        failures.log_done(batch.topic, batch.slot.number, committed)
-
-    def _await_ends(self) -> None:
-        """Wait for the ends that are pending, because only then the messages may be acknowledged."""
-        for at, message, end in self._pending:
-            failure = outcome_of(message, end)
-            if failure is None:
-                self._results.committed.append(message.delivery.member)
-                self._states[at] = DONE
-            else:
-                self._results.failures.append(failure)
-                self._after_failure()
-        self._pending.clear()
-
-
-def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
-    """Report that a batch failed outside its listener.
-
-    At least one message counts as begun, so that one that fails again and again uses its retries in the end.
-    """
-    rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
-    mailbox.put(BatchReport(batch, [], [], rest, 0.0, True))
-
-
 Coroutine = Callable[[Any], Awaitable[Any]]
 """A listener that is a coroutine function."""
 
@@ -572,8 +276,8 @@ async def await_one(function: Coroutine, message: Message, argument: object) -> 
             returned = await function(argument)
         finally:
             # The child of a listener that has forked returns here as well.
-            if forking is not None:
-                end_copy()
+            if forked_copies.forking is not None:
+                forked_copies.end_copy()
         if returned is not None:
             return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
@@ -594,8 +298,8 @@ async def await_group(function: Coroutine, messages: list[Message]) -> list[Outc
             returned = await function(list(group.readable))
         finally:
             # The child of a listener that has forked returns here as well.
-            if forking is not None:
-                end_copy()
+            if forked_copies.forking is not None:
+                forked_copies.end_copy()
         return group.returned(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
         group.raised(error)

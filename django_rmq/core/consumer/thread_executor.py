@@ -12,9 +12,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from django_rmq.core.consumer import invoke
+from django_rmq.core import forked_copies
 from django_rmq.core.consumer.batch import Batch, ReportQueue
-from django_rmq.core.consumer.invoke import FLUSH_SECONDS, BatchRun, call_group, call_one, report_failed_run
+from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_failed_run
+from django_rmq.core.consumer.invoke import call_group, call_one
 from django_rmq.core.consumer.shared_notes import ThreadNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
@@ -209,7 +210,7 @@ class ExecutorThread(threading.Thread):
             failure = call_one(function, message, message)
 
 
-invoke.watch(ExecutorThread)
+forked_copies.watch(ExecutorThread)
 
 
 __all__ = ["NO_HOOKS", "ExecutorThread", "Hooks"]

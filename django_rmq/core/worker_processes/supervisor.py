@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.consumer.invoke import SignalHandler
 from django_rmq.core.consumer.shared_notes import SharedNotes
+from django_rmq.core.forked_copies import SignalHandler
 from django_rmq.core.log import safe_logger
 from django_rmq.core.worker_processes.child_process import (
     CLEAN,

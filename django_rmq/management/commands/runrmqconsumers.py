@@ -25,7 +25,7 @@ from django.core.management.base import CommandError
 from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
 from django_rmq.conf.settings_reader import Consumer
-from django_rmq.core.consumer import invoke
+from django_rmq.core import forked_copies
 from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.exit_codes import RECYCLE
@@ -230,7 +230,7 @@ class Command(RmqCommand):
             signals_received.append(number)
             worker.stop()
 
-        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=invoke.handle_signal):
+        with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=forked_copies.handle_signal):
             self._print(verbosity, startup.ready_line(topics, how.threads or 1))
             code = worker.run()
         return (0 if code == RECYCLE else code), worker.dispatcher.processed

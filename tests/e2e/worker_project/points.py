@@ -24,7 +24,7 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import async_executor, dispatcher, invoke, slot_acquisition, thread_executor
+from django_rmq.core.consumer import async_executor, batch_run, dispatcher, slot_acquisition, thread_executor
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline
 from django_rmq.core.worker_processes import child_process
 from django_rmq.worker import worker_process
@@ -219,8 +219,8 @@ def install() -> None:
     taking: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncExecutor)
     for thread in taking:
         thread.put = wrapped(thread.put, "before-thread", "after-thread")
-    batch_run: Any = invoke.BatchRun
-    batch_run._report = wrapped(batch_run._report, "after-listener", "after-report")
+    run_of_batch: Any = batch_run.BatchRun
+    run_of_batch._report = wrapped(run_of_batch._report, "after-listener", "after-report")
     worker: Any = dispatcher.Dispatcher
     django: Any = worker_process
     recovery: Any = slot_acquisition.LostReplyRecovery

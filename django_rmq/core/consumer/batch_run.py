@@ -1,0 +1,217 @@
+"""One run of a batch: which of its messages may begin, which outcomes they have, and when these are reported.
+
+A thread (``thread_executor``) and the event loop (``async_executor``) run batches by the same rules. ``invoke`` makes the calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from django_rmq.core.clock import uptime
+from django_rmq.core.consumer import failures
+from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults, Outcome, PendingEnd, ReportQueue
+from django_rmq.core.consumer.invoke import CallEnd, groups, holds, in_line, outcome_of
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE
+from django_rmq.core.model.delivered_message import Message
+
+FLUSH_SECONDS = 0.1
+"""Seconds that results of a running batch may wait before they are reported."""
+
+PATIENCE_SECONDS = 0.2
+"""Seconds for which an executor keeps the rest of a batch when something better may turn up: a higher priority,
+or another executor that is free."""
+
+
+class ProgressStates(Protocol):
+    """The bytes in which an executor records which messages of a batch are begun and done, one for each message."""
+
+    def __setitem__(self, at: int, state: int, /) -> None: ...
+
+
+class BatchRun:
+    """One run of a batch: which of its messages may begin, and what becomes of their outcomes.
+
+    The executor makes the calls that it is asked for: a thread calls the listener, the event loop awaits it. Results wait
+    for up to ``flush_seconds`` until they are reported to ``mailbox``. ``after_failure`` is called after each call that
+    has failed.
+    """
+
+    # Single calls and lists have a loop each: with one for both, a drain of single messages took 30 % more CPU.
+
+    def __init__(
+        self,
+        batch: Batch,
+        take_states: Callable[[Batch], ProgressStates],
+        mailbox: ReportQueue,
+        flush_seconds: float,
+        after_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        if batch.listener.batch_size:
+            self._lists = deque(groups(batch.messages, batch.listener.batch_size))
+            batch.messages = [message for group in self._lists for message in group]
+        self._batch = batch
+        self._states = take_states(batch)
+        self._mailbox = mailbox
+        self._flush_seconds = flush_seconds
+        self._after_failure = after_failure
+        self._results = BatchResults(batch)
+        self._pending: list[tuple[int, Message, PendingEnd]] = []
+        """The messages whose end is pending, with their positions."""
+
+    def single_calls(self) -> Generator[Message | None, CallEnd, None]:
+        """Yield each message with which the listener is to be called, and take how the call has ended.
+
+        None instead of a message says that the batch has ended, and all of it is reported.
+        """
+        batch, states, results, may_begin = self._batch, self._states, self._results, self._begin_check()
+        at, now = 0, uptime()
+        for message in batch.messages:
+            if not may_begin(at, at + 1, now):
+                break
+            if batch.stale and message.delivery.member in batch.stale:
+                at += 1
+                continue
+            # The state is recorded before the call, because the listener may kill the process.
+            states[at] = BEGUN
+            batch.call_began_at = now
+            failure = yield message
+            # The end of one call is the beginning of the next, so one reading of the clock serves both.
+            began, now = now, uptime()
+            results.times.append(now - began)
+            batch.call_began_at = None
+            if failure is None:
+                results.committed.append(message.delivery.member)
+                # If the process dies before this commit reaches Redis, the parent commits the message.
+                states[at] = DONE
+                at += 1
+                continue
+            if isinstance(failure, PendingEnd):
+                self._pending.append((at, message, failure))
+                at += 1
+                continue
+            results.failures.append(failure)
+            self._after_failure()
+            at += 1
+            if batch.topic.is_strict and holds(failure):  # rule: goes_on_behind_a_failure
+                break
+        self._report(batch.messages[at:])
+        yield None
+
+    def list_calls(self) -> Generator[list[Message], list[Outcome] | None, None]:
+        """Yield each list with which a batch listener is to be called, and take the outcomes of its messages.
+
+        The outcomes are None if the list failed as a whole; then its messages are called one by one. An empty list says
+        that the batch has ended, and all of it is reported.
+        """
+        batch, lists, states, results = self._batch, self._lists, self._states, self._results
+        may_begin, at, now = self._begin_check(), 0, uptime()
+        while lists:
+            group = lists.popleft()
+            end = at + len(group)
+            if not may_begin(at, end, now):
+                break
+            batch.group = ours = [message for message in group if message.delivery.member not in batch.stale]
+            if not ours:
+                at = end
+                continue
+            for position in range(at, end):
+                states[position] = BEGUN
+            batch.call_began_at = now
+            outcomes = yield ours
+            began, now = now, uptime()
+            results.times.append(now - began)
+            batch.call_began_at = None
+            if outcomes is None:
+                self._after_failure()
+                for message in group:
+                    # Each has the time of a call of its own.
+                    # rule: ends_a_list_that_ran_too_long_as_a_whole
+                    message.stopped = "" if message.stopped == "overran" else message.stopped
+                lists.extendleft([message] for message in reversed(group))
+                continue
+            if batch.topic.is_strict:  # rule: commits_behind_a_failure
+                outcomes = in_line(ours, outcomes)
+                end -= len(ours) - len(outcomes)
+                if len(outcomes) < len(ours) or holds(outcomes[-1][1]):
+                    lists.clear()
+            if results.add(outcomes):
+                self._after_failure()
+            done = {id(message) for message, failure in outcomes if failure is None}
+            for position, message in zip(range(at, end), group, strict=False):
+                if id(message) in done:
+                    states[position] = DONE
+            at = end
+        self._report(batch.messages[at:])
+        yield []
+
+    def _begin_check(self) -> Callable[[int, int, float], bool]:
+        """Return the function that records that the messages from ``at`` to ``end`` begin, and returns whether they may.
+
+        It is a closure, because it is called once per message.
+        """
+        batch, half, is_strict = self._batch, self._batch.timeout / 2, self._batch.topic.is_strict
+        flush_seconds, flushed = self._flush_seconds, uptime()
+        waits_for_better = batch.topic.is_priority or not batch.topic.serial
+        patience = flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
+
+        def may_begin(at: int, end: int, now: float) -> bool:
+            nonlocal flushed
+            # Messages of a list that failed have begun: they are settled one by one, however long that takes.
+            # Otherwise the good messages would run in another list with the bad one.
+            is_again = at < batch.begun
+            if not is_again:
+                # ``begun`` is written before ``halted`` is read, and the dispatcher does the reverse. So no message is both
+                # given back and begun.
+                batch.begun = end
+            # If the process was paused, the loop blocked or Redis unavailable, the time-out is soon over, and another worker
+            # may get the message.
+            # rule: begins_without_half_a_time_out_left
+            if now > batch.confirmed + half or batch.abandoned:
+                return False
+            # A message timed out or was given back. It comes again before those behind it, so none of these may begin.
+            if is_strict and batch.stale:  # rule: goes_on_behind_what_it_lost
+                return False
+            # rule: lists_lose_patience
+            # rule: begins_after_the_stop
+            is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
+            if is_over:
+                return False
+            if now - flushed > flush_seconds and at > batch.reported:
+                # Slow work is committed as it goes.
+                self._report(None)
+                batch.reported, flushed = at, now
+            return True
+
+        return may_begin
+
+    def _report(self, rest: list[Message] | None) -> None:
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None if the batch continues."""
+        if self._pending:
+            self._await_ends()
+        batch, committed = self._batch, self._results.committed
+        self._mailbox.put(self._results.slice(rest))
+        self._results.clear()
+        failures.log_done(batch.topic, batch.slot.number, committed)
+
+    def _await_ends(self) -> None:
+        """Wait for the ends that are pending, because only then the messages may be acknowledged."""
+        for at, message, end in self._pending:
+            failure = outcome_of(message, end)
+            if failure is None:
+                self._results.committed.append(message.delivery.member)
+                self._states[at] = DONE
+            else:
+                self._results.failures.append(failure)
+                self._after_failure()
+        self._pending.clear()
+
+
+def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
+    """Report that a batch failed outside its listener.
+
+    At least one message counts as begun, so that one that fails again and again uses its retries in the end.
+    """
+    rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
+    mailbox.put(BatchReport(batch, [], [], rest, 0.0, True))

@@ -69,24 +69,8 @@ django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
 
-Here the checks are registered, those of ``--deploy`` with ``deploy=True``. ``system_checks`` has all of them, and is imported
-when the first check runs: a web server runs none. What some of them report is found elsewhere:
-
-=======================  ============================================================================
-id                       where it is found
-=======================  ============================================================================
-E001, E002               ``conf.section_reader``
-E003, E105               ``conf.parsers``
-E004 to E006, E095       ``conf.topic_settings``
-E007                     ``conf.coordinator_settings``
-E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
-E009 to E012             ``conf.redis_settings``
-E041 to E046             ``core.server_checks``
-E060 to E066             ``worker.once_requirements``
-E070 to E073             ``schedules``
-E086, E088               ``conf.task_settings``
-E100 to E104             ``typed_bodies``
-=======================  ============================================================================
+Here the checks are registered, those of ``--deploy`` with ``deploy=True``. ``system_checks`` has them, and is imported when the
+first check runs: a web server runs none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,23 @@
 """The system checks: of the settings, of the package, of what a project declares, and of the servers that the settings name.
 
 Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``. The
-package registers the checks, and its docstring says where the problems of each id are found.
+package registers the checks, and lists what each id says. What some of them report is found elsewhere:
+
+=======================  ============================================================================
+id                       where it is found
+=======================  ============================================================================
+E001, E002               ``conf.section_reader``
+E003, E105               ``conf.parsers``
+E004 to E006, E095       ``conf.topic_settings``
+E007                     ``conf.coordinator_settings``
+E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
+E009 to E012             ``conf.redis_settings``
+E041 to E046             ``core.server_checks``
+E060 to E066             ``worker.once_requirements``
+E070 to E073             ``schedules``
+E086, E088               ``conf.task_settings``
+E100 to E104             ``typed_bodies``
+=======================  ============================================================================
 """
 
 from __future__ import annotations

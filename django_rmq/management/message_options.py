@@ -10,7 +10,7 @@ from django.core.management import CommandError
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import Options, at_least, duration
+from django_rmq.management.rmq_command import Options, at_least, duration
 from django_rmq.operations import Filter
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from django_rmq.core.model.status import MessageStatus
-from django_rmq.management import ago, one_line
+from django_rmq.management.rmq_command import ago, one_line
 from django_rmq.operations import Hold
 
 

@@ -6,6 +6,9 @@ Permissions are Django's, of the model ``Topic``. A project may have a rule that
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,6 +115,17 @@ class Actor:
             return bool(user.has_perm(permission.full_name))
 
         return cls(str(user.get_username()), via, user, permits, rule)
+
+    @classmethod
+    def of_shell(cls, *, as_shown: bool = False) -> Actor:
+        """Return the actor for a command: the user of the system. ``as_shown``: it sees bodies as formatters show them."""
+        try:
+            name = getpass.getuser()
+        except (KeyError, OSError):
+            name = str(os.getuid())
+        return cls(
+            f"{name}@{socket.gethostname()}", "command", permits=(lambda _: True) if as_shown else None
+        )
 
     def may(self, permission: Permission) -> bool:
         """Return whether the actor has ``permission``."""

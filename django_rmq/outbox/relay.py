@@ -379,13 +379,11 @@ def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqErr
         return TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
         )
-    if (result.replicas or 0) < needed.replicas:
-        return _Unconfirmed(
-            f"{result.replicas or 0} of {needed.replicas} replicas have confirmed the message"
-        )
+    if needed.is_reached_by(result):
+        return None
     if needed.fsync and not result.fsynced:
         return _Unconfirmed("the primary has not confirmed that the message is on its disk")
-    return None
+    return _Unconfirmed(f"{result.replicas or 0} of {needed.replicas} replicas have confirmed the message")
 
 
 def _postpone(

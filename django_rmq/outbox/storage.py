@@ -153,11 +153,7 @@ class StoredSend(NamedTuple):
         # Redis has accepted the message, but a failover before its replicas have it would lose it. The row stays
         # until then.
         # rule: forgets_rows_without_replicas
-        return (
-            result.status not in ("failed", "refused", "pending")
-            and (result.replicas or 0) >= self.wanted.replicas
-            and (bool(result.fsynced) or not self.wanted.fsync)
-        )
+        return result.status not in ("failed", "refused", "pending") and self.wanted.is_reached_by(result)
 
 
 class DeliveredSend(NamedTuple):

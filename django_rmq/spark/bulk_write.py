@@ -38,6 +38,12 @@ from django_rmq.core.redis import wire
 from django_rmq.exceptions import InvalidMessage, RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.broker_connection import RetryPolicy
 
+CHUNK_ROWS, ROWS_PER_SLOT, MOST_ROWS = 32_000, 500, 64_000
+"""The number of rows that are sent together: the minimum, the number for each slot, and the maximum."""
+
+CHUNK_BYTES = 8_388_608
+"""The approximate number of bytes after which no more rows are collected."""
+
 MOST_VALUES, MEAN_SIZE, MOST_SIZE = 12, 40, 4_096
 """The number of values in an object, the mean number of bytes for each, and the size of a text beyond which
 parsing is faster than a pattern."""
@@ -62,6 +68,29 @@ _KEPT_NUMBER = r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+|null"
 
 LONG = 300
 """From this size on a text may have a number beyond floats."""
+
+
+def rows_at_once(topic: Topic | None) -> int:
+    """Return how many rows to send together. None: a column names the topic of each row."""
+    return MOST_ROWS if topic is None else min(MOST_ROWS, max(CHUNK_ROWS, ROWS_PER_SLOT * topic.slots))
+
+
+def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield combined batches of at least ``rows`` rows, or of many bytes; Spark passes 10,000 rows at a time."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= rows or sum(each.nbytes for each in held) >= CHUNK_BYTES:
+            yield from _whole(held)
+            held = []
+    yield from _whole(held)
+
+
+def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    whole: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
 
 
 class Shape(NamedTuple):

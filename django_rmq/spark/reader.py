@@ -1,9 +1,9 @@
 """Batch read: reads topics without changing anything, as rows of Arrow.
 
-The driver counts and groups slots into tasks. A task reads every entry exactly once that is present throughout, whatever changes
-meanwhile, because it pages by a cursor of (score, member). Members and scores alone are read by rank, many per round trip,
-which is faster. Ranks change, except in a sealed claim, so each page begins with the row before it. If that row is not after
-what has been read, an earlier entry was removed, and the place is looked up by (score, member).
+The driver counts and groups slots into tasks (how many: ``SourceOptions.tasks``). A task reads every entry exactly once that is
+present throughout, whatever changes meanwhile, because it pages by a cursor of (score, member). Members and scores alone are read
+by rank, many per round trip, which is faster. Ranks change, except in a sealed claim, so each page begins with the row before
+it. If that row is not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations

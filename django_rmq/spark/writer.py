@@ -39,7 +39,15 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
-from django_rmq.spark.bulk_write import ArrowBulk, ArrowRows, canonical_rows, canonical_texts
+from django_rmq.spark.bulk_write import (
+    CHUNK_BYTES,
+    ArrowBulk,
+    ArrowRows,
+    canonical_rows,
+    canonical_texts,
+    gathered,
+    rows_at_once,
+)
 from django_rmq.spark.columns import (
     WriteColumns,
     check_taken,
@@ -60,12 +68,6 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 
-CHUNK, PER_SLOT, MOST = 32_000, 500, 64_000
-"""The number of rows in hand: the minimum, the number for each slot, and the maximum."""
-
-CHUNK_BYTES = 8_388_608
-"""The approximate number of bytes after which no more rows are collected."""
-
 REFUSALS = (CallerError, ValueError, OverflowError)
 """What is raised for rows that cannot be sent."""
 
@@ -81,24 +83,6 @@ class Written(WriterCommitMessage):
     """The results of a task: status -> number of messages."""
 
     counts: dict[str, int]
-
-
-def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield combined batches of at least ``rows`` rows, or of many bytes; Spark passes 10,000 rows at a time."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(each.num_rows for each in held) >= rows or sum(each.nbytes for each in held) >= CHUNK_BYTES:
-            yield from _whole(held)
-            held = []
-    yield from _whole(held)
-
-
-def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2:
-        return batches
-    whole: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return whole
 
 
 class PartitionSend:
@@ -161,7 +145,7 @@ class PartitionSend:
         targets: dict[str, Target] = {}
         bad = BadRows(self._bad_rows, self._run)
         counts: Counter[str] = Counter()
-        rows = MOST if self._topic is None else min(MOST, max(CHUNK, PER_SLOT * self._topic.slots))
+        rows = rows_at_once(self._topic)
         with bad:
             try:
                 for whole in gathered(iterator, rows):

@@ -1,4 +1,4 @@
-"""The backend: it enqueues tasks as messages, and finds the results of tasks.
+"""The backend: it enqueues tasks as messages, and finds the results of tasks. ``jobs`` gives each its place in its queue.
 
 Until a task has ended, its result comes from its message. Then it comes from the record that its last attempt kept.
 Execution is in ``tasks.execution``.

@@ -20,9 +20,18 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.bulk_write import CALL_BYTES, PAUSE, ArrowBulk, ArrowRows, Inserting, groups
+from django_rmq.spark.bulk_write import (
+    CALL_BYTES,
+    CHUNK_BYTES,
+    PAUSE,
+    ArrowBulk,
+    ArrowRows,
+    Inserting,
+    gathered,
+    groups,
+)
 from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.writer import CHUNK_BYTES, Writer, gathered
+from django_rmq.spark.writer import Writer
 from tests.spark.conftest import Queue
 from tests.support.brokers import Broker
 from tests.support.servers import TcpProxy

@@ -31,7 +31,7 @@ from django_rmq.durations import (
     parse_duration,
 )
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.management import duration
+from django_rmq.management.rmq_command import duration
 from django_rmq.spark.source_options import STREAM, SourceOptions
 from django_rmq.testing import Clock, RMQTestMixin, assert_message_sent, captured_messages, memory_broker
 

@@ -23,6 +23,10 @@ class Durability(NamedTuple):
     fsync: bool = False
     """Whether it must be on the primary's disk."""
 
+    def is_reached_by(self, result: SendResult) -> bool:
+        """Return whether a message that Redis has is confirmed to be as durable."""
+        return (result.replicas or 0) >= self.replicas and (bool(result.fsynced) or not self.fsync)
+
 
 STORED = Durability()
 """No durability beyond being stored."""

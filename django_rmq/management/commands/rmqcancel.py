@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, outcomes_text
 from django_rmq.management.message_options import add_names, name_of
+from django_rmq.management.rmq_command import RmqCommand, outcomes_text
 
 
 class Command(RmqCommand):

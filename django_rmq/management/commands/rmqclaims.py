@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import Options, RmqCommand, ago, one_line, table
+from django_rmq.management.rmq_command import Options, RmqCommand, ago, one_line, table
 from django_rmq.operations import ClaimStats
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, ago, at_least, duration, one_line
+from django_rmq.management.rmq_command import RmqCommand, ago, at_least, duration, one_line
 from django_rmq.operations.health import (
     DEFAULT_THRESHOLDS,
     USUAL_LIMITS,

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import (
+from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
     ago,

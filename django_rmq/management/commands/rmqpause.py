@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management import RmqCommand, one_line, outcomes_text
+from django_rmq.management.rmq_command import RmqCommand, one_line, outcomes_text
 
 
 class Command(RmqCommand):

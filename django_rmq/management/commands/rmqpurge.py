@@ -8,7 +8,6 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.stored_actions import ActionKind
-from django_rmq.management import RmqCommand
 from django_rmq.management.message_options import (
     add_bulk_options,
     add_filter,
@@ -16,6 +15,7 @@ from django_rmq.management.message_options import (
     add_state,
     filter_of,
 )
+from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.operations import BulkRun, Filter, Limits
 
 

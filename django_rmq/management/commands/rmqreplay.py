@@ -10,14 +10,6 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.exceptions import MessageGone
-from django_rmq.management import (
-    Options,
-    RmqCommand,
-    messages_text,
-    one_line,
-    outcomes_text,
-    progress_as_json,
-)
 from django_rmq.management.message_options import (
     add_bulk_options,
     add_filter,
@@ -25,6 +17,14 @@ from django_rmq.management.message_options import (
     filter_of,
     is_named,
     name_of,
+)
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    messages_text,
+    one_line,
+    outcomes_text,
+    progress_as_json,
 )
 from django_rmq.operations import BulkProgress, Filter, Limits, Operations
 

@@ -9,15 +9,6 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import MessageGone
-from django_rmq.management import (
-    Options,
-    RmqCommand,
-    at_least,
-    duration,
-    instant_of,
-    messages_text,
-    outcomes_text,
-)
 from django_rmq.management.message_options import (
     add_bulk_options,
     add_filter,
@@ -27,6 +18,15 @@ from django_rmq.management.message_options import (
     filter_of,
     is_named,
     name_of,
+)
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    at_least,
+    duration,
+    instant_of,
+    messages_text,
+    outcomes_text,
 )
 from django_rmq.operations import ActionResult, BulkRun, Limits, Operations
 from django_rmq.operations.actions import new_score

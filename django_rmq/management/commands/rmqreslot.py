@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import RmqCommand, allow_options_between_arguments, at_least
+from django_rmq.management.rmq_command import RmqCommand, allow_options_between_arguments, at_least
 from django_rmq.operations import slot_count
 from django_rmq.operations.slot_count import DrainProgress
 

@@ -10,7 +10,14 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.management import Options, RmqCommand, ago, allow_options_between_arguments, one_line, table
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    ago,
+    allow_options_between_arguments,
+    one_line,
+    table,
+)
 from django_rmq.operations import Operations, ScheduleStats
 
 ON_TIME = "on time"

@@ -16,7 +16,7 @@ from django_rmq import Send
 from django_rmq.core.model.body_codec import exact_json, floats_beside_bodies
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
-from django_rmq.management import (
+from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
     allow_options_between_arguments,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import RmqCommand, age_of_oldest, ago, at_least, one_line, table
+from django_rmq.management.rmq_command import RmqCommand, age_of_oldest, ago, at_least, one_line, table
 from django_rmq.operations import Operations, SlotStats
 
 SLOTS_PER_TRIP = 1_000

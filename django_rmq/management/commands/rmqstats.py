@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.management import (
+from django_rmq.management.commands import rmqschedules
+from django_rmq.management.message_options import add_names, is_named, name_of
+from django_rmq.management.message_output import as_json, line_of_hold, lines_of_status
+from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
     age_of_oldest,
@@ -24,9 +27,6 @@ from django_rmq.management import (
     table,
     update_interval,
 )
-from django_rmq.management.commands import rmqschedules
-from django_rmq.management.message_options import add_names, is_named, name_of
-from django_rmq.management.message_output import as_json, line_of_hold, lines_of_status
 from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
 from django_rmq.core.model.topic import Topic
-from django_rmq.management import Options, RmqCommand, duration
+from django_rmq.management.rmq_command import Options, RmqCommand, duration
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.management import RmqCommand, ago, one_line, outcomes_text, table
+from django_rmq.management.rmq_command import RmqCommand, ago, one_line, outcomes_text, table
 from django_rmq.operations import WorkerStats
 
 

@@ -31,7 +31,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.exit_codes import RECYCLE
 from django_rmq.core.worker_processes.supervisor import handling_signals
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import Options, RmqCommand, at_least, discard_output, duration
+from django_rmq.management.rmq_command import Options, RmqCommand, at_least, discard_output, duration
 from django_rmq.worker import reload as reloading
 from django_rmq.worker import startup
 from django_rmq.worker import worker_process as forking

@@ -15,7 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management import Options, RmqCommand, duration, ended_by_signals, one_line, table
+from django_rmq.management.rmq_command import Options, RmqCommand, duration, ended_by_signals, one_line, table
 from django_rmq.spark.java import check_installed, describe, is_sparks
 from django_rmq.spark.pipelines import Pipeline, pipelines, summary
 from django_rmq.spark.pipelines.pipeline_context import Context, Stopped

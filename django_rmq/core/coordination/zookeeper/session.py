@@ -1,6 +1,7 @@
-"""A session with ZooKeeper: its addresses and credentials, its client, its end, and answers with a time limit.
+"""A session with ZooKeeper: its addresses and credentials, its client, that it has ended, and answers with a time limit.
 
-kazoo's exceptions about connections and permissions stop here; those about nodes are left to the callers.
+kazoo's exceptions about connections and permissions stop here; those about nodes are left to the callers. What
+a worker does whose session has ended is decided by ``coordinator``.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ if number < newest or (number == newest and state ~= 'open') then return answer(
 local comes_back = state == 'lost' or state == 'returned'
 -- rule: claim_before_the_last_has_ended
 if ours and number > newest then return answer(comes_back and 'busy' or 'unfinished') end -- rule: lost_claim_is_unfinished
--- include: _gate.for_claim
+-- include: _one_at_a_time.for_claim
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[6] then return answer('busy') end -- rule: claim_of_a_moving_slot
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot

@@ -137,7 +137,7 @@ end
 -- include: _pages.rank_after
 -- include: _sleep.next_due
 -- include: _delivery.choose
--- include: _gate.for_delivery
+-- include: _one_at_a_time.for_delivery
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or moving then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out

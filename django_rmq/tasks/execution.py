@@ -87,7 +87,7 @@ class Attempt:
             return TaskRecord()
         stored = known(connections.get_broker("worker"), self.key)
         record = TaskRecord() if stored is None else stored.record
-        # A worker that died within ``SECONDS`` has left no record of the start of its attempt.
+        # A worker that died within ``record_writer.TURN_SECONDS`` has left no record of the start of its attempt.
         record.workers += [LOST] * (begun - len(record.workers))
         return record
 

@@ -1,6 +1,6 @@
 """The record writer: it writes the records of attempts to Redis, many in one round trip.
 
-The start of an attempt is written once it has run for ``SECONDS``, because most attempts end before. The end of an attempt
+The start of an attempt is written once it has run for ``TURN_SECONDS``, because most attempts end before. The end of an attempt
 is written before its message is acknowledged. Threads that wait for such writes at the same time share a round trip, and so
 do the ends of short tasks that follow each other in a thread. What a record says is decided in ``tasks.execution``.
 """
@@ -22,8 +22,8 @@ from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 
 logger = safe_logger("django_rmq.tasks")
 
-SECONDS = 0.02
-"""How long a task runs before its start is written, and the time after which a thread writes the ends that wait."""
+TURN_SECONDS = 0.02
+"""Seconds between two turns of the thread that writes. So long a task runs before its start is written, and ends wait."""
 
 FULL = 32
 """The number of waiting ends from which the next thread waits until they are written."""
@@ -96,7 +96,7 @@ class RecordWriter:
             raise write.error
 
     def add(self, call: Call[str]) -> Write:
-        """Write a record within ``SECONDS``, or with those that come before: the caller has to ``wait`` for it."""
+        """Write a record within ``TURN_SECONDS``, or with those that come before: the caller has to ``wait`` for it."""
         write = Write(call)
         self._waiting.append(write)
         # While Redis refuses records, no thread runs further tasks, or nobody would know of their ends.
@@ -148,7 +148,7 @@ class RecordWriter:
                     if len(writes) > 1
                     else [broker.run(writes[0].call)]
                 )
-            except Exception as error:  # noqa: BLE001 - whoever waits for a write raises it
+            except Exception as error:  # noqa: BLE001 - each thread raises the error of its own write
                 answers = [error] * len(writes)
             finally:
                 now = time.monotonic()
@@ -184,7 +184,7 @@ class RecordWriter:
             # The event is cleared before the queues are read: what comes meanwhile sets it again.
             self._wanted.clear()
             while self._begun or self._waiting:
-                time.sleep(SECONDS)
+                time.sleep(TURN_SECONDS)
                 try:
                     if not self._write_waiting():
                         time.sleep(PAUSE)
@@ -194,10 +194,10 @@ class RecordWriter:
 
     def _write_starts(self) -> None:
         """Write the starts that are due, in one round trip."""
-        until, due = time.monotonic() - SECONDS, []
+        until, due = time.monotonic() - TURN_SECONDS, []
         while self._begun and self._begun[0][0] <= until:
             _, attempt = self._begun.popleft()
-            # A task that ended within ``SECONDS`` needs no record of its start, because its end has one.
+            # A task that ended within ``TURN_SECONDS`` needs no record of its start, because its end has one.
             if not attempt.ended:
                 due.append(attempt.start())
         for answer in run_all(self._broker(), due) if due else ():

@@ -18,7 +18,7 @@ LONG = 10.0
 
 
 class Trips:
-    """Stands for Redis: answers a call with itself, notes what came together, and waits as long as it is told to."""
+    """Stands for Redis: it answers a call with itself, notes which calls came together, and takes as long as a test says."""
 
     def __init__(self) -> None:
         self.seen: list[list[Any]] = []
@@ -207,7 +207,7 @@ def test_the_error_of_a_record_that_may_wait_is_raised_to_the_thread_that_waits(
 def test_records_that_may_wait_share_a_round_trip(
     trips: Trips, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_writer, "SECONDS", LONG)
+    monkeypatch.setattr(record_writer, "TURN_SECONDS", LONG)
     trips.gate.release(10)
     writes = [writer.add(number) for number in range(record_writer.FULL - 1)]
     assert trips.seen == []

@@ -1,8 +1,8 @@
-"""The fetch planner decides which slots a worker fetches next, and how much; here are also the round trips and their answers.
+"""The fetch planner decides which slots a worker fetches next; here are also the round trips and their answers.
 
 One round trip acknowledges the deliveries that have ended, and prepares slots that are due. When a slot is due is decided by
-``slot_schedule``, and how much the worker can take by ``capacity``. What a send has pushed is received here, too. Passing the
-messages to executors is the part of ``executor_pool``.
+``slot_schedule``, and how many messages a fetch asks for by ``capacity``. What a send has pushed is received here, too.
+Passing the messages to executors is the part of ``executor_pool``.
 """
 
 from __future__ import annotations

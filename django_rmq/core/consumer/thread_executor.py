@@ -1,6 +1,6 @@
 """The executor threads: each runs batches one after the other and reports the outcomes of their messages.
 
-A thread decides before each call whether its messages may still begin. The call itself is the part of ``invoke``, and a
+``batch_run`` decides before each call whether its messages may still begin. The call itself is the part of ``invoke``, and a
 thread that hangs is replaced by ``executor_pool``.
 """
 

@@ -9,7 +9,6 @@ workers, and what looks at all of them is measured in the same way.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -203,23 +202,14 @@ def _measure_causes(redis: Redis, options: argparse.Namespace) -> list[list[str]
     }
     rows = []
     for name, look in looks.items():
-        look()  # The first one loads what it needs.
-        costs = []
-        for _ in range(options.rounds):
-            time.sleep(DEATHS_SECONDS + 0.2)  # so long web processes share the counts
-            costs.append(_cpu(redis, look))
+        # So long web processes share the counts.
+        costs = _costs(redis, look, options.rounds, lambda: time.sleep(DEATHS_SECONDS + 0.2))
         python, server_seconds = map(statistics.median, zip(*costs, strict=True))
         together = statistics.median(map(sum, costs))
         figures = [f"{seconds:.3f}" for seconds in (python, server_seconds, together)]
-        goal = math.inf if name == WITHOUT_BOUND else CAUSES_GOAL
-        rows.append(
-            [
-                name,
-                *figures,
-                f"≤ {goal:g}" if name != WITHOUT_BOUND else "-",
-                "yes" if together <= goal else "NO",
-            ]
-        )
+        has_goal = name != WITHOUT_BOUND
+        met = "yes" if not has_goal or together <= CAUSES_GOAL else "NO"
+        rows.append([name, *figures, f"≤ {CAUSES_GOAL:g}" if has_goal else "-", met])
     return rows
 
 
@@ -282,30 +272,35 @@ def _measure_many(redis: Redis, url: str, options: argparse.Namespace) -> list[l
         "dashboard": lambda: _timed(client, reverse("admin:django_rmq_topic_changelist")),
         "rmqstats": lambda: call_command("rmqstats", stdout=StringIO()),
     }
+
+    def renew() -> None:
+        time.sleep(2.5)  # So long web processes share a survey.
+        sample_minute(redis, "", topics, MANY_SLOTS, time.time_ns() // 1_000_000)
+
     rows = []
     with override_settings(RMQ={"REDIS": url, "TOPICS": topics}):
         for name, look in looks.items():
-            look()  # The first one loads what it needs.
-            costs = []
-            for _ in range(options.rounds):
-                time.sleep(2.5)  # so long web processes share a survey
-                sample_minute(redis, "", topics, MANY_SLOTS, time.time_ns() // 1_000_000)
-                costs.append(_cpu(redis, look))
+            costs = zip(*_costs(redis, look, options.rounds, renew), strict=True)
             row, met = [name], True
-            for cost, goal in zip(
-                map(statistics.median, zip(*costs, strict=True)), MANY_GOALS[name], strict=True
-            ):
+            for cost, goal in zip(map(statistics.median, costs), MANY_GOALS[name], strict=True):
                 row += [f"{cost:.3f}", f"≤ {goal:g}" if goal else "-"]
                 met &= not goal or cost <= goal
             rows.append([*row, "yes" if met else "NO"])
     return rows
 
 
-def _cpu(redis: Redis, look: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of CPU that this process and Redis take for a look."""
-    server_before, before = redis_seconds(redis), time.process_time()
-    look()
-    return time.process_time() - before, redis_seconds(redis) - server_before
+def _costs(
+    redis: Redis, look: Callable[[], object], rounds: int, prepare: Callable[[], object]
+) -> list[tuple[float, float]]:
+    """Return the seconds of CPU that this process and Redis take for a look, round by round."""
+    look()  # The first one loads what it needs.
+    costs = []
+    for _ in range(rounds):
+        prepare()
+        server_before, before = redis_seconds(redis), time.process_time()
+        look()
+        costs.append((time.process_time() - before, redis_seconds(redis) - server_before))
+    return costs
 
 
 if __name__ == "__main__":

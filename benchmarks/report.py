@@ -25,12 +25,6 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "docs/explanation/performance.md", ROOT / "benchmarks/README.md")
 """Results for users, and what concerns maintainers."""
 RESULTS = ROOT / "build" / "bench"
-PARTS = {
-    "lone": ("benchmarks.peers", "lone"),
-    "works": ("benchmarks",),
-    "peers": ("benchmarks.peers",),
-    "scale": ("benchmarks.scale",),
-}
 
 
 def main() -> int:
@@ -40,12 +34,13 @@ def main() -> int:
     options = parser.parse_args()
     begun = time.monotonic()
     for name in options.only:
+        module, tables_of = PARTS[name]
+        path = RESULTS / f"{name}.json"
         if not options.again:
-            command = [sys.executable, "-m", *PARTS[name], "--json", str(RESULTS / f"{name}.json")]
+            command = [sys.executable, "-m", *module.split(), "--json", str(path)]
             if subprocess.run(command, cwd=ROOT, check=False).returncode:
                 return 1
-        tables = WRITERS[name](RESULTS / f"{name}.json")
-        write(tables)
+        write(tables_of(path))
     print(f"wrote the tables after {time.monotonic() - begun:.0f} s")
     return 0
 
@@ -77,23 +72,14 @@ def _works(path: Path) -> dict[str, str]:
     tables = {"works": f"{where}.\n\n{markdown(TITLES, cells(rows))}"}
     late = [row.values for row in rows if "histogram" in row.values]
     if late:
-        titles = ["later than due by"]
+        titles, edges = ["later than due by"], late[0]["edges_ms"]
+        classes = [f"{low} to {high} ms" for low, high in pairwise(edges)]
+        columns = [["early", *classes, f"{edges[-1]} ms or more"]]
         for values in late:
             titles += [f"{values['rate']:,}/s", "control"]
-        names = ["early", *_classes(late[0]["edges_ms"])]
-        lines = [
-            [
-                name,
-                *(f"{values[which][i]:,}" for values in late for which in ("histogram", "control_histogram")),
-            ]
-            for i, name in enumerate(names)
-        ]
-        tables["lateness"] = markdown(titles, lines)
+            columns += [[f"{n:,}" for n in values[name]] for name in ("histogram", "control_histogram")]
+        tables["lateness"] = markdown(titles, list(zip(*columns, strict=True)))
     return tables
-
-
-def _classes(edges: list[int]) -> list[str]:
-    return [f"{low} to {high} ms" for low, high in pairwise(edges)] + [f"{edges[-1]} ms or more"]
 
 
 def _peers(name: str, path: Path) -> dict[str, str]:
@@ -110,12 +96,13 @@ def _scale(path: Path) -> dict[str, str]:
     return {"scale": "\n\n".join(parts)}
 
 
-WRITERS: dict[str, Callable[[Path], dict[str, str]]] = {
-    "lone": partial(_peers, "lone"),
-    "works": _works,
-    "peers": partial(_peers, "peers"),
-    "scale": _scale,
+PARTS: dict[str, tuple[str, Callable[[Path], dict[str, str]]]] = {
+    "lone": ("benchmarks.peers lone", partial(_peers, "lone")),
+    "works": ("benchmarks", _works),
+    "peers": ("benchmarks.peers", partial(_peers, "peers")),
+    "scale": ("benchmarks.scale", _scale),
 }
+"""Name of a part -> the module that measures it, and what makes its tables."""
 
 
 if __name__ == "__main__":

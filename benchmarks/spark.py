@@ -187,40 +187,38 @@ class Bench:
         self.per_batch = {"messagesPerTask": -(-batch // 2)}
         self.raws = bodies(count)
         self.slots = [slot_of(raw, slots) for raw in self.raws]
-        half = -(-count // 2)
-        for part in range(2):
-            values = pa.array(self.raws[part * half : (part + 1) * half], pa.binary())
-            pq.write_table(pa.table({"value": values}), folder / f"part-{part}.parquet")
-            texts = [
-                json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":"))
-                for raw in values.to_pylist()
-            ]
-            pq.write_table(pa.table({"value": texts}), folder / f"ordered-{part}.parquet")
-        self.frame, self.ordered = (
-            spark.read.parquet(*(str(folder / f"{name}-{part}.parquet") for part in range(2)))
-            for name in ("part", "ordered")
-        )
-        due = int(time.time() * 1000)
-        groups: defaultdict[int, list[Any]] = defaultdict(list)
-        self.commands: list[bytes] = []
-        for slot, raw in zip(self.slots, self.raws, strict=True):
-            groups[slot] += (due, raw)
-            if len(groups[slot]) == 2 * CHUNK:
-                self.commands.append(packed("ZADD", f"bare_{slot}", *groups.pop(slot)))
-        self.commands += [packed("ZADD", f"bare_{slot}", *pairs) for slot, pairs in groups.items()]
+        ordered = [json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":")) for raw in self.raws]
+        self.frame = self._frame("raw", pa.array(self.raws, pa.binary()))
+        self.ordered = self._frame("ordered", pa.array(ordered))
+        self.commands = self._commands()
         self.longest: dict[str, list[float]] = defaultdict(list)
         """Work -> ms of its longest command, round by round."""
         self.phases: dict[str, list[float]] = defaultdict(list)
         """Phase of a micro-batch -> ms of each."""
         self._queries = 0
 
-    def fresh(self) -> None:
-        """Empty the server and define the topic."""
-        self._define(self.topic)
+    def _frame(self, name: str, values: Any) -> Any:
+        """Return values as a frame of two files, one for each core."""
+        half = -(-len(values) // 2)
+        paths = [str(self.folder / f"{name}-{part}.parquet") for part in range(2)]
+        for part, path in enumerate(paths):
+            pq.write_table(pa.table({"value": values[part * half : (part + 1) * half]}), path)
+        return self.spark.read.parquet(*paths)
 
-    def _define(self, topic: Topic) -> None:
+    def _commands(self) -> list[bytes]:
+        """Return the commands that add all messages, each to its slot."""
+        due, commands = int(time.time() * 1000), []
+        groups: defaultdict[int, list[Any]] = defaultdict(list)
+        for slot, raw in zip(self.slots, self.raws, strict=True):
+            groups[slot] += (due, raw)
+            if len(groups[slot]) == 2 * CHUNK:
+                commands.append(packed("ZADD", f"bare_{slot}", *groups.pop(slot)))
+        return commands + [packed("ZADD", f"bare_{slot}", *pairs) for slot, pairs in groups.items()]
+
+    def fresh(self, topic: Topic | None = None) -> None:
+        """Empty the server and define the topic, which is the usual one if none is given."""
         self.client.flushall()
-        self.broker.define(topic)
+        self.broker.define(topic or self.topic)
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
@@ -288,7 +286,7 @@ class Bench:
             return self._write(self.topic, self.frame, timeRange="1ms")
 
     def _write(self, topic: Topic, frame: Any, **options: str) -> float:
-        self._define(topic)
+        self.fresh(topic)
         writer = frame.write.format("rmq").options(**self.where, **options).mode("append")
         rate = self.rate(writer.save)
         slots = range(topic.slots)
@@ -315,18 +313,15 @@ class Bench:
         return self._write(replace(self.topic, identity="key"), frame, timeRange="1ms")
 
     def write_times(self) -> float:
-        at = self.functions.timestamp_millis(self._later())
-        return self._write(self._at_times("bytes"), self.frame.withColumn("fixed_time", at))
+        return self._write_at_times("bytes", self.frame)
 
     def write_timestamps(self) -> float:
-        at = self.functions.timestamp_millis(self._later())
-        return self._write(self._at_times("json"), self._texts().withColumn("fixed_time", at))
+        return self._write_at_times("json", self._texts())
 
-    def _later(self) -> Any:
-        return self.functions.expr(f"{LATER_MS} + pmod(hash(value), 86400000)")
-
-    def _at_times(self, body: Any) -> Topic:
-        return replace(self.topic, type=TopicType.FIXED_TIME, time_range_ms=None, body=body)
+    def _write_at_times(self, body: Any, frame: Any) -> float:
+        ms = self.functions.expr(f"{LATER_MS} + pmod(hash(value), 86400000)")
+        topic = replace(self.topic, type=TopicType.FIXED_TIME, time_range_ms=None, body=body)
+        return self._write(topic, frame.withColumn("fixed_time", self.functions.timestamp_millis(ms)))
 
     def write_ranges(self) -> float:
         ranges = self.functions.expr("1 + length(value) % 4")
@@ -372,10 +367,10 @@ class Bench:
     def spark_stream(self) -> float:
         with self.watched("stream read"):
             seconds = self.triggers(self.batch)
-        left = sum(
-            self.broker.run(inspect.audit_ledger(self.topic, slot))["acked"]
-            for slot in range(self.topic.slots)
+        ledgers = (
+            self.broker.run(inspect.audit_ledger(self.topic, slot)) for slot in range(self.topic.slots)
         )
+        left = sum(ledger["acked"] for ledger in ledgers)
         if left != len(self.raws):
             raise RuntimeError(f"{left} of {len(self.raws)} messages were acknowledged")
         return len(self.raws) / sum(seconds)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,13 @@ sent: list[int] = []
 def lone(driver: Any, count: int) -> dict[str, float]:
     """Return what single messages cost, that come one after the other to an idle worker: CPU in µs, commands, ms to the call."""
     looker = client()
-    with tempfile.NamedTemporaryFile() as file, workers_to(file, driver, WARM_UP + count) as processes:
+    with ExitStack() as stack:
+        # Each job writes into this file when it began.
+        file = stack.enter_context(tempfile.NamedTemporaryFile())
+        file.write(bytes(8 * (WARM_UP + count)))
+        file.flush()
+        os.environ[STARTED] = file.name
+        processes = stack.enter_context(workers(driver))
         driver.single(1)
         await_jobs(1)  # the worker has started
         driver.single(WARM_UP - 1)
@@ -91,16 +97,6 @@ def lone(driver: Any, count: int) -> dict[str, float]:
         "p50": statistics.median(waits),
         "p99": waits[round(count * 0.99) - 1],
     }
-
-
-@contextmanager
-def workers_to(file: Any, driver: Any, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run the workers of ``driver``; each job writes into ``file`` when it began."""
-    file.write(bytes(8 * count))
-    file.flush()
-    os.environ[STARTED] = file.name
-    with workers(driver) as processes:
-        yield processes
 
 
 def await_jobs(count: int) -> None:
@@ -147,10 +143,8 @@ def workers(driver: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
         yield processes
     finally:
         for process in processes:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
@@ -189,25 +183,15 @@ def main(driver: Any) -> None:
     looker = client()
     clear = getattr(driver, "clear", looker.flushall)
     clear()
+    result = {"settings": driver.SETTINGS, "guarantee": driver.GUARANTEE, "bulk_by": driver.BULK}
     if RATE:
-        print(json.dumps({**lone(driver, count), "settings": driver.SETTINGS, "guarantee": driver.GUARANTEE}))
-        return
-    driver.single(50)
-    single = rate_of(singles, driver.single)
-    clear()
-    bulk = rate_of(count, driver.bulk)
-    if driver.left(looker) < count:
-        raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
-    consume = drain(driver, count)
-    print(
-        json.dumps(
-            {
-                "single": single,
-                "bulk": bulk,
-                "consume": consume,
-                "settings": driver.SETTINGS,
-                "guarantee": driver.GUARANTEE,
-                "bulk_by": driver.BULK,
-            }
-        )
-    )
+        result |= lone(driver, count)
+    else:
+        driver.single(50)
+        result["single"] = rate_of(singles, driver.single)
+        clear()
+        result["bulk"] = rate_of(count, driver.bulk)
+        if driver.left(looker) < count:
+            raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
+        result["consume"] = drain(driver, count)
+    print(json.dumps(result))

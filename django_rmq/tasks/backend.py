@@ -1,169 +1,50 @@
-"""The backend: it enqueues tasks as messages, and finds the results of tasks. ``jobs`` gives each its place in its queue.
+"""The backend: it enqueues tasks as messages, with the priority that ``message_priority`` makes of that of the task.
 
-Until a task has ended, its result comes from its message. Then it comes from the record that its last attempt kept.
-Execution is in ``tasks.execution``.
+``task_status`` finds the results of tasks, and ``execution`` runs tasks.
 """
 
 from __future__ import annotations
 
-import builtins
-import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from django_rmq import connections, exceptions
 from django_rmq.conf import get_config
 from django_rmq.conf.task_settings import PATHS, TaskBackend
-from django_rmq.core.commands import stored_results
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.envelope import decode_envelope, new_origin
-from django_rmq.core.model.replies import Death, DescribeReply, error_class
+from django_rmq.core.model.envelope import new_origin
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
+from django_rmq.tasks import task_status
 from django_rmq.tasks.frameworks import Framework
 from django_rmq.tasks.jobs import Job
-from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, TaskRecord, describe_task, result_of
+from django_rmq.tasks.records import TaskRecord, result_of
 
-_ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
+_LOWEST = 1_024
+"""Larger than any score that a priority topic interprets as a retry."""
 
-RELEASED = 1
-"""The stamp of the record of a task that no attempt has begun. The stamps of attempts are twice a receipt, or more."""
+_LEVEL = 1 << 35
+"""The number of places that a priority has."""
 
-LEAST_KEPT_MS = 604_800_000
-"""How long the record of a task that is not finished is kept at least, in ms: a week."""
+_STEP_MS = 20
 
-_GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
-
-_CLASSES = {
-    "timed_out": "builtins.TimeoutError",
-    "overran": "builtins.TimeoutError",
-    "rejected": "django_rmq.exceptions.Reject",
-    "buried": "django_rmq.exceptions.Reject",
-}
-"""Why a message died -> the class of the error, where no listener has raised one."""
+_SINCE_MS = 1_767_225_600_000
+"""2026-01-01. The places of a priority last until 2047; later tasks share the last place."""
 
 
-class FoundTask(NamedTuple):
-    """A task and its record."""
-
-    job: Job
-    record: TaskRecord
-
-
-def find(backend: TaskBackend, key: str) -> FoundTask | None:
-    """Return the task with this id and its record, or None if there is no such task, or its result has expired."""
-    if not _ID.fullmatch(key):
-        return None
-    broker = connections.get_broker()
-    task = known(broker, key)
-    if task is not None and task.record.is_finished:
-        return task
-    reply = describe_task(broker, backend, key.encode())
-    if reply is None or _is_over(reply):
-        # An attempt may have ended between the two requests. A worker keeps its record before it acknowledges the message,
-        # so the second read finds it.
-        task = known(broker, key)
-        if task is not None and task.record.is_finished:
-            return task
-    if reply is not None:
-        return _of_message(reply, task)
-    if task is not None:
-        # No topic has the message, and no attempt has recorded its end: the message was cancelled or removed.
-        task.record.status = FAILED
-        # The time of the removal is not known. The message still existed when its last attempt began.
-        task.record.finished_at = task.record.last_attempted_at
-        task.record.add(_GONE)
-    return task
+def message_priority(priority: int, since: datetime) -> int:
+    """Return the priority of the message of a task: higher ones of tasks first, then longer waits, in steps of 20 ms."""
+    steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
+    return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
 
 
-def known(broker: Broker, key: str) -> FoundTask | None:
-    """Return the record of a task's attempts, or None if none is known to have begun."""
-    stored = broker.run(stored_results.result(key))
-    if stored is None or stored.stamp <= RELEASED:
-        return None
-    return FoundTask(Job.of(json.loads(stored.job)), TaskRecord.read(stored.record, stored.stamp))
-
-
-def is_released(broker: Broker, key: str) -> bool:
-    """Return whether a task that waited for its time is known to have been sent to its queue."""
-    return broker.run(stored_results.result(key)) is not None
-
-
-def record_release(key: str) -> Call[str]:
-    """Return the call that records that a task was sent from the topic where it waited to its queue."""
-    return stored_results.store_result(key, RELEASED, LEAST_KEPT_MS, b"", b"")
-
-
-def _of_message(looked: DescribeReply, task: FoundTask | None) -> FoundTask | None:
-    death = Death.parse(looked.death) if looked.death is not None else None
-    if task is None:
-        raw = looked.delivered_envelope or looked.envelope or looked.claimed_envelope
-        raw = raw or (death.envelope if death else None)
-        if raw is None:
-            return None
-        task = FoundTask(Job.of(json.loads(decode_envelope(raw).body)), TaskRecord())
-    record = task.record
-    if _is_over(looked):
-        record.status = FAILED
-        record.finished_at = None if looked.dead is None else _moment(looked.dead)
-        if death is not None:
-            record.add(_error(death))
-    else:
-        record.status = RUNNING if _runs(looked, record) else READY
-    return task
-
-
-def _is_over(looked: DescribeReply) -> bool:
-    """Return whether the message is dead, and was not replayed."""
-    return looked.dead is not None and not any(
-        state is not None for state in (looked.store, looked.prepare, looked.retry)
-    )
-
-
-def _runs(looked: DescribeReply, record: TaskRecord) -> bool:
-    """Return whether the delivery in flight has begun: a delivered message may still wait in its worker."""
-    if looked.prepare is None or looked.in_flight is None:
-        return False
-    receipt = looked.in_flight.split(b" ", 1)[0]
-    # The record of a start has twice the receipt of its delivery as its stamp.
-    return receipt.isdigit() and record.stamp == 2 * int(receipt)
-
-
-def _error(death: Death) -> Error:
-    text = death.error.decode("utf-8", "replace")
-    sentence = f"The task ended as {death.reason}."
-    return Error(
-        _CLASSES.get(death.reason) or _path(error_class(text)), f"{sentence}\n{text}" if text else sentence
-    )
-
-
-def _path(name: str) -> str:
-    """Return the path of the class by which an error text begins; the text names no module for builtins and RMQ's own.
-
-    The path is only shown: ``records`` finds the class, without an import.
-    """
-    if "." in name:
-        return name
-    for home in (builtins, exceptions):
-        attribute = getattr(home, name, None)
-        if isinstance(attribute, type) and issubclass(attribute, BaseException):
-            return f"{home.__name__}.{name}"
-    return "builtins.Exception"
-
-
-def _moment(ms: float) -> datetime:
-    """Return a time of Redis as Django's settings want times."""
-    moment = datetime.fromtimestamp(ms / 1000, UTC)
-    return moment if settings.USE_TZ else moment.astimezone().replace(tzinfo=None)
+def priority_of(job: Job) -> int:
+    """Return the priority of the message of a job in the topic of its queue."""
+    return message_priority(job.priority, job.run_after or job.enqueued_at)
 
 
 class Tasks:
@@ -216,7 +97,7 @@ class Tasks:
         While the task waits or runs, this is what its message says. The result of a finished task is kept for
         ``OPTIONS["RESULT_RETENTION"]``. Raises ``UnknownTask`` if no module of this process has the task.
         """
-        task = find(self._declared(), result_id)
+        task = task_status.find(self._declared(), result_id)
         if task is None:
             raise self.framework.exceptions.TaskResultDoesNotExist(result_id)
         job, record = task
@@ -251,7 +132,7 @@ def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
                 raise
     queue = mine.queue(job.queue)
     topic = queue.loop if job.in_loop else queue.threads
-    return send_message(topic.name, job.body, priority=job.place, **how)
+    return send_message(topic.name, job.body, priority=priority_of(job), **how)
 
 
 def _is_later(moment: datetime, now: datetime) -> bool:

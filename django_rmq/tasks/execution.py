@@ -4,8 +4,8 @@ The number of attempts must survive the death of a worker, and a program may ask
 running task is recorded in Redis, unless it ends within milliseconds; its end is recorded in any case, before its message is
 acknowledged. ``tasks.record_writer`` writes the records.
 
-``release`` is the listener of tasks that wait for their time: it sends them to their queue. The backend, which enqueues
-tasks and reads the records, is in ``tasks.backend``.
+``release`` is the listener of tasks that wait for their time: it sends them to their queue. ``tasks.backend``
+enqueues tasks, and ``tasks.task_status`` reads the records.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
 from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, TopicFull
 from django_rmq.sending import ensure_message
-from django_rmq.tasks import backend as result_lookup
-from django_rmq.tasks.backend import LEAST_KEPT_MS, known
+from django_rmq.tasks import task_status
+from django_rmq.tasks.backend import priority_of
 from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
 from django_rmq.tasks.jobs import Job
 from django_rmq.tasks.record_writer import RecordWriter, Write
 from django_rmq.tasks.records import FAILED, READY, RUNNING, SUCCESSFUL, Error, TaskRecord, result_of, update
+from django_rmq.tasks.task_status import LEAST_KEPT_MS, known
 
 logger = safe_logger("django_rmq.tasks")
 
@@ -409,17 +410,17 @@ def release(message: Message) -> None:
     # A worker may have died after it sent the task to its queue, and before it committed this message. The task may have
     # run or been cancelled since then, so it is not sent again.
     is_again = message.retries_left < message.max_retries
-    if is_again and result_lookup.is_released(connections.get_broker("worker"), key):
+    if is_again and task_status.is_released(connections.get_broker("worker"), key):
         return
     queue = backend.queue(job.queue)
     topic = queue.loop if job.in_loop else queue.threads
     try:
-        ensure_message(topic.name, message.body, key=key, priority=job.place, on_commit=False)
+        ensure_message(topic.name, message.body, key=key, priority=priority_of(job), on_commit=False)
     except TopicFull as error:
         # The queue is full. The message rests, and the task is sent later.
         raise Retry(str(error)) from None
     # The release is recorded after the send. A worker that dies between the two sends the task again, and loses none.
-    writer.write(result_lookup.record_release(key))
+    writer.write(task_status.record_release(key))
 
 
 def listeners(config: Config) -> dict[str, ListenerFunction]:

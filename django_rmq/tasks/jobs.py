@@ -1,4 +1,4 @@
-"""The ``Job``: one call of a task, as its message carries it, and its place among the messages of its queue."""
+"""The ``Job``: one call of a task, as its message carries it. ``backend`` gives the message its priority."""
 
 from __future__ import annotations
 
@@ -9,23 +9,6 @@ from django_rmq.exceptions import UnknownTask
 from django_rmq.tasks import task_modules
 from django_rmq.tasks.frameworks import Framework
 from django_rmq.tasks.task_modules import imported
-
-_LOWEST = 1_024
-"""Larger than any score that a priority topic interprets as a retry."""
-
-_LEVEL = 1 << 35
-"""The number of places that a priority has."""
-
-_STEP_MS = 20
-
-_SINCE_MS = 1_767_225_600_000
-"""2026-01-01. The places of a priority last until 2047; later tasks share the last place."""
-
-
-def place(priority: int, since: datetime) -> int:
-    """Return the priority in the topic for that of a task: higher ones first, then longer waits, in steps of 20 ms."""
-    steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
-    return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
 
 
 class Job(NamedTuple):
@@ -61,11 +44,6 @@ class Job(NamedTuple):
         if self.in_loop:
             body["async"] = True
         return body
-
-    @property
-    def place(self) -> int:
-        """Its priority in the topic of its queue."""
-        return place(self.priority, self.run_after or self.enqueued_at)
 
     @classmethod
     def of(cls, body: Any) -> Job:

@@ -1,7 +1,7 @@
 """The ``TaskRecord`` that Redis keeps of a task's attempts, and the ``TaskResult`` that programs get, which is made of it.
 
-``tasks.execution`` assigns the status of an attempt that has begun or ended, and writes the record. ``tasks.backend`` assigns
-the status of a task that waits or runs, or that has died, from its message. Here is also the search for that message, which
+``tasks.execution`` assigns the status of an attempt that has begun or ended, and writes the record. ``task_status``
+assigns that of a task that waits or runs, or that has died, from its message. Here is also the search for that message, which
 finds it while a topic of its backend is re-slotted, too.
 """
 

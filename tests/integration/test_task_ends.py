@@ -30,7 +30,7 @@ from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.tasks import backend, execution, frameworks, record_writer, records
+from django_rmq.tasks import execution, frameworks, record_writer, records, task_status
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
@@ -111,7 +111,7 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
 
     for _ in range(attempts_before):
         run_once()
-    monkeypatch.setattr(backend, "describe_task", describe_task)
+    monkeypatch.setattr(task_status, "describe_task", describe_task)
     result.refresh()
     assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 2, 2)
     assert {error.exception_class for error in result.errors} == {ValueError}

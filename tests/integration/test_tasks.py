@@ -26,8 +26,8 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import frameworks
+from django_rmq.tasks.backend import message_priority
 from django_rmq.tasks.execution import Attempt, release, run
-from django_rmq.tasks.jobs import place
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish
@@ -293,7 +293,7 @@ def test_a_higher_priority_runs_first_and_of_equal_ones_what_waits_longer(backen
 
 def test_every_priority_and_time_has_a_place_that_topics_accept() -> None:
     days = [datetime(year, 1, 1, tzinfo=UTC) for year in (1990, 2026, 2030, 2047, 2100)]
-    places = [place(priority, day) for priority in (-100, 0, 100) for day in reversed(days)]
+    places = [message_priority(priority, day) for priority in (-100, 0, 100) for day in reversed(days)]
     assert places == sorted(places)
     assert min(places) > 1000
     assert max(places) < 1 << 43

@@ -86,6 +86,17 @@ def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Record
     yield from _whole(held)
 
 
+def batches_to_send(batches: Iterator[pa.RecordBatch], topic: Topic | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that are sent together. None: a column names the topic of each row."""
+    rows = rows_at_once(topic)
+    for whole in gathered(batches, rows):
+        # Spark passes 10,000 rows, however large they are.
+        few = max(1, CHUNK_BYTES * whole.num_rows // max(1, whole.nbytes))
+        step = min(rows, few)
+        for first in range(0, whole.num_rows, step):
+            yield whole.slice(first, step)
+
+
 def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) < 2:
         return batches

@@ -14,7 +14,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace
 from django_rmq.spark.broker_connection import RetryPolicy, reached
-from django_rmq.spark.dead_rows import Rows, each_slot, outcomes_of_rows
+from django_rmq.spark.dead_messages import Rows, each_slot, outcomes_of_rows
 from django_rmq.spark.source_options import STREAM, SourceOptions
 
 if TYPE_CHECKING:

@@ -76,9 +76,6 @@ DAY = 86_400.0
 PATIENCE = 60.0
 """Seconds to wait for a Redis that is unavailable."""
 
-MESSAGES_PER_TASK = 50_000
-"""The number of messages per task; a task costs some 50 ms before its first row."""
-
 
 class SourceOptions:
     """The options of one read or write. Raises ``ConfigurationError`` for an unknown name or an invalid value."""
@@ -190,11 +187,6 @@ class SourceOptions:
             raise ConfigurationError(f"option topic must name one topic here, got {', '.join(names)}")
         return names[0]
 
-    def tasks(self, messages: int) -> int:
-        """Return in how many tasks this many messages are read."""
-        share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
-        return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
-
     def queues(self) -> list[str]:
         """Return the states to read."""
         queues = self.names("queues", "store")
@@ -252,7 +244,6 @@ class SourceOptions:
         self.queues()
         self.slots(1 << 20)
         self.bounds()
-        self.tasks(0)
         _ = (gathering(self), most_bytes(self), self.lease_ms, self.poll_seconds, self.consumer)
 
 

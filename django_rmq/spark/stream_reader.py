@@ -8,7 +8,6 @@ consumer, which therefore belongs to the checkpoint.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from django_rmq.spark.reader import (
     too_old,
 )
 from django_rmq.spark.source_options import CONNECTION, SourceOptions, gathering, most_bytes
+from django_rmq.spark.task_split import ClaimPart, ClaimTask, split, task_count
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -58,46 +58,6 @@ except ImportError:
     raise too_old("stream reads", "4.2") from None
 
 logger = logging.getLogger("django_rmq.spark")
-
-
-class ClaimPart(NamedTuple):
-    """A part of a task: some rows of a claim in one slot."""
-
-    slot: int
-    offset: int
-    rows: int
-
-
-class ClaimTask(InputPartition):
-    """The part of a claim that one task reads."""
-
-    def __init__(self, consumer: str, number: int, pieces: Sequence[ClaimPart]) -> None:
-        super().__init__(number)
-        self.consumer = consumer
-        self.number = number
-        self.pieces = list(pieces)
-
-
-def split(sizes: dict[int, int], tasks: int, *, whole: bool = False) -> list[list[ClaimPart]]:
-    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages.
-
-    ``whole``: no slot is divided between two parts, so that its rows stay in their order.
-    """
-    rows = sum(sizes.values())
-    share = max(1, math.ceil(rows / max(1, tasks)))
-    parts: list[list[ClaimPart]] = [[]]
-    room = share
-    for slot, size in sizes.items():
-        offset = 0
-        while offset < size:
-            if not room:
-                parts.append([])
-                room = share
-            part_size = size if whole else min(size - offset, room)
-            parts[-1].append(ClaimPart(slot, offset, part_size))
-            offset += part_size
-            room = max(0, room - part_size)
-    return [part for part in parts if part]
 
 
 class ClaimReader(NamedTuple):
@@ -347,6 +307,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check()
+        task_count(options, 0)
         self._options = options
         self._schema = schema
         self._name = options.topic()
@@ -533,7 +494,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
         return [
             ClaimTask(consumer, number, pieces)
-            for pieces in split(sizes, self._options.tasks(rows), whole=self._topic.is_fifo)
+            for pieces in split(sizes, task_count(self._options, rows), whole=self._topic.is_fifo)
         ]
 
     def _lost(self, number: int, missing: int) -> str:

@@ -40,8 +40,8 @@ from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
 from django_rmq.core.rate_limits import return_permits
-from django_rmq.core.timeout_reaper import TimeoutReaper
 from django_rmq.core.topic_registration import as_registered
+from django_rmq.core.unserved_topics import UnservedTopics
 from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResult, settle
 from django_rmq.core.worker_processes.exit_codes import (
     DONE_FOR_GOOD,
@@ -378,7 +378,7 @@ class WorkerProcess:
         of_redis: list[Duty] = [
             # The first, because a duty that has not begun does nothing at the end.
             *([times.flushing] if times else []),
-            TimeoutReaper(broker, [topic for topic in everything if topic.name not in served]),
+            UnservedTopics(broker, [topic for topic in everything if topic.name not in served]),
             *trim_dead(broker, everything, self._slots_to_look_after),
             *history.sampling(broker, everything, minutes, self._may_sample, connections.with_present_slots),
             *schedules.duties(),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core import timeout_reaper
+from django_rmq.core import unserved_topics
 from django_rmq.core.consumer import batch as in_flight
 from django_rmq.core.consumer import executor_pool, fetch_planner
 from django_rmq.core.consumer.heartbeat import Heartbeat
@@ -25,7 +25,7 @@ from django_rmq.core.model.keys import slot_keys, wake_channel
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.timeout_reaper import TimeoutReaper
+from django_rmq.core.unserved_topics import UnservedTopics
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock
@@ -1098,7 +1098,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeout_reaper, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(unserved_topics, "SWEEP_SECONDS", 0.05)
     claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
     prepared = replace(claimed, name="prepared", timeout=1)
     for topic in (claimed, prepared):
@@ -1107,7 +1107,7 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
     assert broker.renew_claim(claimed, 1, "spark", 1, 100, seal=True) == 1
     assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
-    duties = DutyThread([TimeoutReaper(broker, [claimed, prepared])])
+    duties = DutyThread([UnservedTopics(broker, [claimed, prepared])])
     duties.start()
     try:
         eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")
@@ -1130,7 +1130,7 @@ def test_the_reaper_brings_back_a_lost_claim_in_many_steps_without_a_pause(broke
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
     pauses = list(
         itertools.takewhile(
-            lambda seconds: seconds < timeout_reaper.SWEEP_SECONDS, TimeoutReaper(broker, [topic])()
+            lambda seconds: seconds < unserved_topics.SWEEP_SECONDS, UnservedTopics(broker, [topic])()
         )
     )
     assert len(pauses) > 1 and not any(pauses)

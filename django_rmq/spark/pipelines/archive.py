@@ -52,11 +52,11 @@ class Archive(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import dead_rows
+        from django_rmq.spark import dead_messages
 
         if not (options["keep"] or options["dry_run"]):
             # Before the files are written.
-            dead_rows.check_version()
+            dead_messages.check_version()
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
@@ -104,14 +104,14 @@ class Archive(Pipeline):
             return archive.where(f"run = '{run}'").count()
 
     def _delete(self, context: Context, frame: DataFrame, topic: str, dates: list[str], path: str) -> None:
-        from django_rmq.spark import dead_rows
+        from django_rmq.spark import dead_messages
 
         # A message that is not in the files is not deleted, whatever happened to them.
         archive = archive_of(context, path)
         assert archive is not None, "rows were appended to it"
         safe = archive.where((archive.topic == topic) & archive.date.isin(dates)).select(*KEY).distinct()
         archived = frame.select(*KEY).join(safe, list(KEY), "left_semi")
-        outcomes = tally(context, dead_rows.discard(archived, context.options(topic)))
+        outcomes = tally(context, dead_messages.discard(archived, context.options(topic)))
         record(context.actor, "archive", topic, outcomes)
         context.say(f"{topic}: {outcomes_text(outcomes)}")
 
@@ -141,7 +141,7 @@ def archive_of(context: Context, path: str) -> DataFrame | None:
 
 
 def tally(context: Context, outcomes: DataFrame) -> dict[str, int]:
-    """Run a frame of ``dead_rows``; return outcome → number of messages."""
+    """Run a frame of ``dead_messages``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}
@@ -173,10 +173,10 @@ class Replay(Pipeline):
         parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
-        from django_rmq.spark import dead_rows
+        from django_rmq.spark import dead_messages
 
         if not options["dry_run"]:
-            dead_rows.check_version()
+            dead_messages.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
             messages = archive_of(context, options["archive"])
@@ -205,12 +205,12 @@ class Replay(Pipeline):
     def _replay(
         self, context: Context, topic: str, frame: DataFrame, *, from_archive: bool
     ) -> dict[str, int]:
-        from django_rmq.spark import dead_rows
+        from django_rmq.spark import dead_messages
 
         options = context.options(topic)
         if not from_archive:
-            return tally(context, dead_rows.replay(frame, options))
+            return tally(context, dead_messages.replay(frame, options))
         # If one message died several times, the last death counts.
         deaths = frame.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
-        return tally(context, dead_rows.revive(last.select("slot", "member", "death.*"), options))
+        return tally(context, dead_messages.revive(last.select("slot", "member", "death.*"), options))

@@ -1,7 +1,7 @@
-"""The timeout reaper ends deliveries and claims that time out in topics which this worker does not serve, and perhaps none does.
+"""Upkeep of topics that this worker does not serve, and perhaps none does: what times out there is ended.
 
-Elsewhere each ``prepare`` of a slot ends what has timed out there. The scripts that end a delivery or a lease are in
-``lua/slot/_time_outs``.
+In the slots of a worker each ``prepare`` does that. Where it is decided that a delivery has timed out, and what then becomes of
+its message: ``lua/slot/_time_outs.lua``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOKS = 16
 logger = safe_logger("django_rmq.consumer")
 
 
-class TimeoutReaper:
+class UnservedTopics:
     """The duty that ends deliveries and claims which have timed out in ``topics``."""
 
     def __init__(self, broker: Broker, topics: Iterable[Topic]) -> None:

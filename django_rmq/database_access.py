@@ -14,7 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from django.db import Error, InterfaceError, InternalError, OperationalError, connections
 
-from django_rmq.core.duties import DatabaseTrouble, Duty, DutyThread
+from django_rmq.core.duties import Duty, DutyThread
+from django_rmq.exceptions import ServerTrouble
 
 T = TypeVar("T")
 
@@ -23,6 +24,10 @@ ANSWER_SECONDS = 5.0
 
 ENDED_IN_TRANSACTION = "25P03"
 """The SQLSTATE with which PostgreSQL ends a connection whose transaction was idle for longer than it may."""
+
+
+class DatabaseTrouble(ServerTrouble):
+    """A duty has lost its connection to a database, or cannot get one."""
 
 
 def needs_this_thread(alias: str) -> bool:

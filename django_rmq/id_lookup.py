@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from django.utils.translation import gettext as _
 
 from django_rmq import connections
-from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.replies import Area, LocateReply
@@ -205,7 +205,7 @@ def find_messages(
         from django_rmq.core.commands import inspect
 
         calls = [inspect.find_by_digest(topic, search.slot, search.digests, search.areas) for search in going]
-        for search, answer in zip(going, inspect.walk(broker, calls), strict=True):
+        for search, answer in zip(going, walk(broker, calls), strict=True):
             for one, member in search.take(answer).items():
                 search_result.messages[one] = MessageIdentity(one.slot, member)
     for search in searches:
@@ -267,7 +267,7 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
     calls = [
         inspect.describe_messages(topic, slot, [one.member or b"" for one in page]) for slot, page in pages
     ]
-    for (_slot, page), answer in zip(pages, inspect.walk(broker, calls), strict=True):
+    for (_slot, page), answer in zip(pages, walk(broker, calls), strict=True):
         yield from (one for one, reply in zip(page, answer, strict=True) if reply.is_held)
 
 

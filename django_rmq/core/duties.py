@@ -29,10 +29,6 @@ AGAIN_SECONDS = 5.0
 """Seconds that a duty rests after it failed."""
 
 
-class DatabaseTrouble(ServerTrouble):
-    """A duty has lost its connection to a database, or cannot get one."""
-
-
 class DutyThread(threading.Thread):
     """Runs duties until stopped. Each is then closed, so that it can release its resources.
 

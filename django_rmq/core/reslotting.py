@@ -23,8 +23,7 @@ from itertools import islice
 
 from django_rmq.core.cluster.cluster_broker import ClusterBroker
 from django_rmq.core.commands import ack, inspect, reslot
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Death, Entry, Handover, ReslotProgress

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import TopicMismatch
 

@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import attempt
+from django_rmq.core.commands.broker_interface import Broker, attempt, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.limits import abbreviated, is_number
 from django_rmq.core.model.replies import Entry, Page

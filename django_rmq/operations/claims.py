@@ -9,8 +9,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import claims as calls
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.authorization import PERMISSION_OF, Permission

@@ -18,8 +18,7 @@ from uuid import UUID
 from django.core.signing import BadSignature, Signer
 
 from django_rmq.core.commands import ack, fetch, inspect
-from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
 from django_rmq.core.model.changed_limits import limited

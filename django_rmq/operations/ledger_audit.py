@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from django_rmq.core.commands import claims, inspect, operate, send
-from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.replies import RECORDS, Entry

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import CALLS_PER_TRIP, Broker, run_all
 from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
 from django_rmq.core.model.replies import DeadGroup, error_class
 from django_rmq.core.model.status import queue_of
@@ -277,7 +277,7 @@ def _take_passes(waiting: deque[_Pass], slots: Mapping[int, int], most: int) -> 
     """Take the passes of a round trip, each with the number of messages that it may read, in sum up to ``most``."""
     some: list[tuple[_Pass, int]] = []
     expected = 0
-    while waiting and expected < min(COUNTED_AT_ONCE, most) and len(some) < inspect.AT_ONCE:
+    while waiting and expected < min(COUNTED_AT_ONCE, most) and len(some) < CALLS_PER_TRIP:
         one = waiting.popleft()
         some.append((one, min(one.count(slots[one.slot]), SCANNED_AT_ONCE, most - expected)))
         expected += some[-1][1]

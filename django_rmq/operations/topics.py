@@ -15,8 +15,7 @@ from django.utils.translation import gettext as _
 from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import topic_registration
 from django_rmq.core.commands import inspect, limits, operate
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits, check_limit, limited
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from django_rmq.core.commands import operate
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
 from django_rmq.core.model.limits import BATCH

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_rmq.core.commands import claims
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic

@@ -29,8 +29,7 @@ from pyspark.sql.types import (
 )
 
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import content_of, raw_body
 from django_rmq.core.model.limits import BATCH, is_retry, retries_left
 from django_rmq.core.model.replies import Counts, Death, Entry, FailureRecord

@@ -22,8 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from django_rmq.core.commands import claims, inspect
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.limits import BATCH, LARGEST
 from django_rmq.core.model.topic import Topic

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from django_rmq import connections
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.core.commands import inspect, reslot
-from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.replies import CopyReply, DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic, slot_counts

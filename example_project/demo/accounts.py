@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.ledger import Ledger
 from example_project.demo.traffic import Done

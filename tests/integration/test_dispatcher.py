@@ -18,7 +18,7 @@ from django_rmq.core.consumer import batch as in_flight
 from django_rmq.core.consumer import executor_pool, fetch_planner
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slot_schedule import SlotState
+from django_rmq.core.consumer.slots import SlotState
 from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys, wake_channel

@@ -17,7 +17,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import MailboxItem, Stop, Wake
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
+from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotState
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable

@@ -21,7 +21,7 @@ from django_rmq.core.consumer.batch import Batch, BatchReport, PendingEnd
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.invoke import groups, run
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE, SharedNotes
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.model import log_names
 from django_rmq.core.model.delivered_message import Message

@@ -16,7 +16,7 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import heartbeat, watchdog
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.shared_notes import SharedNotes
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.replies import Failure

@@ -25,7 +25,7 @@ from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure

@@ -22,7 +22,7 @@ from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, mark_of
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.consumer.wakeups import WakeupSubscriber
 from django_rmq.core.consumer.watchdog import ThreadLost

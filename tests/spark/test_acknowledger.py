@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import TopicType
 from django_rmq.spark.stream_reader import ranges, slots_in
 from tests.spark.conftest import Queue

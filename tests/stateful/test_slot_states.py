@@ -24,7 +24,7 @@ from django_rmq.core.consumer import (
 )
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Wake
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FetchState, SlotState
+from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotState
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerTrouble, ServerUnavailable
 from tests.support import slot_transitions

@@ -7,14 +7,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.consumer import slot_schedule
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer import slots
+from django_rmq.core.consumer.slots import ConsumedSlot
 
 Transition = tuple[Enum, Enum]
 
 TABLE: frozenset[Transition] = frozenset(
     (before, after)
-    for table in (slot_schedule.SLOT_TRANSITIONS, slot_schedule.FETCH_TRANSITIONS)
+    for table in (slots.SLOT_TRANSITIONS, slots.FETCH_TRANSITIONS)
     for before, followers in table.items()
     for after in followers
 )
@@ -26,8 +26,8 @@ made: set[Transition] = set()
 def check_transitions(report: Path | None = None) -> None:
     """Fail the dispatcher that makes an illegal transition from now on; append it to the file ``report``, if given."""
     tables: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
-        ("change_state", "state", slot_schedule.SLOT_TRANSITIONS),
-        ("change_fetch", "fetch", slot_schedule.FETCH_TRANSITIONS),
+        ("change_state", "state", slots.SLOT_TRANSITIONS),
+        ("change_fetch", "fetch", slots.FETCH_TRANSITIONS),
     )
     for method, attribute, table in tables:
         setattr(ConsumedSlot, method, _checking(attribute, table, report))

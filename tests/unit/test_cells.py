@@ -9,7 +9,7 @@ import pytest
 from django_rmq.core.consumer.async_executor import FairQueue, ProgressCells
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE, MARKS, SharedNotes, mark_of
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType

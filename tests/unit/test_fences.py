@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, FencedSlots, SlotState
+from django_rmq.core.consumer.slot_acquisition import FencedSlots
+from django_rmq.core.consumer.slots import ConsumedSlot, SlotState
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.brokers import OracleBroker

@@ -1,11 +1,13 @@
 """The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process.
 
 It is the door between the commands and the drivers. Its errors are those of this package; exceptions of redis-py stop behind it.
+``run_all``, ``walk`` and ``attempt`` run many calls in few round trips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, Self, TypeAlias, TypeVar
 
 from django_rmq.core.commands.script_call import Answer, Answers, Call
@@ -176,3 +178,24 @@ def run_all(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
     answers = [pipeline.add(call) for call in calls]
     pipeline.execute()
     return [answer.result() for answer in answers]
+
+
+CALLS_PER_TRIP = 1_000
+"""The default number of calls in one round trip."""
+
+
+def attempt(
+    broker: Broker, calls: Iterable[Call[T]], at_once: int = CALLS_PER_TRIP
+) -> Iterator[T | RmqError]:
+    """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
+    remaining = iter(calls)
+    while some := list(islice(remaining, at_once)):
+        yield from run_all(broker, some)
+
+
+def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = CALLS_PER_TRIP) -> Iterator[T]:
+    """Run calls, ``at_once`` per round trip, and yield their answers in order. Raises the first error among them."""
+    for answer in attempt(broker, calls, at_once):
+        if isinstance(answer, RmqError):
+            raise answer
+        yield answer

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import (
     AtSlot,
     AtSlots,
@@ -20,6 +21,7 @@ from django_rmq.core.commands.script_call import (
     moment,
 )
 from django_rmq.core.model.keys import check_slots, read_store_key
+from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 
@@ -132,3 +134,13 @@ def prepare(
         _prepared(topic.max_retries),
         varying=6,
     )
+
+
+def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:
+    """Return everything that ``owner`` holds in a slot; ``first`` is the first page. Raises ``RmqError``."""
+    deliveries = first
+    page: list[HeldReply] | None = first
+    while page and len(page) == BATCH:
+        page = broker.run(list_held(topic, slot, owner, len(deliveries), BATCH))
+        deliveries = [*deliveries, *(page or ())]
+    return deliveries

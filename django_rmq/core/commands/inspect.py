@@ -1,13 +1,9 @@
-"""Calls that read slots and change nothing, and functions that run many calls in several round trips."""
+"""Calls that read slots and change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
-from django_rmq.core.commands import fetch
-from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import (
     AtSlot,
     AtSlots,
@@ -27,7 +23,6 @@ from django_rmq.core.commands.script_call import (
 )
 from django_rmq.core.model import keys
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import (
     Area,
     Counts,
@@ -36,7 +31,6 @@ from django_rmq.core.model.replies import (
     DescribeReply,
     Entry,
     FoundReply,
-    HeldReply,
     LocateReply,
     Page,
     Pauses,
@@ -45,36 +39,6 @@ from django_rmq.core.model.replies import (
 )
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-
-T = TypeVar("T")
-
-AT_ONCE = 1_000
-"""The default number of calls in one round trip."""
-
-
-def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
-    """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
-    remaining = iter(calls)
-    while some := list(islice(remaining, at_once)):
-        yield from run_all(broker, some)
-
-
-def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T]:
-    """Run calls, ``at_once`` per round trip, and yield their answers in order. Raises the first error among them."""
-    for answer in attempt(broker, calls, at_once):
-        if isinstance(answer, RmqError):
-            raise answer
-        yield answer
-
-
-def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:
-    """Return everything that ``owner`` holds in a slot; ``first`` is the first page. Raises ``RmqError``."""
-    deliveries = first
-    page: list[HeldReply] | None = first
-    while page and len(page) == BATCH:
-        page = broker.run(fetch.list_held(topic, slot, owner, len(deliveries), BATCH))
-        deliveries = [*deliveries, *(page or ())]
-    return deliveries
 
 
 def _entries(rows: list[Reply]) -> list[Entry]:

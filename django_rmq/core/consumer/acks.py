@@ -19,7 +19,7 @@ from django_rmq.core.commands.broker_interface import BrokerPipeline
 from django_rmq.core.commands.script_call import Answer, Call
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import ShutdownState
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot, SlotSchedule
+from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.limits import BATCH

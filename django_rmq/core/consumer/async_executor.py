@@ -27,7 +27,7 @@ from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_f
 from django_rmq.core.consumer.failures import failure_of
 from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one
 from django_rmq.core.consumer.shared_notes import MARKS, ThreadNotes
-from django_rmq.core.consumer.slot_schedule import ConsumedSlot
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger

@@ -3,7 +3,7 @@
 Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. This module puts the parts of a worker together and runs the loop; the parts decide what each turn does:
-``slot_schedule`` when a slot is due, ``fetch_planner`` what is fetched, ``executor_pool`` where it runs, ``acks`` how it is
+``slots`` when a slot is due, ``fetch_planner`` what is fetched, ``executor_pool`` where it runs, ``acks`` how it is
 settled, ``wakeups`` what ends the sleep, and ``shutdown`` how the worker ends. Here are also the options of a worker, and the
 callbacks by which the layers above follow and direct it.
 """
@@ -40,10 +40,9 @@ from django_rmq.core.consumer.mailbox import (
 )
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.shutdown import HardTimeouts, IdleCheck, Shutdown
-from django_rmq.core.consumer.slot_acquisition import LostReplyRecovery, SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import (
+from django_rmq.core.consumer.slot_acquisition import FencedSlots, LostReplyRecovery, SlotAcquirer
+from django_rmq.core.consumer.slots import (
     ConsumedSlot,
-    FencedSlots,
     SlotSchedule,
     SlotTable,
 )

@@ -1,7 +1,7 @@
 """The fetch planner decides which slots a worker fetches next; here are also the round trips and their answers.
 
 One round trip acknowledges the deliveries that have ended, and prepares slots that are due. When a slot is due is decided by
-``slot_schedule``, and how many messages a fetch asks for by ``capacity``. What a send has pushed is received here, too.
+``slots``, and how many messages a fetch asks for by ``capacity``. What a send has pushed is received here, too.
 Passing the messages to executors is the part of ``executor_pool``.
 """
 
@@ -27,7 +27,7 @@ from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import (
+from django_rmq.core.consumer.slots import (
     ConsumedSlot,
     FetchState,
     SlotSchedule,

@@ -16,7 +16,7 @@ from django_rmq.core.consumer.fetch_planner import RoundTrips
 from django_rmq.core.consumer.mailbox import HardTimeoutExceeded, Mailbox, ShutdownState
 from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import SlotSchedule, SlotState, SlotTable
+from django_rmq.core.consumer.slots import SlotSchedule, SlotState, SlotTable
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.exceptions import ServerTrouble
 

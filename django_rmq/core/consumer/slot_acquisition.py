@@ -9,23 +9,21 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import all_held
+from django_rmq.core.commands.fetch import all_held
 from django_rmq.core.commands.script_call import Answer
 from django_rmq.core.consumer.acks import NODE_REST_SECONDS, AckQueue, SlotErrors
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
-from django_rmq.core.consumer.slot_schedule import (
-    LOOK_SECONDS,
+from django_rmq.core.consumer.slots import (
     ConsumedSlot,
-    FencedSlots,
     SlotSchedule,
     SlotState,
     SlotTable,
@@ -36,6 +34,64 @@ from django_rmq.core.model.replies import Acquired, HeldReply
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
 logger = safe_logger("django_rmq.consumer")
+
+
+LOOK_SECONDS = 0.25
+"""Seconds between two checks whether the coordinator has confirmed that a fenced slot belongs to this worker."""
+
+
+class FencedSlots:
+    """The slots of the worker ``owner`` that another worker has acquired, although they are assigned to this one.
+
+    Usually the coordinator soon takes such a slot away. If it does not, the slot belongs to this worker again, and no other
+    worker will ask for its messages.
+
+    ``confirmed`` returns the ``uptime`` at which the coordinator last asked for the assignment whose result
+    this worker has received; minus infinity if unknown. The worker that fenced this one acted on an earlier
+    assignment. So a slot that the answer to a later question still assigns to this worker belongs to it
+    again.
+    """
+
+    def __init__(self, broker: Broker, owner: str, confirmed: Callable[[], float]) -> None:
+        self.confirmed = confirmed
+        self._broker = broker
+        self._owner = owner
+        self._slots: set[ConsumedSlot] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def add(self, slot: ConsumedSlot) -> None:
+        """Record that a prepare of a slot was just answered ``fenced``."""
+        slot.change_state(SlotState.FENCED)
+        slot.fenced_at, slot.untaken_since = uptime(), None
+        self._slots.add(slot)
+
+    def remove(self, slot: ConsumedSlot) -> None:
+        """Record that a slot is no longer this worker's, or is to be acquired again."""
+        self._slots.discard(slot)
+
+    def ours_at(self, confirmed: float) -> list[ConsumedSlot]:
+        """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
+        # rule: stays_away_from_its_own
+        return [slot for slot in self._slots if slot.fenced_at < confirmed]
+
+    def left_alone(self, untaken: Sequence[ConsumedSlot]) -> Iterator[ConsumedSlot]:
+        """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
+        length of a time-out.
+
+        This is used while the coordinator cannot say which worker owns a slot.
+        """
+        calls = [fetch.list_held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
+        now = time.monotonic()
+        for slot, held in zip(untaken, run_all(self._broker, calls), strict=True):
+            # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
+            if held != []:
+                slot.untaken_since = None
+            elif slot.untaken_since is None:
+                slot.untaken_since = now
+            elif now - slot.untaken_since > slot.topic.timeout:
+                yield slot
 
 
 class LostFetch(NamedTuple):

@@ -20,7 +20,7 @@ from django_rmq.core.consumer.acks import SlotErrors, concerns_all
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.mailbox import Mailbox, Resubscribed, Wake
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slot_schedule import (
+from django_rmq.core.consumer.slots import (
     ConsumedSlot,
     FetchState,
     SlotSchedule,

@@ -24,8 +24,7 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from django_rmq.core.commands import history
-from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.limits import BATCH, LARGEST

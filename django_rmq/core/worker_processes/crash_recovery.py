@@ -13,7 +13,7 @@ from typing import Literal
 
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.inspect import all_held
+from django_rmq.core.commands.fetch import all_held
 from django_rmq.core.consumer.failures import ran_too_long
 from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
 from django_rmq.core.model.limits import BATCH

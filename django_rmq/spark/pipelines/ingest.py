@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.broker_connection import RetryPolicy

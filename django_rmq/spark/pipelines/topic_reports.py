@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
-from django_rmq.core.commands.inspect import walk
+from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused

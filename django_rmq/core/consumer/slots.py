@@ -1,8 +1,7 @@
-"""The slots of a worker: the state of each, when it is to be asked next, and which of them another worker has acquired.
+"""The slots of a worker: ``SlotTable`` has the record of each, with its state, and ``SlotSchedule`` when it is asked next.
 
-Usually the coordinator soon takes a slot away that another worker has acquired. If it does not, the slot belongs to this
-worker again, and no other worker will ask for its messages. This module sends no commands that change a slot; acquiring
-and fetching are the parts of ``slot_acquisition`` and ``fetch_planner``.
+This module sends no commands. ``slot_acquisition`` acquires slots, and decides what becomes of one that another worker has
+acquired. ``fetch_planner`` fetches from the slots that are due.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ import heapq
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import count
 
-from django_rmq.core.clock import ServerClock, uptime
-from django_rmq.core.commands import fetch
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.clock import ServerClock
 from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import Topic
 
@@ -490,58 +487,3 @@ class SlotSchedule:
         slot.entry = 0
         self.waiting.pop(slot, None)
         self.parked[slot.topic.name].pop(slot, None)
-
-
-LOOK_SECONDS = 0.25
-"""Seconds between two checks whether the coordinator has confirmed that a fenced slot belongs to this worker."""
-
-
-class FencedSlots:
-    """The fenced slots of the worker ``owner``.
-
-    ``confirmed`` returns the ``uptime`` at which the coordinator last asked for the assignment whose result
-    this worker has received; minus infinity if unknown. The worker that fenced this one acted on an earlier
-    assignment. So a slot that the answer to a later question still assigns to this worker belongs to it
-    again.
-    """
-
-    def __init__(self, broker: Broker, owner: str, confirmed: Callable[[], float]) -> None:
-        self.confirmed = confirmed
-        self._broker = broker
-        self._owner = owner
-        self._slots: set[ConsumedSlot] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._slots)
-
-    def add(self, slot: ConsumedSlot) -> None:
-        """Record that a prepare of a slot was just answered ``fenced``."""
-        slot.change_state(SlotState.FENCED)
-        slot.fenced_at, slot.untaken_since = uptime(), None
-        self._slots.add(slot)
-
-    def remove(self, slot: ConsumedSlot) -> None:
-        """Record that a slot is no longer this worker's, or is to be acquired again."""
-        self._slots.discard(slot)
-
-    def ours_at(self, confirmed: float) -> list[ConsumedSlot]:
-        """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
-        # rule: stays_away_from_its_own
-        return [slot for slot in self._slots if slot.fenced_at < confirmed]
-
-    def left_alone(self, untaken: Sequence[ConsumedSlot]) -> Iterator[ConsumedSlot]:
-        """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
-        length of a time-out.
-
-        This is used while the coordinator cannot say which worker owns a slot.
-        """
-        calls = [fetch.list_held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
-        now = time.monotonic()
-        for slot, held in zip(untaken, run_all(self._broker, calls), strict=True):
-            # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
-            if held != []:
-                slot.untaken_since = None
-            elif slot.untaken_since is None:
-                slot.untaken_since = now
-            elif now - slot.untaken_since > slot.topic.timeout:
-                yield slot

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import get_args
 
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
 from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Fields, body_for
-from django_rmq.api.schema import documented
-from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
+from django_rmq.api.view import MessageRoute, RmqView, message_route, outcome, route
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
+from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
 
@@ -64,119 +63,89 @@ SLICE_SECONDS = 2.0
 
 
 class ReplayMessageView(MessageRoute):
-    """``topics/{topic}/messages/{id}/replay/``."""
-
-    needs = {"POST": PERMISSION_OF["replay"]}
-
-    @documented(
+    @message_route(
         "replay_message",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
+        PERMISSION_OF["replay"],
         takes=requests.EditFields,
         answers={200: OutcomeAnswer},
         errors=[404, 409, 507],
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
-    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
         """Send a dead message again with all its retries; with a body, the edited message.
 
         An edited message counts as a send.
         """
-        declared, operations = self.topic(topic), self.operations
-        fields = self.read(requests.EditFields, request.data)
-        one = self.id_of(declared, id)
+        one = self.id_of(topic, message_id, query)
         if "body" in fields:
-            size = int(request.META["CONTENT_LENGTH"])
-            result = operations.replay_edited(
-                declared.name, one, body_for(declared, fields["body"]), charged_bytes=size
-            )
+            body, size = body_for(topic, fields["body"]), int(self.request.META["CONTENT_LENGTH"])
+            result = self.operations.replay_edited(topic.name, one, body, charged_bytes=size)
         else:
-            result = operations.replay(declared.name, [one])
+            result = self.operations.replay(topic.name, [one])
         return outcome(result, one, {"replayed": 200, "merged": 200})
 
 
 class BuryView(MessageRoute):
-    """``topics/{topic}/messages/{id}/bury/``."""
-
-    needs = {"POST": PERMISSION_OF["bury"]}
-
-    @documented(
+    @message_route(
         "bury",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
+        PERMISSION_OF["bury"],
         takes=requests.BuryFields,
         answers={200: OutcomeAnswer, 202: OutcomeAnswer},
         errors=[404, 409],
         examples={"with a reason": {"why": "requested by the customer"}},
     )
-    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
         """Move a message to Dead. 202: a consumer has it, and it goes to Dead when that delivery ends."""
-        declared = self.topic(topic)
-        fields = self.read(requests.BuryFields, request.data)
-        one = self.id_of(declared, id)
-        result = self.operations.bury(declared.name, [one], fields.get("why", ""))
+        one = self.id_of(topic, message_id, query)
+        result = self.operations.bury(topic.name, [one], fields.get("why", ""))
         return outcome(result, one, {"buried": 200, "running": 202})
 
 
 class CancelView(MessageRoute):
-    """``topics/{topic}/messages/{id}/cancel/``."""
-
-    needs = {"POST": PERMISSION_OF["cancel"]}
-
-    @documented(
+    @message_route(
         "cancel",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
+        PERMISSION_OF["cancel"],
         answers={200: OutcomeAnswer, 202: OutcomeAnswer},
         errors=[404, 409],
     )
-    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def post(self, topic: Topic, message_id: str, query: Fields) -> Response:
         """Delete a waiting message. 202: it runs, and its listener is notified."""
-        declared, operations = self.topic(topic), self.operations
-        arguments = self.named(declared, id)
+        arguments = self.named(topic, message_id, query)
         if "id" in arguments:
-            result = operations.cancel(declared.name, [id])
+            result = self.operations.cancel(topic.name, [message_id])
         else:
-            id = operations.id_of(declared.name, **arguments)  # noqa: A001
+            message_id = self.operations.id_of(topic.name, **arguments)
             # Unlike an id, these find the message in the outbox as well.
-            result = ActionResult({id: operations.cancel_sent(declared.name, **arguments)})
-        return outcome(result, id, {"deleted": 200, "notified": 202})
+            result = ActionResult({message_id: self.operations.cancel_sent(topic.name, **arguments)})
+        return outcome(result, message_id, {"deleted": 200, "notified": 202})
 
 
 class RescheduleView(MessageRoute):
-    """``topics/{topic}/messages/{id}/reschedule/``."""
-
-    needs = {"POST": PERMISSION_OF["reschedule"]}
-
-    @documented(
+    @message_route(
         "reschedule",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
+        PERMISSION_OF["reschedule"],
         takes=requests.RescheduleFields,
         answers={200: OutcomeAnswer},
         errors=[404, 409],
         examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
     )
-    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
         """Give a waiting message another due time or another priority."""
-        declared = self.topic(topic)
-        fields = self.read(requests.RescheduleFields, request.data)
-        one, new = self.id_of(declared, id), {"due": fields.get("due"), "priority": fields.get("priority")}
-        result = self.operations.reschedule(declared.name, [one], **new)
+        one = self.id_of(topic, message_id, query)
+        result = self.operations.reschedule(topic.name, [one], **fields)
         return outcome(result, one, {"rescheduled": 200})
 
 
-def _limits(fields: Fields) -> Limits:
-    return Limits(messages=fields.get("limit"), seconds=SLICE_SECONDS)
+def _bounds(fields: Fields) -> Fields:
+    """Return the bounds of a long action: for how many messages, how long, and whether it only counts them."""
+    limits = Limits(messages=fields.get("limit"), seconds=SLICE_SECONDS)
+    return {"limits": limits, "dry_run": fields["dry_run"]}
 
 
 class ReplayView(RmqView):
-    """``topics/{topic}/replay/``."""
-
-    needs = {"POST": PERMISSION_OF["replay"]}
-
-    @documented(
+    @route(
         "replay",
+        PERMISSION_OF["replay"],
         takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
         answers={200: ProgressAnswer},
         errors=[404, 409, 507],
@@ -185,31 +154,23 @@ class ReplayView(RmqView):
             "count only": {"filter": {}, "dry_run": True},
         },
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic) -> Json:
         """Send dead messages again: those with the given ids, or all that match a filter."""
-        declared, operations = self.topic(topic), self.operations
-        data = request.data
+        data = self.request.data
         if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
             raise errors.Invalid("Give either `ids` or `filter`. An empty filter selects all.")
-        if not (isinstance(data, Mapping) and "ids" in data):
-            fields = self.read(requests.ReplayFilterFields, data)
-            wanted = requests.wanted(fields["filter"])
-            run = operations.replay_all(
-                declared.name, wanted, limits=_limits(fields), dry_run=fields["dry_run"]
-            )
-            return Response(progress(run.result()))
-        fields = self.read(requests.ReplayNamedFields, data)
-        result = operations.replay(declared.name, fields["ids"])
-        return Response(acted(result))
+        if isinstance(data, Mapping) and "ids" in data:
+            ids = self.read(requests.ReplayNamedFields, data)["ids"]
+            return acted(self.operations.replay(topic.name, ids))
+        fields = self.read(requests.ReplayFilterFields, data)
+        wanted = requests.wanted(fields["filter"])
+        return progress(self.operations.replay_all(topic.name, wanted, **_bounds(fields)).result())
 
 
 class RescheduleAllView(RmqView):
-    """``topics/{topic}/reschedule/``."""
-
-    needs = {"POST": PERMISSION_OF["reschedule"]}
-
-    @documented(
+    @route(
         "reschedule_all",
+        PERMISSION_OF["reschedule"],
         takes=requests.RescheduleAllFields,
         answers={200: ProgressAnswer},
         errors=[404, 409],
@@ -218,48 +179,29 @@ class RescheduleAllView(RmqView):
             "later": {"filter": {"text": "newsletter"}, "due": "2030-01-31T12:00:00Z", "limit": 1000},
         },
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Give all waiting messages that match a filter another due time or another priority."""
-        name = self.topic(topic).name
-        fields = self.read(requests.RescheduleAllFields, request.data)
-        run = self.operations.reschedule_all(
-            name,
-            fields["state"],
-            requests.wanted(fields["filter"]),
-            due=fields.get("due"),
-            priority=fields.get("priority"),
-            limits=_limits(fields),
-            dry_run=fields["dry_run"],
-        )
-        return Response(progress(run.result()))
+        new: Fields = {name: fields.get(name) for name in ("due", "priority")}
+        wanted = requests.wanted(fields["filter"])
+        run = self.operations.reschedule_all(topic.name, fields["state"], wanted, **new, **_bounds(fields))
+        return progress(run.result())
 
 
 class PurgeView(RmqView):
-    """``topics/{topic}/purge/``."""
-
-    needs = {"POST": PERMISSION_OF["purge"]}
-
-    @documented(
+    @route(
         "purge",
+        PERMISSION_OF["purge"],
         takes=requests.PurgeFields,
         answers={200: ProgressAnswer},
         errors=[404, 409],
         examples={"dead for a week": {"state": "dead", "older_than": 604800}},
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Delete all messages of one state of a topic."""
-        name = self.topic(topic).name
-        fields = self.read(requests.PurgeFields, request.data)
-        run = self.operations.purge(
-            name,
-            fields["state"],
-            older_than=fields.get("older_than"),
-            slot=fields.get("slot"),
-            limits=_limits(fields),
-            dry_run=fields["dry_run"],
-            keep=fields["keep"],
+        chosen: Fields = {name: fields.get(name) for name in ("older_than", "slot", "keep")}
+        return progress(
+            self.operations.purge(topic.name, fields["state"], **chosen, **_bounds(fields)).result()
         )
-        return Response(progress(run.result()))
 
 
 class DeletionAnswer(ResponseSerializer):
@@ -284,56 +226,31 @@ class DeletionsAnswer(ResponseSerializer):
 
 
 class DeletionsView(RmqView):
-    """``deletions/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("deletions", answers={200: DeletionsAnswer})
-    def get(self, request: Request) -> Response:
+    @route("deletions", Permission.VIEW, answers={200: DeletionsAnswer})
+    def get(self) -> Json:
         """List the actions that can be undone, the newest first."""
-        deletions = self.operations.undoable(self.known())
-        return Response({"results": [DeletionAnswer.of(one) for one in deletions]})
+        return {"results": [DeletionAnswer.of(one) for one in self.operations.undoable(self.known())]}
 
 
 class UndoView(RmqView):
-    """``deletions/{deletion}/undo/``."""
-
-    needs = {"POST": Permission.VIEW}
-
-    @documented("undo", answers={200: ProgressAnswer}, errors=[409])
-    def post(self, request: Request, deletion: str) -> Response:
+    @route("undo", Permission.VIEW, answers={200: ProgressAnswer}, errors=[409])
+    def post(self, deletion: str) -> Json:
         """Bring back what an action has deleted, with the permission of that action. Newer copies stay."""
-        return Response(progress(self.operations.undo(deletion, self.known()).result()))
+        return progress(self.operations.undo(deletion, self.known()).result())
 
 
 class PauseView(RmqView):
-    """``topics/{topic}/pause/``."""
-
-    needs = {"POST": PERMISSION_OF["pause"]}
-
-    @documented(
-        "pause",
-        answers={200: ProgressAnswer},
-        errors=[404, 409],
-    )
-    def post(self, request: Request, topic: str) -> Response:
+    @route("pause", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404, 409])
+    def post(self, topic: Topic) -> Json:
         """Stop the delivery of a topic. The outcomes count slots."""
-        return Response(progress(self.operations.pause(self.topic(topic).name).result()))
+        return progress(self.operations.pause(topic.name).result())
 
 
 class ResumeView(RmqView):
-    """``topics/{topic}/resume/``."""
-
-    needs = {"POST": PERMISSION_OF["pause"]}
-
-    @documented(
-        "resume",
-        answers={200: ProgressAnswer},
-        errors=[404, 409],
-    )
-    def post(self, request: Request, topic: str) -> Response:
+    @route("resume", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404, 409])
+    def post(self, topic: Topic) -> Json:
         """Resume the delivery of a paused topic. The outcomes count slots."""
-        return Response(progress(self.operations.resume(self.topic(topic).name).result()))
+        return progress(self.operations.resume(topic.name).result())
 
 
 class BackgroundActionAnswer(ResponseSerializer):
@@ -383,54 +300,32 @@ def background_action(one: ActionProgress, now_ms: int) -> Json:
 
 
 class BackgroundView(RmqView):
-    """``background/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("background", answers={200: BackgroundActionsAnswer})
-    def get(self, request: Request) -> Response:
+    @route("background", Permission.VIEW, answers={200: BackgroundActionsAnswer})
+    def get(self) -> Json:
         """List the actions in the background, the oldest first."""
-        operations = self.operations
-        now_ms = operations.broker.now_ms()
-        actions = operations.background_actions(self.known())
-        return Response({"results": [background_action(one, now_ms) for one in actions]})
+        now_ms, actions = self.operations.broker.now_ms(), self.operations.background_actions(self.known())
+        return {"results": [background_action(one, now_ms) for one in actions]}
 
 
 class StartActionView(RmqView):
-    """``topics/{topic}/background/``."""
-
-    needs = {"POST": Permission.VIEW}
-
-    @documented(
+    @route(
         "start_action",
+        Permission.VIEW,
         takes=requests.BackgroundFields,
         answers={202: BackgroundActionAnswer},
         errors=[404, 409],
         examples={"replay": {"action": "replay", "filter": {"error": "ConnectTimeout"}, "rate": 200}},
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Let workers replay, delete or purge all messages that match, with the permission of that action."""
-        declared, operations = self.topic(topic), self.operations
-        fields = self.read(requests.BackgroundFields, request.data)
-        started = operations.start_action(
-            declared.name,
-            fields["action"],
-            fields["state"],
-            requests.wanted(fields["filter"]),
-            rate=fields.get("rate"),
-            keep=fields["keep"],
-        )
-        return Response(background_action(started, operations.broker.now_ms()), status=202)
+        wanted, how = requests.wanted(fields["filter"]), {"rate": fields.get("rate"), "keep": fields["keep"]}
+        started = self.operations.start_action(topic.name, fields["action"], fields["state"], wanted, **how)
+        return background_action(started, self.operations.broker.now_ms())
 
 
 class StopActionView(RmqView):
-    """``background/{action}/stop/``."""
-
-    needs = {"POST": Permission.VIEW}
-
-    @documented("stop_action", answers={202: BackgroundActionAnswer}, errors=[409])
-    def post(self, request: Request, action: str) -> Response:
+    @route("stop_action", Permission.VIEW, answers={202: BackgroundActionAnswer}, errors=[409])
+    def post(self, action: str) -> Json:
         """Stop an action in the background, with its own permission; what it has done stays done."""
-        operations = self.operations
-        stopped = operations.stop_action(action, self.known())
-        return Response(background_action(stopped, operations.broker.now_ms()), status=202)
+        stopped = self.operations.stop_action(action, self.known())
+        return background_action(stopped, self.operations.broker.now_ms())

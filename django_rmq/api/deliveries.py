@@ -13,14 +13,12 @@ from django.db import connections as databases
 from django.db import transaction
 from django.utils.decorators import method_decorator
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq.api import requests
 from django_rmq.api.json_format import Json, ResponseSerializer, maybe
-from django_rmq.api.requests import Anything
-from django_rmq.api.schema import documented
-from django_rmq.api.view import RmqView
+from django_rmq.api.requests import Anything, Fields
+from django_rmq.api.view import RmqView, route
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Deliveries, Permission
@@ -108,20 +106,11 @@ class SettlementAnswer(ResponseSerializer):
     outcomes = serializers.DictField(child=serializers.IntegerField())
 
 
-def settled_response(named: Sequence[SettledDelivery], words: Sequence[str]) -> Json:
-    """Return the results of settling deliveries."""
-    results = [{"id": one.id, "outcome": word} for one, word in zip(named, words, strict=True)]
-    return {"results": results, "outcomes": dict(Counter(words))}
-
-
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
 class PrepareView(RmqView):
-    """``topics/{topic}/prepare/``."""
-
-    needs = {"POST": Permission.CONSUME}
-
-    @documented(
+    @route(
         "prepare",
+        Permission.CONSUME,
         takes=requests.PrepareFields,
         answers={200: TakenAnswer},
         errors=[404, 409, 507],
@@ -151,30 +140,26 @@ class PrepareView(RmqView):
             }
         },
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json | Response:
         """Take messages, or list those that this consumer holds.
 
         A delivery that is neither settled nor extended in time ends, and its message is delivered again.
         """
-        declared = self.topic(topic)
-        fields = self.read(requests.PrepareFields, request.data)
-        deliveries = self.operations.deliveries(declared.name)
+        deliveries = self.operations.deliveries(topic.name)
         if fields["held"]:
             held = deliveries.held(fields["consumer"], fields["first"])
-            return Response(taken(deliveries, declared, held.messages, held.next_slot))
+            return taken(deliveries, topic, held.messages, held.next_slot)
         if not fields["wait"]:
-            messages = deliveries.take(fields["consumer"], fields["max"])
-            return Response(taken(deliveries, declared, messages, None))
-        has_threads = request.META.get("wsgi.multithread", True)
+            return taken(deliveries, topic, deliveries.take(fields["consumer"], fields["max"]), None)
+        has_threads = self.request.META.get("wsgi.multithread", True)
         with seats.seat(self.operations.actor, *self.operations.config.api.waiting(has_threads)) as may_wait:
             if may_wait:
                 _let_go_of_databases()
             messages = deliveries.take(fields["consumer"], fields["max"], fields["wait"] if may_wait else 0)
-        response = Response(taken(deliveries, declared, messages, None))
-        if not (may_wait or messages):
-            response.data["wait_refused"] = True
-            response["Retry-After"] = "1"
-        return response
+        answer = taken(deliveries, topic, messages, None)
+        if may_wait or messages:
+            return answer
+        return Response(answer | {"wait_refused": True}, headers={"Retry-After": "1"})
 
 
 def _let_go_of_databases() -> None:
@@ -187,13 +172,11 @@ def _let_go_of_databases() -> None:
 class SettlingView(RmqView):
     """The base of views that end or extend deliveries."""
 
-    needs = {"POST": Permission.CONSUME}
-
-    def settle(self, request: Request, topic: str, verb: str) -> Response:
-        name = self.topic(topic).name
-        fields = self.read(requests.SettleFields, request.data)
+    def settle(self, topic: Topic, fields: Fields, verb: str, *outcomes: list[SettlementOutcome]) -> Json:
         settled = [SettledDelivery(one["id"], one["receipt"]) for one in fields["deliveries"]]
-        return Response(settled_response(settled, getattr(self.operations.deliveries(name), verb)(settled)))
+        words = getattr(self.operations.deliveries(topic.name), verb)(settled, *outcomes)
+        results = [{"id": one.id, "outcome": word} for one, word in zip(settled, words, strict=True)]
+        return {"results": results, "outcomes": dict(Counter(words))}
 
 
 _SETTLED: dict[str, Any] = {
@@ -207,37 +190,30 @@ _SETTLED: dict[str, Any] = {
 
 
 class CommitView(SettlingView):
-    """``topics/{topic}/commit/``."""
-
-    @documented("commit", **_SETTLED)
-    def post(self, request: Request, topic: str) -> Response:
+    @route("commit", Permission.CONSUME, **_SETTLED)
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """End deliveries as done."""
-        return self.settle(request, topic, "commit")
+        return self.settle(topic, fields, "commit")
 
 
 class ExtendView(SettlingView):
-    """``topics/{topic}/extend/``."""
-
-    @documented("extend", **_SETTLED)
-    def post(self, request: Request, topic: str) -> Response:
+    @route("extend", Permission.CONSUME, **_SETTLED)
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Restart the time-out of deliveries."""
-        return self.settle(request, topic, "extend")
+        return self.settle(topic, fields, "extend")
 
 
 class ReleaseView(SettlingView):
-    """``topics/{topic}/release/``."""
-
-    @documented("release", **_SETTLED)
-    def post(self, request: Request, topic: str) -> Response:
+    @route("release", Permission.CONSUME, **_SETTLED)
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Return deliveries whose processing has not started. This uses no retry."""
-        return self.settle(request, topic, "release")
+        return self.settle(topic, fields, "release")
 
 
 class RollbackView(SettlingView):
-    """``topics/{topic}/rollback/``."""
-
-    @documented(
+    @route(
         "rollback",
+        Permission.CONSUME,
         takes=requests.RollbackFields,
         answers={200: SettlementAnswer},
         errors=[404, 409, 507],
@@ -253,17 +229,12 @@ class RollbackView(SettlingView):
             }
         },
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """End deliveries as failed: their messages are retried later, or go to Dead if no retries are left."""
-        name = self.topic(topic).name
-        deliveries = self.read(requests.RollbackFields, request.data)["deliveries"]
-        settled = [SettledDelivery(one["id"], one["receipt"]) for one in deliveries]
         outcomes = [
             SettlementOutcome(
                 one.get("error", ""), round(one["delay"] * 1000) if "delay" in one else None, one["reject"]
             )
-            for one in deliveries
+            for one in fields["deliveries"]
         ]
-        return Response(
-            settled_response(settled, self.operations.deliveries(name).rollback(settled, outcomes))
-        )
+        return self.settle(topic, fields, "rollback", outcomes)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import cast
 
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_rmq import Send
 from django_rmq.api import actions, errors, requests
 from django_rmq.api.json_format import InstantField, Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Anything, Fields, body_for
-from django_rmq.api.schema import documented
-from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView, outcome
+from django_rmq.api.view import MessageRoute, RmqView, message_route, outcome, route
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES, STATES
 from django_rmq.core.model.topic import Topic
@@ -233,40 +232,39 @@ LONGEST_KEY = 255
 
 
 class MessagesView(RmqView):
-    """``topics/{topic}/messages/``."""
-
-    needs = {"GET": Permission.VIEW, "POST": Permission.SEND}
-
-    @documented("messages", query=requests.MessagesQuery, answers={200: MessagesAnswer}, errors=[404, 409])
-    def get(self, request: Request, topic: str) -> Response:
+    @route(
+        "messages",
+        Permission.VIEW,
+        query=requests.MessagesQuery,
+        answers={200: MessagesAnswer},
+        errors=[404, 409],
+    )
+    def get(self, topic: Topic, query: Fields) -> Json:
         """List the messages of a topic in one state, page by page."""
-        declared = self.topic(topic)
-        params = self.read(requests.MessagesQuery, request.query_params)
-        order = params.get("order")
+        order = query.get("order")
         listing = self.operations.listing(
-            declared.name,
-            params["state"],
-            cursor=params.get("cursor", ""),
-            wanted=requests.wanted(params),
-            limit=params.get("page_size"),
+            topic.name,
+            query["state"],
+            cursor=query.get("cursor", ""),
+            wanted=requests.wanted(query),
+            limit=query.get("page_size"),
             descending=None if order is None else order == "descending",
         )
         following = None
         if listing.cursor:
-            query = request.query_params.copy()
-            query["cursor"] = listing.cursor
-            following = f"{request.build_absolute_uri(request.path)}?{query.urlencode()}"
-        return Response(
-            MessagesAnswer.of(
-                listing,
-                results=[copy(one) for one in listing.copies],
-                next=following,
-                cursor=listing.cursor or None,
-            )
+            params = self.request.query_params.copy()
+            params["cursor"] = listing.cursor
+            following = f"{self.request.build_absolute_uri(self.request.path)}?{params.urlencode()}"
+        return MessagesAnswer.of(
+            listing,
+            results=[copy(one) for one in listing.copies],
+            next=following,
+            cursor=listing.cursor or None,
         )
 
-    @documented(
+    @route(
         "send",
+        Permission.SEND,
         takes=("Sending", [requests.SendFields, requests.SendsFields]),
         headers={
             "Idempotency-Key": (
@@ -293,29 +291,28 @@ class MessagesView(RmqView):
             }
         },
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic) -> Json:
         """Send one message or many. If one cannot be sent, none is."""
-        declared = self.topic(topic)
-        data = request.data
+        data = self.request.data
         many = isinstance(data, Mapping) and "messages" in data
         fields = self.read(requests.SendsFields if many else requests.SendFields, data)
-        sends = [_send(declared, one) for one in (fields["messages"] if many else [fields])]
+        sends = [_send(topic, one) for one in (fields["messages"] if many else [fields])]
         ensured = None if many else _ensured(fields)
         # Without it the framework reads no body.
-        size = int(request.META["CONTENT_LENGTH"])
-        key = request.headers.get("Idempotency-Key")
+        size = int(self.request.META["CONTENT_LENGTH"])
+        key = self.request.headers.get("Idempotency-Key")
         if key is None:
-            return Response(self._send(declared, sends, size, ensured), status=202)
+            return self._send(topic, sends, size, ensured)
         if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
             raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
         if len(sends) > requests.MOST_ONCE:
             raise errors.Invalid(
                 f"At most {requests.MOST_ONCE} messages can be sent with an Idempotency-Key."
             )
-        with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
+        with self.operations.once(key, [topic.name, data], len(sends)) as attempt:
             if attempt.answer is None:
-                attempt.done(self._send(declared, sends, size, ensured))
-        return Response(attempt.answer, status=202)
+                attempt.done(self._send(topic, sends, size, ensured))
+        return cast("Json", attempt.answer)
 
     def _send(self, topic: Topic, sends: list[Send], size: int, ensured: Fields | None) -> Json:
         operations = self.operations
@@ -353,51 +350,33 @@ CAUSES_SECONDS = 0.15
 
 
 class CausesView(RmqView):
-    """``causes/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("causes", query=requests.CausesQuery, answers={200: CausesAnswer}, errors=[404])
-    def get(self, request: Request) -> Response:
+    @route("causes", Permission.VIEW, query=requests.CausesQuery, answers={200: CausesAnswer}, errors=[404])
+    def get(self, query: Fields) -> Json:
         """Group the dead messages of a topic, or of all, by the class and the first line of their last error."""
-        query = self.read(requests.CausesQuery, request.query_params)
         names = [self.topic(query["topic"]).name] if "topic" in query else self.known()
-        return Response(causes(self.operations.causes(names, limit=query["limit"], seconds=CAUSES_SECONDS)))
+        return causes(self.operations.causes(names, limit=query["limit"], seconds=CAUSES_SECONDS))
 
 
 class MessageView(MessageRoute):
-    """``topics/{topic}/messages/{id}/``."""
-
-    needs = {"GET": Permission.VIEW, "DELETE": PERMISSION_OF["delete"]}
-
-    @documented(
-        "message",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
-        answers={200: FollowedAnswer},
-        errors=[400, 404, 409],
-    )
-    def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
+    @message_route("message", Permission.VIEW, answers={200: FollowedAnswer}, errors=[400, 404, 409])
+    def get(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """List all copies of a message with the state of each, and its status, which can outlive them (OUTCOME_RETENTION)."""
-        declared = self.topic(topic)
-        return Response(followed(self.operations.follow(declared.name, self.id_of(declared, id))))
+        return followed(self.operations.follow(topic.name, self.id_of(topic, message_id, query)))
 
-    @documented(
+    @message_route(
         "delete",
-        path=MESSAGE_ID,
+        PERMISSION_OF["delete"],
         query=requests.DeleteQuery,
         answers={200: actions.OutcomeAnswer, 202: actions.OutcomeAnswer},
         errors=[404, 409],
     )
-    def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def delete(self, topic: Topic, message_id: str, query: Fields) -> Response:
         """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""
-        declared, operations = self.topic(topic), self.operations
-        query = self.read(requests.DeleteQuery, request.query_params)
-        one, name, keep = self.id_of(declared, id, requests.DeleteQuery), declared.name, query["keep"]
+        one, keep = self.id_of(topic, message_id, query), query["keep"]
         if "copy" in query:
-            result = operations.delete(name, [one], query["copy"], keep=keep)
+            result = self.operations.delete(topic.name, [one], query["copy"], keep=keep)
         else:
-            result = operations.delete_only(name, one, keep=keep)
+            result = self.operations.delete_only(topic.name, one, keep=keep)
         if "both" in result.outcomes:
             raise errors.Conflict(
                 "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"

@@ -14,8 +14,8 @@ from rest_framework.views import APIView
 
 from django_rmq.api import requests
 from django_rmq.api.json_format import Json, ResponseSerializer, check_size, maybe
-from django_rmq.api.schema import documented
-from django_rmq.api.view import RmqView
+from django_rmq.api.requests import Fields
+from django_rmq.api.view import RmqView, route
 from django_rmq.operations import Actor, Health, Operations, Permission
 from django_rmq.operations.health import HealthThresholds
 
@@ -75,14 +75,12 @@ class PublicView(RmqView):
 
 
 class LiveView(PublicView):
-    """``health/live``."""
-
     authentication_classes = ()
 
-    @documented("live", answers={200: LiveAnswer}, public=True)
-    def get(self, request: Request) -> Response:
+    @route("live", answers={200: LiveAnswer}, public=True)
+    def get(self) -> Json:
         """Answer that this process is alive."""
-        return Response({"ok": True})
+        return {"ok": True}
 
 
 class _Ready:
@@ -123,36 +121,25 @@ _ready = _Ready()
 
 
 class ReadyView(PublicView):
-    """``health/ready``."""
-
-    @documented(
+    @route(
         "ready",
         query=requests.HealthQuery,
         answers={200: ReadyAnswer, 503: ReadyAnswer},
         errors=[401, 403],
         public=True,
     )
-    def get(self, request: Request) -> Response:
+    def get(self, query: Fields) -> Response:
         """Check that Redis answers and takes writes, and that slots are assigned.
 
         Users with the permission view_topic get the findings and may set limits. What is late, dead or paused
         without a limit is a note, which does not change the status.
         """
-        query = self.read(requests.HealthQuery, request.query_params)
-        operations = self.operations
-        if operations.actor.may(Permission.VIEW):
-            topics = self.known()
-            limits = HealthThresholds(
-                max_age=query.get("max_age"),
-                max_dead=query.get("max_dead"),
-                needs_workers=query["workers"],
-                max_outbox_age=query.get("max_outbox_age"),
-                max_schedule_lateness=query.get("max_schedule_lateness"),
-                max_running=query.get("max_running"),
-            )
-            readiness = ready(operations.health(limits, topics), set(topics))
-        elif request.query_params:
-            self.permission_denied(request, "Only users with the permission view_topic may set limits.")
+        if self.operations.actor.may(Permission.VIEW):
+            topics, needs_workers = self.known(), query.pop("workers")
+            limits = HealthThresholds(needs_workers=needs_workers, **query)
+            readiness = ready(self.operations.health(limits, topics), set(topics))
+        elif self.request.query_params:
+            self.permission_denied(self.request, "Only users with the permission view_topic may set limits.")
         else:
             readiness = ready(_ready.recent_health(), None)
         response = Response(readiness, status=200 if readiness["ok"] else 503)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from rest_framework import serializers
-from rest_framework.request import Request
-from rest_framework.response import Response
 
-from django_rmq.api.json_format import ResponseSerializer, maybe
-from django_rmq.api.schema import documented
-from django_rmq.api.view import RmqView
+from django_rmq.api.json_format import Json, ResponseSerializer, maybe
+from django_rmq.api.view import RmqView, route
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.operations import Permission
 
@@ -61,55 +58,36 @@ class RunAnswer(ResponseSerializer):
 
 
 class SchedulesView(RmqView):
-    """``schedules/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("schedules", answers={200: SchedulesAnswer})
-    def get(self, request: Request) -> Response:
+    @route("schedules", Permission.VIEW, answers={200: SchedulesAnswer})
+    def get(self) -> Json:
         """List the schedules that workers have declared, with their next and last runs."""
         schedules = self.operations.schedules(self.known())
         rows = [
             ScheduleAnswer.of(one, edited=sorted(one.override), outcome=one.outcome or None)
             for one in schedules
         ]
-        return Response({"results": rows})
+        return {"results": rows}
 
 
 class PauseScheduleView(RmqView):
-    """``schedules/{name}/pause/``."""
-
-    needs = {"POST": Permission.PAUSE}
-
-    @documented("pause_schedule", answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
-    def post(self, request: Request, name: str) -> Response:
+    @route("pause_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
+    def post(self, name: str) -> Json:
         """Take back the waiting tick of a schedule, and plan no other until it is resumed."""
-        outcome = self.operations.pause_schedule(name, self.known())
-        return Response({"name": name, "outcome": outcome})
+        return {"name": name, "outcome": self.operations.pause_schedule(name, self.known())}
 
 
 class ResumeScheduleView(RmqView):
-    """``schedules/{name}/resume/``."""
-
-    needs = {"POST": Permission.PAUSE}
-
-    @documented("resume_schedule", answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
-    def post(self, request: Request, name: str) -> Response:
+    @route("resume_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
+    def post(self, name: str) -> Json:
         """Continue a paused schedule from now on; what it missed is not sent."""
-        outcome = self.operations.resume_schedule(name, self.known())
-        return Response({"name": name, "outcome": outcome})
+        return {"name": name, "outcome": self.operations.resume_schedule(name, self.known())}
 
 
 class RunScheduleView(RmqView):
-    """``schedules/{name}/run/``."""
-
-    needs = {"POST": Permission.SEND}
-
-    @documented("run_schedule", answers={202: RunAnswer}, errors=[400, 404, 409, 507])
-    def post(self, request: Request, name: str) -> Response:
+    @route("run_schedule", Permission.SEND, answers={202: RunAnswer}, errors=[400, 404, 409, 507])
+    def post(self, name: str) -> Json:
         """Send the message of a schedule now, beside its ticks.
 
         It counts as a send.
         """
-        message_id = self.operations.run_schedule(name, self.known(), is_charged=True)
-        return Response({"name": name, "id": message_id}, status=202)
+        return {"name": name, "id": self.operations.run_schedule(name, self.known(), is_charged=True)}

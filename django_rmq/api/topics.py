@@ -6,14 +6,13 @@ Actions on messages, and pause and resume, are in ``actions``.
 from __future__ import annotations
 
 from rest_framework import serializers
-from rest_framework.request import Request
-from rest_framework.response import Response
 
 from django_rmq.api import requests
 from django_rmq.api.json_format import Json, ResponseSerializer, maybe
-from django_rmq.api.schema import documented
-from django_rmq.api.view import MESSAGE_ID, MessageRoute, RmqView
+from django_rmq.api.requests import Fields
+from django_rmq.api.view import MessageRoute, RmqView, message_route, route
 from django_rmq.core.model.changed_limits import LIMITS
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import Permission, RunningMessages, TopicLimits, WorkerStack
 from django_rmq.operations.sends import body_schema
@@ -340,30 +339,20 @@ def worker(reported: ReportedWorker, known: set[str]) -> Json:
 
 
 class TopicsView(RmqView):
-    """``topics/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("topics", answers={200: TopicsAnswer})
-    def get(self, request: Request) -> Response:
+    @route("topics", Permission.VIEW, answers={200: TopicsAnswer})
+    def get(self) -> Json:
         """List all topics with their figures, which are up to three seconds old: all who look share them."""
         topics = self.operations.shared_survey(self.known()).topics
-        return Response({"results": [TopicAnswer.of(one) for one in topics]})
+        return {"results": [TopicAnswer.of(one) for one in topics]}
 
 
 class TopicView(RmqView):
-    """``topics/{topic}/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("topic", answers={200: OneTopicAnswer}, errors=[404])
-    def get(self, request: Request, topic: str) -> Response:
+    @route("topic", Permission.VIEW, answers={200: OneTopicAnswer}, errors=[404])
+    def get(self, topic: Topic) -> Json:
         """Show one topic with its figures, its order and limits, and the type of its bodies."""
-        declared = self.topic(topic)
-        figures = self.operations.topic(declared.name)
-        in_effect = self.operations.topic_limits(declared.name).topic
-        answer = OneTopicAnswer.of(
-            figures,
+        in_effect = self.operations.topic_limits(topic.name).topic
+        return OneTopicAnswer.of(
+            self.operations.topic(topic.name),
             order=in_effect.order if in_effect.is_fifo else None,
             on_duplicate=in_effect.on_duplicate if in_effect.is_fifo else None,
             max_wait_ms=in_effect.debounce_ms or None,
@@ -371,177 +360,119 @@ class TopicView(RmqView):
             max_rate=in_effect.max_rate,
             slot_rate=in_effect.slot_rate,
             max_in_flight=in_effect.max_in_flight,
-            body_schema=body_schema(declared),
+            body_schema=body_schema(topic),
         )
-        return Response(answer)
 
 
 class LimitsView(RmqView):
-    """``topics/{topic}/limits/``."""
-
-    needs = {"GET": Permission.VIEW, "POST": Permission.PAUSE, "DELETE": Permission.PAUSE}
-
-    @documented("limits", answers={200: LimitsAnswer}, errors=[404])
-    def get(self, request: Request, topic: str) -> Response:
+    @route("limits", Permission.VIEW, answers={200: LimitsAnswer}, errors=[404])
+    def get(self, topic: Topic) -> Json:
         """Show the limits of a topic in effect, and what was changed at run time."""
-        return Response(limits(self.operations.topic_limits(self.topic(topic).name)))
+        return limits(self.operations.topic_limits(topic.name))
 
-    @documented(
+    @route(
         "change_limits",
+        Permission.PAUSE,
         takes=requests.LimitsFields,
         answers={200: LimitsAnswer},
         errors=[400, 404],
         examples={"slower": {"max_rate": 5}, "no limit": {"max_rate": None, "max_in_flight": None}},
     )
-    def post(self, request: Request, topic: str) -> Response:
+    def post(self, topic: Topic, fields: Fields) -> Json:
         """Change limits of a topic at run time; workers apply them within five seconds."""
-        declared = self.topic(topic)
-        fields = self.read(requests.LimitsFields, request.data)
-        return Response(limits(self.operations.change_limits(declared.name, fields)))
+        return limits(self.operations.change_limits(topic.name, fields))
 
-    @documented("reset_limits", answers={200: LimitsAnswer}, errors=[404])
-    def delete(self, request: Request, topic: str) -> Response:
+    @route("reset_limits", Permission.PAUSE, answers={200: LimitsAnswer}, errors=[404])
+    def delete(self, topic: Topic) -> Json:
         """Return a topic to the limits of its settings."""
-        return Response(limits(self.operations.reset_limits(self.topic(topic).name)))
+        return limits(self.operations.reset_limits(topic.name))
 
 
 class StatsView(RmqView):
-    """``stats/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("stats", answers={200: StatsAnswer})
-    def get(self, request: Request) -> Response:
+    @route("stats", Permission.VIEW, answers={200: StatsAnswer})
+    def get(self) -> Json:
         """Count the messages sent, done and failed per topic. Topics with very many slots are left out."""
         flow = self.operations.shared_flow(self.known())
-        return Response(
-            StatsAnswer.of(
-                flow, results=[{"topic": name, **counted} for name, counted in flow.counted.items()]
-            )
-        )
+        rows = [{"topic": name, **counted} for name, counted in flow.counted.items()]
+        return StatsAnswer.of(flow, results=rows)
 
 
 class SlotsView(RmqView):
-    """``slots/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("slots", query=requests.SlotsQuery, answers={200: SlotsAnswer}, errors=[404])
-    def get(self, request: Request) -> Response:
+    @route("slots", Permission.VIEW, query=requests.SlotsQuery, answers={200: SlotsAnswer}, errors=[404])
+    def get(self, query: Fields) -> Json:
         """List slots of a topic: what each holds, and who owns it."""
-        query = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(query["topic"])
         slots = self.operations.slots(topic.name, query["first"], query["limit"])
         end = query["first"] + len(slots.rows)
         is_last = not slots.rows or end >= topic.slots
-        return Response(SlotsAnswer.of(slots, next_slot=None if is_last else end))
+        return SlotsAnswer.of(slots, next_slot=None if is_last else end)
 
 
 class WorkersView(RmqView):
-    """``workers/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("workers", answers={200: WorkersAnswer})
-    def get(self, request: Request) -> Response:
+    @route("workers", Permission.VIEW, answers={200: WorkersAnswer})
+    def get(self) -> Json:
         """List live workers with their slots and last reports, those that vanished, and topics without a worker."""
         topics = set(self.known())
         overview = self.operations.worker_overview()
-        return Response(
-            {
-                "results": [worker(one, topics) for one in overview.workers],
-                "vanished": [VanishedWorkerAnswer.of(one) for one in overview.vanished],
-                "unserved": [name for name in overview.unserved if name in topics],
-            }
-        )
+        return {
+            "results": [worker(one, topics) for one in overview.workers],
+            "vanished": [VanishedWorkerAnswer.of(one) for one in overview.vanished],
+            "unserved": [name for name in overview.unserved if name in topics],
+        }
 
 
 class _AskWorkerView(RmqView):
     """Asks one worker for something."""
 
-    needs = {"POST": Permission.CONTROL_WORKERS}
-    asked: WorkerRequest
-
-    def ask(self, worker: str) -> Response:
+    def ask(self, worker: str, asked: WorkerRequest) -> Json:
         """Ask the worker, and answer with its id."""
-        worker_id = self.operations.ask_worker(worker, self.asked, self.known())
-        return Response({"worker": worker_id, "asked": self.asked}, status=202)
+        return {"worker": self.operations.ask_worker(worker, asked, self.known()), "asked": asked}
 
 
 class QuietWorkerView(_AskWorkerView):
-    """``workers/{worker}/quiet/``."""
-
-    asked = "quiet"
-
-    @documented("quiet_worker", answers={202: AskedWorkerAnswer}, errors=[409])
-    def post(self, request: Request, worker: str) -> Response:
+    @route("quiet_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, worker: str) -> Json:
         """Ask a worker to take no more messages and continue those that run; other workers get its slots."""
-        return self.ask(worker)
+        return self.ask(worker, "quiet")
 
 
 class ResumeWorkerView(_AskWorkerView):
-    """``workers/{worker}/resume/``."""
-
-    asked = "resume"
-
-    @documented("resume_worker", answers={202: AskedWorkerAnswer}, errors=[409])
-    def post(self, request: Request, worker: str) -> Response:
+    @route("resume_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, worker: str) -> Json:
         """Ask a quiet worker to take messages again."""
-        return self.ask(worker)
+        return self.ask(worker, "resume")
 
 
 class StopWorkerView(_AskWorkerView):
-    """``workers/{worker}/stop/``."""
-
-    asked = "stop"
-
-    @documented("stop_worker", answers={202: AskedWorkerAnswer}, errors=[409])
-    def post(self, request: Request, worker: str) -> Response:
+    @route("stop_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    def post(self, worker: str) -> Json:
         """Ask the command of a worker to end with all its processes, as SIGTERM does: running listeners may finish."""
-        return self.ask(worker)
+        return self.ask(worker, "stop")
 
 
 class StackView(MessageRoute):
-    """``topics/{topic}/messages/{id}/stack/``."""
-
-    needs = {"GET": Permission.VIEW_STACK, "POST": Permission.VIEW_STACK}
-
-    @documented(
-        "stack", path=MESSAGE_ID, query=requests.NameQuery, answers={200: StacksAnswer}, errors=[404, 409]
-    )
-    def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    @message_route("stack", Permission.VIEW_STACK, answers={200: StacksAnswer}, errors=[404, 409])
+    def get(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """Show where the listener of a running message is, once the workers that run it were asked and have answered."""
-        declared = self.topic(topic)
-        stacks = self.operations.message_stacks(declared.name, self.id_of(declared, id))
-        return Response({"now_ms": stacks.now_ms, "results": [worker_stack(one) for one in stacks.workers]})
+        stacks = self.operations.message_stacks(topic.name, self.id_of(topic, message_id, query))
+        return {"now_ms": stacks.now_ms, "results": [worker_stack(one) for one in stacks.workers]}
 
-    @documented(
-        "ask_for_stack",
-        path=MESSAGE_ID,
-        query=requests.NameQuery,
-        answers={202: AskedForStackAnswer},
-        errors=[404, 409],
+    @message_route(
+        "ask_for_stack", Permission.VIEW_STACK, answers={202: AskedForStackAnswer}, errors=[404, 409]
     )
-    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+    def post(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """Ask the workers that run a message where its listener is."""
-        declared = self.topic(topic)
-        workers = self.operations.ask_for_stacks(declared.name, self.id_of(declared, id))
-        return Response({"workers": workers}, status=202)
+        one = self.id_of(topic, message_id, query)
+        return {"workers": self.operations.ask_for_stacks(topic.name, one)}
 
 
 class RunningView(RmqView):
-    """``running/``."""
-
-    needs = {"GET": Permission.VIEW}
-
-    @documented("running", answers={200: RunningAnswer})
-    def get(self, request: Request) -> Response:
+    @route("running", Permission.VIEW, answers={200: RunningAnswer})
+    def get(self) -> Json:
         """List the messages whose listeners run, the one that has run longest first, with worker, thread and usual times."""
         running = self.operations.running_messages(self.known())
-        return Response(
-            {
-                "now_ms": running.now_ms,
-                "results": [running_message(one, running) for one in running.messages],
-                "unlisted": running.unlisted,
-            }
-        )
+        return {
+            "now_ms": running.now_ms,
+            "results": [running_message(one, running) for one in running.messages],
+            "unlisted": running.unlisted,
+        }

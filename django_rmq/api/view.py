@@ -1,15 +1,15 @@
 """The common part of all routes: each translates a request, calls ``operations``, and translates the answer.
 
-A view names the permission of each of its methods in ``needs``; a method without one is refused.
+``route`` makes a method of a view, and names the permission that it requires; a method without one is refused.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial, wraps
 from inspect import getdoc
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ImproperlyConfigured
@@ -27,10 +27,10 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import errors, requests
-from django_rmq.api.json_format import Parser, Renderer, check_size, renderers
+from django_rmq.api.json_format import Json, Parser, Renderer, ResponseSerializer, check_size, renderers
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.requests import Fields, RequestSerializer, body_for
-from django_rmq.api.schema import view_schema
+from django_rmq.api.schema import documented, view_schema
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import MessageGone, NotPermitted, OperationRefused, UnknownTopic
@@ -51,7 +51,7 @@ class RmqView(APIView):
     """The base of all routes."""
 
     needs: ClassVar[Mapping[str, Permission]] = {}
-    """Method → the permission that it requires."""
+    """Method → the permission that it requires, as its ``route`` says."""
     needed = Permission.VIEW
     """The permission that the present request requires."""
 
@@ -63,6 +63,11 @@ class RmqView(APIView):
     versioning_class = None
     metadata_class = SimpleMetadata
     schema = view_schema()
+
+    def __init_subclass__(cls) -> None:
+        methods = {name.upper(): getattr(cls, name, None) for name in cls.http_method_names}
+        routed = {name: needed for name, of in methods.items() if (needed := getattr(of, "needed", None))}
+        cls.needs = {**cls.needs, **routed}
 
     def initialize_request(self, request: HttpRequest, *args: object, **kwargs: object) -> Request:
         """Return the request. Addresses and bodies are UTF-8, whatever encoding it declares."""
@@ -168,19 +173,55 @@ def _log_throttle_once(name: str, error: str) -> None:
     logger.error("The throttle %s does not limit the API of RMQ: %s", name, error)
 
 
+def route(
+    name: str,
+    needed: Permission | None = None,
+    *,
+    answers: Mapping[int, type[ResponseSerializer]],
+    takes: Any = None,
+    query: type[RequestSerializer] | None = None,
+    **described: Any,
+) -> Callable[[Callable[..., Json | Response]], Callable[..., Response]]:
+    """Make a method of a view, which requires a permission and is described as ``documented`` says.
+
+    The method gets what is in the address: a ``topic`` that the user may know of, and a ``message_id``. If ``query`` or
+    ``takes`` is a serializer, it gets the validated ``query`` and ``fields``. JSON that it returns has the first status of
+    ``answers``.
+    """
+
+    def decorate(method: Callable[..., Json | Response]) -> Callable[..., Response]:
+        @wraps(method)
+        def handle(view: RmqView, request: Request, **address: Any) -> Response:
+            if "topic" in address:
+                address["topic"] = view.topic(address["topic"])
+            if "id" in address:
+                address["message_id"] = address.pop("id")
+            if query is not None:
+                address["query"] = view.read(query, request.query_params)
+            if isinstance(takes, type):
+                address["fields"] = view.read(takes, request.data)
+            answer = method(view, **address)
+            return answer if isinstance(answer, Response) else Response(answer, status=min(answers))
+
+        handle.needed = needed  # type: ignore[attr-defined]
+        return documented(name, answers=answers, takes=takes, query=query, **described)(handle)
+
+    return decorate
+
+
 MESSAGE_ID = {"id": {"type": "string", "pattern": "^([0-9]{1,7}[.~].+|-)$"}}
 """A slot, and the part that names a message there; or ``-`` if the query names it."""
+
+message_route = partial(route, path=MESSAGE_ID, query=requests.NameQuery)
+"""Make a method of a ``MessageRoute``."""
 
 
 class MessageRoute(RmqView):
     """A route of one message. The address has its id, or ``-`` if the query names it by its key or body."""
 
-    def named(
-        self, topic: Topic, message_id: str, query: type[RequestSerializer] = requests.NameQuery
-    ) -> Fields:
+    def named(self, topic: Topic, message_id: str, query: Fields) -> Fields:
         """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
-        params = self.read(query, self.request.query_params)
-        arguments: Fields = {name: params[name] for name in ("key", "body", "slot_basis") if name in params}
+        arguments: Fields = {name: query[name] for name in ("key", "body", "slot_basis") if name in query}
         if message_id != "-":
             if arguments:
                 raise errors.Invalid("An id is the whole name of a message: give no key, body or slot_basis.")
@@ -196,9 +237,7 @@ class MessageRoute(RmqView):
             arguments["body"] = body_for(topic, arguments["body"])
         return arguments
 
-    def id_of(
-        self, topic: Topic, message_id: str, query: type[RequestSerializer] = requests.NameQuery
-    ) -> str:
+    def id_of(self, topic: Topic, message_id: str, query: Fields) -> str:
         """Return the id of the message, which may not exist."""
         arguments = self.named(topic, message_id, query)
         return str(arguments["id"]) if "id" in arguments else self.operations.id_of(topic.name, **arguments)

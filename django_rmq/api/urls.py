@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from django.http import HttpResponseBase
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import actions, deliveries, messages, probes, schedules, topics
+from django_rmq.api import actions, deliveries, messages, probes, topics
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -42,10 +42,10 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),
     "extend": (f"{TOPIC}extend/", deliveries.ExtendView),
     "release": (f"{TOPIC}release/", deliveries.ReleaseView),
-    "schedules": ("schedules/", schedules.SchedulesView),
-    "pause_schedule": (f"{SCHEDULE}pause/", schedules.PauseScheduleView),
-    "resume_schedule": (f"{SCHEDULE}resume/", schedules.ResumeScheduleView),
-    "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
+    "schedules": ("schedules/", topics.SchedulesView),
+    "pause_schedule": (f"{SCHEDULE}pause/", topics.PauseScheduleView),
+    "resume_schedule": (f"{SCHEDULE}resume/", topics.ResumeScheduleView),
+    "run_schedule": (f"{SCHEDULE}run/", topics.RunScheduleView),
     "workers": ("workers/", topics.WorkersView),
     "quiet_worker": (f"{WORKER}quiet/", topics.QuietWorkerView),
     "resume_worker": (f"{WORKER}resume/", topics.ResumeWorkerView),

@@ -15,8 +15,9 @@ import pytest
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner
+from django_rmq.core.consumer import mailbox as mailbox_module
 from django_rmq.core.consumer.batch import BatchReport
-from django_rmq.core.consumer.mailbox import MailboxItem, Stop, Wake
+from django_rmq.core.consumer.mailbox import Mailbox, MailboxItem, Stop, Wake
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotState
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
@@ -411,6 +412,22 @@ def test_only_the_report_of_a_failure_wakes_a_worker_that_has_nothing_else_to_do
     assert total(broker, LONE, "failed" if fails else "committed") == 1
 
 
+def test_a_worker_waits_for_the_end_of_a_message_that_came_alone_without_another_turn(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = with_one_message_in_hand(broker)
+    deferrals, waits = [0.0, 0.001], list[tuple[float, bool]]()
+    monkeypatch.setattr(dispatcher, "_sleep_seconds", lambda: 60.0)
+    monkeypatch.setattr(dispatcher._router, "deferral", lambda: deferrals.pop(0))
+
+    def read(timeout: float, *, defers_reports: bool = False) -> None:
+        waits.append((timeout, defers_reports))
+
+    monkeypatch.setattr(dispatcher._mailbox, "read", read)
+    dispatcher._sleep()
+    assert waits == [(60.0, False), (0.001, True)]
+
+
 def test_a_deferred_report_is_read_with_the_next_message(broker: Broker, asked: list[int]) -> None:
     dispatcher = with_one_message_in_hand(broker)
     mailbox = dispatcher._mailbox
@@ -457,6 +474,22 @@ def test_whatever_comes_ends_the_sleep_of_a_worker(broker: Broker, item: Mailbox
     mailbox.read(LONG, defers_reports=True)
     assert time.monotonic() - begun < LONG / 2
     assert mailbox._items.qsize() == 0
+
+
+@pytest.mark.parametrize("selectable", [1024, 0])
+def test_a_wait_of_less_than_a_millisecond_ends_with_what_comes(
+    monkeypatch: pytest.MonkeyPatch, selectable: int
+) -> None:
+    monkeypatch.setattr(mailbox_module, "SELECTABLE", selectable)
+    mailbox, heard = Mailbox(), list[Stop]()
+    mailbox.on(Stop, heard.append)
+    mailbox._is_asleep = True
+    mailbox.put(Stop())
+    begun = time.monotonic()
+    mailbox._wait_briefly(0.3)
+    assert (time.monotonic() - begun < 0.3) is bool(selectable)
+    mailbox.process_items()
+    assert heard == [Stop()]
 
 
 def test_a_report_that_comes_when_the_worker_wakes_up_is_read_before_the_next_sleep(broker: Broker) -> None:

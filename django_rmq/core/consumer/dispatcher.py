@@ -449,12 +449,13 @@ class Dispatcher:
 
     def _sleep(self) -> None:
         """Wait until something is due or comes."""
-        seconds = self._sleep_seconds()
         if not (deferral := self._router.deferral()):
-            self._mailbox.read(seconds)
-            return
+            self._mailbox.read(self._sleep_seconds())
+            # A turn now would keep the thread of a message that was pushed from beginning: it needs the interpreter's lock.
+            if not (deferral := self._router.deferral()):
+                return
         # The next message usually comes before the commit of this one is due. Then one waking serves both.
-        self._mailbox.read(min(seconds, deferral), defers_reports=True)
+        self._mailbox.read(min(self._sleep_seconds(), deferral), defers_reports=True)
         # The commits have waited for a fetch by now.
         self._acks.hurry()
 

@@ -145,6 +145,9 @@ class Bell:
 PART_SECONDS = 0.1
 """Maximum seconds of waiting for the rest of a wake-up of which a part has come. What TLS sends for itself is such a part."""
 
+SELECTABLE = 1024
+"""The first descriptor that ``select`` cannot wait for (FD_SETSIZE)."""
+
 
 class Mailbox:
     """Any thread may ``put`` an item; the dispatcher's thread reads it, and the subscription to wake-ups."""
@@ -204,10 +207,21 @@ class Mailbox:
         """Return the descriptors that can be read, each with its events."""
         ms = int(seconds * 1000)
         ready = self._poll.poll(ms)
-        # A poll takes whole milliseconds. What comes within the rest of one waits for its end.
+        # A poll takes whole milliseconds. What comes within the rest of one has to end it, too.
         if not ready and (rest := seconds - ms / 1000) > 0:
-            time.sleep(rest)
+            self._wait_briefly(rest)
+            ready = self._poll.poll(0)
         return ready
+
+    def _wait_briefly(self, seconds: float) -> None:
+        """Wait until a descriptor can be read, for at most these seconds, which may be a part of a millisecond."""
+        descriptors = [self._bell.descriptor]
+        if self._wakeups is not None:
+            descriptors.append(self._wakeups[0])
+        if max(descriptors) < SELECTABLE:
+            select.select(descriptors, (), (), seconds)
+        else:
+            time.sleep(seconds)
 
     def handle(self, item: MailboxItem) -> None:
         """Do what an item asks for."""

@@ -273,7 +273,7 @@ WITHOUT_VERSIONS := \
     bytes_in_hand commands committing coordination dispatcher dispatcher_trips example_project executor \
     failing_batches fairness fences fifo_faces flow foreign_records fresh_processes history hung_listeners ids \
     inserting leftovers limits many_topics memory message_search moving_servers naming noisy_tenants number_bounds \
-    operations order outcome_faults product_sets reslotted_elsewhere reslotting retention scripts_block shaping \
+    operations order product_sets reslotted_elsewhere reslotting retention scripts_block shaping \
     signals status surveys task_ends task_modules testing threads topic_rules typed_bodies whole_deliveries \
     worker_reports zookeeper)
 

@@ -74,23 +74,6 @@ def test_killed_processes_lose_nothing_and_nothing_overlaps(start: Start, load: 
     assert worker.output.count("killed by SIGKILL") == 4
 
 
-def test_a_poison_that_kills_its_process_dies_after_its_retries_and_takes_no_neighbour_with_it(
-    start: Start, broker: Broker, load: Load
-) -> None:
-    load.send(60, ms=1)
-    load.send_poison()
-    load.send(60, ms=1)
-    worker = start("ledger", "-t", "1")
-    load.wait()
-    worker.signal()
-    assert worker.wait() == 0
-    found = load.examine()
-    assert found.runs["poison0"] == 1 + LEDGER.max_retries
-    assert total(broker, LEDGER, "died") == 1
-    assert total(broker, LEDGER, "committed") == 120
-    assert load.charged() == 1 + LEDGER.max_retries, "nobody else was charged"
-
-
 def test_the_children_of_a_killed_parent_end_by_themselves(start: Start, load: Load) -> None:
     load.send(400)
     worker = start("ledger", "-p", "2", "-t", "2")

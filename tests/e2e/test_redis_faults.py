@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,36 +77,37 @@ def consumes_again(load: Load) -> float:
     return (time.monotonic_ns() - began) / 1e9
 
 
-def test_a_redis_that_is_killed_and_started_again(start: Start, prefix: str, tmp_path: Path) -> None:
+TROUBLES: dict[
+    str, tuple[Callable[[RedisServer, TcpProxy], None], Callable[[RedisServer, TcpProxy], None], list[float]]
+] = {
+    "killed": (lambda server, _: server.kill(), lambda server, _: server.start(), [0.1, 1.0, 5.0]),
+    # Shorter than a call's patience, longer than the time-out of messages; longer than everything.
+    "frozen": (lambda server, _: server.pause(), lambda server, _: server.resume(), [3.0, LONGEST_CALL + 2]),
+    "cut off": (lambda _, proxy: proxy.cut(), lambda _, proxy: proxy.mend(), [0.5, 6.0]),
+}
+"""What happens to Redis -> how it begins, how it ends, and how many seconds are between."""
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_workers_go_on_behind_a_redis_that_was(
+    start: Start, prefix: str, tmp_path: Path, trouble: str
+) -> None:
+    begin, end, durations = TROUBLES[trouble]
     with (
         RedisServer(appendonly=True, appendfsync="always") as server,
+        TcpProxy(server.port) as proxy,
         load_on(server, prefix, tmp_path) as load,
     ):
-        workers = two_commands(start, server.url)
-        for down in (0.1, 1.0, 5.0):
+        workers = two_commands(start, proxy.url)
+        for seconds in durations:
             load.send(400, ms=10)
             load.wait_for(len(load.due) - 300)
-            server.kill()
-            time.sleep(down)
-            server.start()
-            print(f"consuming {consumes_again(load):.2f} s after a start that came {down} s after a kill")
+            begin(server, proxy)
+            time.sleep(seconds)
+            end(server, proxy)
+            print(f"consuming {consumes_again(load):.2f} s after {seconds} s in which Redis was {trouble}")
         finish(load, workers)
-        assert longest_call(tmp_path) < LONGEST_CALL
-
-
-def test_a_redis_that_freezes(start: Start, prefix: str, tmp_path: Path) -> None:
-    with RedisServer() as server, load_on(server, prefix, tmp_path) as load:
-        workers = two_commands(start, server.url)
-        # Shorter than a call's patience, longer than the time-out of messages; longer than everything.
-        for frozen in (3.0, LONGEST_CALL + 2):
-            load.send(400, ms=10)
-            load.wait_for(len(load.due) - 300)
-            server.pause()
-            time.sleep(frozen)
-            server.resume()
-            print(f"consuming {consumes_again(load):.2f} s after {frozen} s of silence")
-        finish(load, workers)
-        assert 1 < longest_call(tmp_path) < LONGEST_CALL
+        assert (trouble == "frozen") <= longest_call(tmp_path) < LONGEST_CALL
 
 
 def replace_processes(workers: list[WorkerProcess]) -> None:
@@ -161,20 +161,3 @@ def test_replies_of_every_script_in_turn_are_lost(start: Start, prefix: str, tmp
             print(f"{script}: consuming after {consumes_again(load):.2f} s")
         finish(load, workers)
         assert longest_call(tmp_path) < LONGEST_CALL
-
-
-@pytest.mark.parametrize("seconds", [0.5, 6.0])
-def test_a_network_that_is_cut(start: Start, prefix: str, tmp_path: Path, seconds: float) -> None:
-    with (
-        RedisServer() as server,
-        TcpProxy(server.port) as proxy,
-        load_on(server, prefix, tmp_path) as load,
-    ):
-        workers = two_commands(start, proxy.url)
-        load.send(400, ms=10)
-        load.wait_for(50)
-        proxy.cut()
-        threading.Event().wait(seconds)
-        proxy.mend()
-        print(f"consuming {consumes_again(load):.2f} s after {seconds} s without a network")
-        finish(load, workers)

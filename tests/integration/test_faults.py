@@ -21,7 +21,15 @@ from django_rmq.core.commands import operate
 from django_rmq.core.commands.operate import TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call, RedisCommand
 from django_rmq.core.model.keys import SlotKeys, trash_key
-from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply, Restored
+from django_rmq.core.model.replies import (
+    Area,
+    Claimed,
+    CopyReply,
+    Failure,
+    OrphansReply,
+    Restored,
+    digest,
+)
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
@@ -280,17 +288,40 @@ SUITABLE = [
 ]
 
 
+KEPT = {"outcome_retention_ms": 3_600_000}
+"""The options of a topic that keeps outcomes, whose calls use the second forms of some scripts."""
+
+SECOND_FORMS = [
+    pytest.param(script, KINDS.get(script, TopicType.FIXED_TIME), KEPT, id=f"{script}-kept")
+    for script in sorted(ACTS)
+    if script + lua.SECOND in lua.all_names() or script == "progress"
+]
+IN_EACH_FORM = [
+    *(pytest.param(*case.values, {}, id=str(case.id)) for case in SUITABLE),
+    *SECOND_FORMS,
+]
+
+
+def script_of(name: str, options: dict[str, Any]) -> lua.Script:
+    return lua.load(name + lua.SECOND if options and name != "progress" else name)
+
+
 @pytest.fixture(scope="module")
 def proxy(redis_client: redis.Redis) -> Iterator[TcpProxy]:
     with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
         yield proxy
 
 
-@pytest.mark.parametrize(("script", "kind"), SUITABLE)
+@pytest.mark.parametrize(("script", "kind", "options"), IN_EACH_FORM)
 def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
-    redis_client: redis.Redis, prefix: str, proxy: TcpProxy, script: str, kind: TopicType
+    redis_client: redis.Redis,
+    prefix: str,
+    proxy: TcpProxy,
+    script: str,
+    kind: TopicType,
+    options: dict[str, Any],
 ) -> None:
-    once, slot = (slot_of(redis_client, f"{prefix}{name}:", kind) for name in ("once", "lost"))
+    once, slot = (slot_of(redis_client, f"{prefix}{name}:", kind, **options) for name in ("once", "lost"))
     receipts = [stage(once, script), stage(slot, script)]
     assert receipts[0] == receipts[1]
     if script == "adopt":
@@ -299,7 +330,7 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
     answer = ACTS[script](once, receipts[0])
     with connect(proxy.url) as client:
         slot.broker.load_scripts()
-        proxy.drop_reply(containing=lua.load(script).sha)
+        proxy.drop_reply(containing=script_of(script, options).sha)
         with pytest.raises(ServerUnavailable):
             ACTS[script](through(slot, client), receipts[0])
         proxy.wait_for_drop()
@@ -398,7 +429,7 @@ def keys_of(script: str, slot: Slot) -> list[bytes]:
         call = recorded.rollback(1, [])
     else:
         call = ACTS[script](recorded, 1)
-    assert call.script == script
+    assert call.script.removesuffix(lua.SECOND) == script
     return list(call.keys(slot.broker.prefix))
 
 
@@ -418,15 +449,23 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
         client.zadd(key, {"x": 1})
 
 
+OF_MANY_SLOTS = {"heads", "acquire_slots", "find_occupied", "find_paused", "count_slots", "scatter"}
+
+
 @pytest.mark.parametrize(
-    "script",
-    sorted(set(ACTS) - {"heads", "acquire_slots", "find_occupied", "find_paused", "count_slots", "scatter"}),
+    ("script", "kind", "options"),
+    [
+        *(
+            pytest.param(script, KINDS.get(script, TopicType.FIXED_TIME), {}, id=script)
+            for script in sorted(set(ACTS) - OF_MANY_SLOTS)
+        ),
+        *SECOND_FORMS,
+    ],
 )
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
-    redis_client: redis.Redis, prefix: str, script: str
+    redis_client: redis.Redis, prefix: str, script: str, kind: TopicType, options: dict[str, Any]
 ) -> None:
-    kind = KINDS.get(script, TopicType.FIXED_TIME)
-    slot = slot_of(redis_client, prefix, kind)
+    slot = slot_of(redis_client, prefix, kind, **options)
     receipt = stage(slot, script)
     names = dict(zip(slot.keys, SlotKeys._fields, strict=True))
     names |= {trash_key(prefix, "topic", 0, act): "trash" for act in ("", "act")}
@@ -576,19 +615,22 @@ def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"),
-    [one for one in SUITABLE if one.values[0] not in {*SENDS, "scatter", "adopt", "put_tick"}],
+    ("script", "kind", "options"),
+    [one for one in IN_EACH_FORM if one.values[0] not in {*SENDS, "scatter", "adopt", "put_tick"}],
 )
 def test_on_a_full_server_everything_else_does_what_it_always_does(
-    small_server: redis.Redis, prefix: str, script: str, kind: TopicType
+    small_server: redis.Redis, prefix: str, script: str, kind: TopicType, options: dict[str, Any]
 ) -> None:
-    free, full = (slot_of(small_server, f"{prefix}{name}:", kind) for name in ("free", "full"))
+    free, full = (slot_of(small_server, f"{prefix}{name}:", kind, **options) for name in ("free", "full"))
     receipt = stage(free, script)
     assert stage(full, script) == receipt
     answer = ACTS[script](free, receipt)
     with memory_full(small_server):
         assert ACTS[script](full, receipt) == answer
     assert comparable(full) == comparable(free)
+    assert full.hash("outcomes").keys() == full.zset("outcome_times").keys()
+    if options and script in ("commit", "progress"):
+        assert digest(b"flying") in full.hash("outcomes")
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -113,21 +113,24 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
         assert found["claim_body"] <= found["claim"]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
-        )
-        for kind, identity, (serial, gate) in product(
-            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
-        )
-    ]
-)
+KINDS = [
+    pytest.param(
+        {"type": kind, "identity": identity, "serial": serial, "backoff": CONSTANT},
+        id=f"{kind.value}-{identity}-{gate}",
+    )
+    for kind, identity, (serial, gate) in product(
+        TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
+    )
+]
+
+
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
     """Make slots of one of the twelve kinds of topics."""
-    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
+    return lambda **options: make_slot(**{**request.param, **options})
 
 
-@pytest.fixture
-def slot(make: Callable[..., Slot]) -> Slot:
-    return make()
+@pytest.fixture(params=KINDS)
+def slot(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Slot:
+    """A slot of one of the twelve kinds of topics, or of those that ``slot_of_each`` names."""
+    return make_slot(**request.param)

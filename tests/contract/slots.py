@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
+
+import pytest
 
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands.broker_interface import run_all
@@ -23,6 +25,15 @@ TYPES = [kind for kind in TopicType if kind is not TopicType.FIFO]
 TIME_TYPES = [TopicType.RANGE_MERGE, TopicType.FIXED_TIME]
 CONSTANT = BackOff(1_000, 1_000)
 NO_BACKOFF = BackOff(0, 0)
+
+
+def slot_of_each(kinds: Iterable[TopicType], **options: Any) -> pytest.MarkDecorator:
+    """Give a test a slot of a topic of each type in turn, with these options."""
+    cases = [pytest.param({"type": kind, **options}, id=kind.value) for kind in kinds]
+    return pytest.mark.parametrize("slot", cases, indirect=True)
+
+
+each_type = slot_of_each(TYPES)
 
 
 class Slot:

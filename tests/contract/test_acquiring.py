@@ -10,7 +10,7 @@ import pytest
 from django_rmq.core.model.replies import Acquired
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
@@ -35,9 +35,8 @@ def test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would(
     assert one.snapshot().keys() == {one.keys.control, other.keys.control}
 
 
-@kinds
-def test_who_was_let_sleep_is_woken_by_the_next_send(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_who_was_let_sleep_is_woken_by_the_next_send(slot: Slot) -> None:
     wakeups = slot.broker.wakeups([slot.topic])
     try:
         assert begin(slot).is_asleep
@@ -48,12 +47,11 @@ def test_who_was_let_sleep_is_woken_by_the_next_send(make_slot: MakeSlot, kind: 
         wakeups.close()
 
 
-@kinds
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
 @pytest.mark.parametrize("what", ["waits", "waits for its time", "rests", "runs", "is claimed"])
-def test_nobody_sleeps_where_anything_is(make_slot: MakeSlot, kind: TopicType, what: str) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+def test_nobody_sleeps_where_anything_is(slot: Slot, what: str) -> None:
     if what == "waits for its time":
-        slot.send(b"a", score=50 if kind is TopicType.PRIORITY else slot.now_ms + 60_000)
+        slot.send(b"a", score=50 if slot.topic.type is TopicType.PRIORITY else slot.now_ms + 60_000)
     else:
         slot.send(b"a")
     if what in ("rests", "runs"):

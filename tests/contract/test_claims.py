@@ -10,7 +10,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot, each_type, slot_of_each
 from tests.oracle.holding import CONSUMERS, TOMBSTONE_MS
 
 MakeSlot = Callable[..., Slot]
@@ -374,11 +374,8 @@ def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, en
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("kind", [*TYPES, TopicType.FIFO])
-def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
-    make_slot: MakeSlot, kind: TopicType, sealed: bool
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT, order="loose")
+@slot_of_each([*TYPES, TopicType.FIFO], backoff=CONSTANT, order="loose")
+def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(slot: Slot, sealed: bool) -> None:
     slot.send(*(b"%d" % n for n in range(5)))
     assert slot.claim("s", 1, LEASE_MS, 5).taken == 5
     if sealed:
@@ -392,7 +389,7 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(
     assert wakeups.get(5) == [(slot.topic.name, 0)]
     wakeups.close()
     answer = slot.take(1, owner="A")
-    if kind is TopicType.FIFO:
+    if slot.topic.type is TopicType.FIFO:
         # What comes back has its place before what else waits.
         assert answer.status == "busy" and len(slot.zset("claim")) == 3
         return
@@ -561,13 +558,12 @@ def test_more_short_consumers_than_are_remembered_get_what_they_ask_for(
 # --- what may be taken
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_claim_takes_what_is_due_in_the_order_of_the_topic(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
-    slot.send(b"a", score=0 if kind is TopicType.RANGE_MERGE else slot.fresh_score(0))
-    slot.send(b"b", score=0 if kind is TopicType.RANGE_MERGE else slot.fresh_score(1))
-    if kind is not TopicType.PRIORITY:
-        slot.send(b"later", score=1 if kind is TopicType.RANGE_MERGE else slot.now_ms + 1)
+@each_type
+def test_a_claim_takes_what_is_due_in_the_order_of_the_topic(slot: Slot) -> None:
+    slot.send(b"a", score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score(0))
+    slot.send(b"b", score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score(1))
+    if slot.topic.type is not TopicType.PRIORITY:
+        slot.send(b"later", score=1 if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + 1)
     assert slot.claim("s", 1, LEASE_MS, 1).taken == 1
     assert slot.zset("claim").keys() == {b"a"}
     answer = slot.claim("s", 1, LEASE_MS, 9)
@@ -582,7 +578,7 @@ def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
     assert slot.claim("s", 1, LEASE_MS, 100, 1).taken == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 @pytest.mark.parametrize(
     ("sent", "limit", "taken"),
     [
@@ -594,23 +590,23 @@ def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
         pytest.param(3_000, 1, 1, id="one"),
     ],
 )
-def test_what_can_go_as_it_is_is_claimed_in_one_step(
-    make_slot: MakeSlot, kind: TopicType, sent: int, limit: int, taken: int
-) -> None:
-    slot = make_slot(kind)
+def test_what_can_go_as_it_is_is_claimed_in_one_step(slot: Slot, sent: int, limit: int, taken: int) -> None:
     names = [b"%05d" % n for n in range(sent - 1)]
     for first in range(0, len(names), 1_000):
         slot.send(
-            *names[first : first + 1_000], score=None if kind is TopicType.RANGE_MERGE else 40_000 - first
+            *names[first : first + 1_000],
+            score=None if slot.topic.type is TopicType.RANGE_MERGE else 40_000 - first,
         )
         slot.clock.advance("1ms")
-    slot.zadd(b"half", 20.5 if kind is TopicType.PRIORITY else 16.25)
+    slot.zadd(b"half", 20.5 if slot.topic.type is TopicType.PRIORITY else 16.25)
     scores = slot.zset("store")
     answer = slot.claim("s", 1, LEASE_MS, limit, 1 << 53)
     assert (answer.taken, answer.size, answer.more) == (taken, taken, taken < sent)
     claimed, left = slot.zset("claim"), slot.zset("store")
     assert {**claimed, **left} == scores and len(left) == sent - taken
-    order = sorted(scores.items(), key=lambda row: (row[1], row[0]), reverse=kind is TopicType.PRIORITY)
+    order = sorted(
+        scores.items(), key=lambda row: (row[1], row[0]), reverse=slot.topic.type is TopicType.PRIORITY
+    )
     assert claimed == dict(order[:taken])
     if left:
         # What is claimed already has to be left out from now on, so each is looked at.
@@ -622,17 +618,19 @@ def test_what_can_go_as_it_is_is_claimed_in_one_step(
     assert len(slot.zset("store")) == (sent - taken - 999 if left else 0)
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
 @pytest.mark.parametrize(
     ("later", "taken", "more"),
     [pytest.param(10_000, 13_000, False, id="few"), pytest.param(10_001, 10_000, True, id="many")],
 )
 def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
-    make_slot: MakeSlot, kind: TopicType, later: int, taken: int, more: bool
+    slot: Slot, later: int, taken: int, more: bool
 ) -> None:
-    slot = make_slot(kind)
-    slot.send(*(b"%05d" % n for n in range(13_000)), score=0 if kind is TopicType.RANGE_MERGE else START_MS)
-    wait = 5_000 if kind is TopicType.RANGE_MERGE else START_MS + 5_000
+    slot.send(
+        *(b"%05d" % n for n in range(13_000)),
+        score=0 if slot.topic.type is TopicType.RANGE_MERGE else START_MS,
+    )
+    wait = 5_000 if slot.topic.type is TopicType.RANGE_MERGE else START_MS + 5_000
     slot.send(*(b"later %05d" % n for n in range(later)), score=wait)
     answer = slot.claim("s", 1, LEASE_MS, 99_999, 1 << 53)
     assert (answer.taken, answer.more) == (taken, more)
@@ -759,14 +757,13 @@ def test_what_runs_stays_in_store_when_the_others_are_claimed(make_slot: MakeSlo
     slot.commit(receipt, [b"a"])
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, identity="key")
-    later = {TopicType.RANGE_MERGE: 1, TopicType.PRIORITY: 50, TopicType.FIXED_TIME: START_MS + 1}[kind]
+@slot_of_each(TYPES, identity="key")
+def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(slot: Slot) -> None:
+    later = {TopicType.RANGE_MERGE: 1, TopicType.PRIORITY: 50, TopicType.FIXED_TIME: START_MS + 1}[
+        slot.topic.type
+    ]
     slot.send(b"later", score=later)
-    assert slot.claim("s", 1, LEASE_MS, 10).taken == (kind is TopicType.PRIORITY)
+    assert slot.claim("s", 1, LEASE_MS, 10).taken == (slot.topic.type is TopicType.PRIORITY)
 
 
 def test_an_expired_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:

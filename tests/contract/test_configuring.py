@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.topic import TopicType
-from tests.contract.slots import TYPES, Slot
+from tests.contract.slots import TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -33,11 +32,8 @@ def test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_r
     assert slot.hash("control")[b"max_retries"] == b"%d" % after
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_retries_up_to_sixteen_and_time_outs_change_while_messages_wait(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, max_retries=16)
+@slot_of_each(TYPES, max_retries=16)
+def test_retries_up_to_sixteen_and_time_outs_change_while_messages_wait(slot: Slot) -> None:
     slot.send(b"a")
     assert slot.with_topic(max_retries=3, timeout=7).configure() == "ok"
     control = slot.hash("control")
@@ -45,11 +41,8 @@ def test_retries_up_to_sixteen_and_time_outs_change_while_messages_wait(
     assert slot.take_one()[1].retries_left == 3
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_paused_slot_hands_out_nothing_and_takes_everything_else(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_paused_slot_hands_out_nothing_and_takes_everything_else(slot: Slot) -> None:
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one()
     assert slot.pause() == "paused"
@@ -64,9 +57,8 @@ def test_a_paused_slot_hands_out_nothing_and_takes_everything_else(
     assert len(slot.take(owner="B").deliveries) == 2
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_the_first_prepare_settles_time_out_retries_and_slots(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, timeout=7, max_retries=5, slots=4)
+@slot_of_each(TYPES, timeout=7, max_retries=5, slots=4)
+def test_the_first_prepare_settles_time_out_retries_and_slots(slot: Slot) -> None:
     slot.take()
     control = slot.hash("control")
     assert (control[b"timeout"], control[b"max_retries"], control[b"slots"]) == (b"7", b"5", b"4")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.model.topic import TopicType
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -27,31 +27,26 @@ def test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once(
     assert slot.counted("ended_marked") == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_delivery_committed_twice_in_one_call_is_committed_once(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_delivery_committed_twice_in_one_call_is_committed_once(slot: Slot) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     assert slot.commit(receipt, [b"a", b"a"]) == ["ok", "ok"]
     assert slot.counted("committed") == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_delivery_failed_twice_in_one_call_fails_once(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_delivery_failed_twice_in_one_call_fails_once(slot: Slot) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     assert slot.fail(receipt, b"a", b"a") == ["ok", "stale"]
     assert slot.take_one()[1].retries_left == 15
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_member_sent_twice_in_one_call_is_stored_once(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_member_sent_twice_in_one_call_is_stored_once(slot: Slot) -> None:
     words = [sent.status for sent in slot.send(b"a", b"b", b"a")]
-    assert words == ["stored", "stored", "merged" if kind is TopicType.RANGE_MERGE else "replaced"]
+    assert words == ["stored", "stored", "merged" if slot.topic.type is TopicType.RANGE_MERGE else "replaced"]
     assert set(slot.zset("store")) == {b"a", b"b"}
 
 
@@ -69,10 +64,9 @@ def test_of_two_bodies_in_one_call_the_last_counts(make_slot: MakeSlot) -> None:
     assert slot.hash("body") == {b"a": second}
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_of_two_ensures_in_one_call_the_first_counts(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
-    scores = [1_000, 2_000] if kind is TopicType.RANGE_MERGE else [slot.now_ms, slot.now_ms + 5]
+@each_type
+def test_of_two_ensures_in_one_call_the_first_counts(slot: Slot) -> None:
+    scores = [1_000, 2_000] if slot.topic.type is TopicType.RANGE_MERGE else [slot.now_ms, slot.now_ms + 5]
     sent = slot.ensure(scores, [b"a", b"a"])
     assert [one.status for one in sent] == ["stored", "present"]
     assert sent[0].score == sent[1].score == slot.zset("store")[b"a"]

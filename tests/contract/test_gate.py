@@ -10,15 +10,14 @@ from django_rmq.core.model.keys import SlotKeys
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
 
 
-@kinds
-def test_while_one_owner_holds_anything_no_other_gets_anything(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_while_one_owner_holds_anything_no_other_gets_anything(slot: Slot) -> None:
     slot.send(b"a", b"b", b"c")
     first, second = slot.take(1, "A"), slot.take(1, "A")
     before = slot.snapshot()
@@ -33,12 +32,9 @@ def test_while_one_owner_holds_anything_no_other_gets_anything(make_slot: MakeSl
     assert slot.take(1, "A").status == "busy"
 
 
-@kinds
+@each_type
 @pytest.mark.parametrize("size", [1, 2, 40])
-def test_what_is_delivered_alone_is_committed_without_naming_it(
-    make_slot: MakeSlot, kind: TopicType, size: int
-) -> None:
-    slot = make_slot(kind)
+def test_what_is_delivered_alone_is_committed_without_naming_it(slot: Slot, size: int) -> None:
     slot.send(*(b"%d" % n for n in range(size)))
     alone = slot.take(40)
     assert (alone.is_alone, len(alone.deliveries)) == (True, size)
@@ -51,11 +47,8 @@ def test_what_is_delivered_alone_is_committed_without_naming_it(
     assert {each.member for each in slot.take(40).deliveries} == {b"0", b"later"}
 
 
-@kinds
-def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(slot: Slot) -> None:
     slot.send(b"failing")
     slot.fail(slot.take_one()[0], b"failing")
     slot.send(b"other")
@@ -64,12 +57,9 @@ def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(
     assert slot.commit_delivery(other.receipt, 1) == []
 
 
-@kinds
+@each_type
 @pytest.mark.parametrize("size", [1, 40])
-def test_what_is_delivered_beside_another_delivery_is_not_alone(
-    make_slot: MakeSlot, kind: TopicType, size: int
-) -> None:
-    slot = make_slot(kind)
+def test_what_is_delivered_beside_another_delivery_is_not_alone(slot: Slot, size: int) -> None:
     slot.send(b"first")
     first = slot.take(1)
     slot.send(*(b"%d" % n for n in range(size)))
@@ -79,12 +69,9 @@ def test_what_is_delivered_beside_another_delivery_is_not_alone(
     assert slot.snapshot() == before
 
 
-@kinds
+@slot_of_each(TYPES, backoff=CONSTANT)
 @pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "time_out"])
-def test_every_end_of_the_last_delivery_opens_the_gate(
-    make_slot: MakeSlot, kind: TopicType, end: str
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+def test_every_end_of_the_last_delivery_opens_the_gate(slot: Slot, end: str) -> None:
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one("A")
     if end == "time_out":
@@ -97,11 +84,8 @@ def test_every_end_of_the_last_delivery_opens_the_gate(
     assert slot.take(1, "B").status == "ok"
 
 
-@kinds
-def test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, serial=False, max_prepared=3)
+@slot_of_each(TYPES, serial=False, max_prepared=3)
+def test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared(slot: Slot) -> None:
     slot.send(*(b"%d" % n for n in range(6)))
     assert len(slot.take(2, "A").deliveries) == 2
     answer = slot.take(2, "B")
@@ -111,19 +95,15 @@ def test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared(
     assert len(slot.take(9, "C").deliveries) == 1
 
 
-@kinds
-def test_one_owner_may_hold_any_number_of_a_serial_slot(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, max_prepared=1)
+@slot_of_each(TYPES, max_prepared=1)
+def test_one_owner_may_hold_any_number_of_a_serial_slot(slot: Slot) -> None:
     slot.send(b"a", b"b", b"c")
     assert len(slot.take(2).deliveries) == 2
     assert len(slot.take(2).deliveries) == 1
 
 
-@kinds
-def test_an_open_claim_shuts_the_gate_for_all_but_the_slots_owner(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_an_open_claim_shuts_the_gate_for_all_but_the_slots_owner(slot: Slot) -> None:
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one("A")
     slot.commit(receipt, [delivery.member])
@@ -215,11 +195,8 @@ def test_held_goes_page_by_page(make_slot: MakeSlot) -> None:
 # --- receipts
 
 
-@kinds
-def test_receipts_rise_with_every_prepare_and_not_with_anything_else(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_receipts_rise_with_every_prepare_and_not_with_anything_else(slot: Slot, clock: Clock) -> None:
     slot.send(b"a", b"b")
     first = slot.take(2).receipt
     assert first == clock() + 1
@@ -239,12 +216,11 @@ def test_receipts_rise_with_every_prepare_and_not_with_anything_else(
     assert slot.take(2).receipt == clock() + 1 == first + 6
 
 
-@kinds
+@each_type
 @pytest.mark.parametrize("lost", [b"deliveries", None])
 def test_receipts_go_on_above_those_that_a_fail_over_has_lost(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock, lost: bytes | None
+    slot: Slot, clock: Clock, lost: bytes | None
 ) -> None:
-    slot = make_slot(kind)
     slot.send(b"a")
     before, _ = slot.take_one()
     slot.commit(before, [b"a"])
@@ -259,9 +235,8 @@ def test_receipts_go_on_above_those_that_a_fail_over_has_lost(
     assert slot.take_one()[0] > gone > before
 
 
-@kinds
-def test_receipts_rise_while_the_clock_goes_back(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_receipts_rise_while_the_clock_goes_back(slot: Slot, clock: Clock) -> None:
     slot.send(b"a", b"b")
     first, _ = slot.take_one()
     slot.release(first, [b"a"]), slot.release(first, [b"b"])
@@ -270,13 +245,10 @@ def test_receipts_rise_while_the_clock_goes_back(make_slot: MakeSlot, kind: Topi
     assert slot.take_one()[0] == first + 1
 
 
-@kinds
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
 @pytest.mark.parametrize("event", ["commit", "fail", "reject", "release", "extend"])
 @pytest.mark.parametrize("off_by", [-1, 1, 10**15])
-def test_a_receipt_other_than_the_deliverys_changes_nothing(
-    make_slot: MakeSlot, kind: TopicType, event: str, off_by: int
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+def test_a_receipt_other_than_the_deliverys_changes_nothing(slot: Slot, event: str, off_by: int) -> None:
     slot.send(b"a")
     for _ in range(2):
         receipt, _ = slot.take_one()
@@ -299,9 +271,8 @@ def test_a_receipt_is_not_mistaken_for_one_that_begins_or_ends_like_it(make_slot
     assert slot.commit(receipt, [b"a"]) == ["ok"]
 
 
-@kinds
-def test_a_mixed_call_ends_what_is_its_own_and_leaves_the_rest(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, serial=False)
+@slot_of_each(TYPES, serial=False)
+def test_a_mixed_call_ends_what_is_its_own_and_leaves_the_rest(slot: Slot) -> None:
     slot.send(b"a", b"b")
     first, second = slot.take(1, "A"), slot.take(1, "B")
     mine, other = first.deliveries[0].member, second.deliveries[0].member

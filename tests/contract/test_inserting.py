@@ -11,7 +11,7 @@ import pytest
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each
 from tests.contract.test_waking import Ear
 from tests.support.brokers import Broker, OracleBroker
 
@@ -50,12 +50,11 @@ def test_it_leaves_what_a_send_leaves(make_slot: MakeSlot, kind: TopicType) -> N
     assert not inserted.zset("inserting")
 
 
-@kinds
-def test_as_many_as_a_call_may_hold(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+@slot_of_each(TYPES, time_range_ms=5_000)
+def test_as_many_as_a_call_may_hold(slot: Slot) -> None:
     members = [b"%d" % n for n in range(BATCH)]
     assert slot.insert(
-        *members, scores=None if kind is TopicType.RANGE_MERGE else [slot.fresh_score()] * BATCH
+        *members, scores=None if slot.topic.type is TopicType.RANGE_MERGE else [slot.fresh_score()] * BATCH
     )
     assert slot.insert(*members, b"one more") is None
     assert len(slot.zset("store")) == slot.counted("stored") == BATCH
@@ -69,9 +68,8 @@ def declined(slot: Slot, *members: bytes, **how: Any) -> bool:
     return answer is None
 
 
-@kinds
-def test_a_retry_that_waits_is_looked_at(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, time_range_ms=5_000, backoff=NO_BACKOFF)
+def test_a_retry_that_waits_is_looked_at(slot: Slot) -> None:
     slot.send(A)
     receipt, _ = slot.take_one()
     slot.fail(receipt, A, delay_ms=0)
@@ -83,9 +81,8 @@ def test_a_retry_that_waits_is_looked_at(make_slot: MakeSlot, kind: TopicType) -
     assert not declined(slot, B)
 
 
-@kinds
-def test_a_retry_that_rests_is_looked_at(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+@slot_of_each(TYPES, time_range_ms=5_000)
+def test_a_retry_that_rests_is_looked_at(slot: Slot) -> None:
     slot.send(A)
     receipt, _ = slot.take_one()
     slot.fail(receipt, A, delay_ms=60_000)
@@ -104,17 +101,15 @@ def test_priorities_are_looked_at_while_something_has_failed(make_slot: MakeSlot
     assert declined(slot, B)
 
 
-@kinds
-def test_a_client_with_another_slot_count_inserts_nothing(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+@slot_of_each(TYPES, time_range_ms=5_000)
+def test_a_client_with_another_slot_count_inserts_nothing(slot: Slot) -> None:
     slot.configure()
     assert declined(slot.with_topic(slots=2), A)
     assert not declined(slot, A)
 
 
-@kinds
-def test_what_would_not_all_fit_is_looked_at(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000, max_backlog=3)
+@slot_of_each(TYPES, time_range_ms=5_000, max_backlog=3)
+def test_what_would_not_all_fit_is_looked_at(slot: Slot) -> None:
     assert slot.insert(A, B, C) == {"stored": 3}
     assert declined(slot, A)
 
@@ -150,19 +145,17 @@ def test_a_debounced_message_is_looked_at(make_slot: MakeSlot) -> None:
     assert declined(slot, A)
 
 
-@kinds
-def test_an_empty_message_of_somebody_else_is_no_receipt(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+@slot_of_each(TYPES, time_range_ms=5_000)
+def test_an_empty_message_of_somebody_else_is_no_receipt(slot: Slot) -> None:
     slot.zadd(b"", slot.fresh_score())
     assert declined(slot, A)
     with pytest.raises(ValueError, match="empty"):
         slot.insert(A, b"")
 
 
-@kinds
+@slot_of_each(TYPES, time_range_ms=5_000)
 @pytest.mark.parametrize("name", ["store", "retry", "failures", "stats", "control"])
-def test_keys_of_foreign_types_are_left_alone(make_slot: MakeSlot, kind: TopicType, name: str) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+def test_keys_of_foreign_types_are_left_alone(slot: Slot, name: str) -> None:
     key = getattr(slot.keys, name)
     if name in ("store", "retry"):
         slot.keyspace.hset(key, b"field", b"value")
@@ -173,9 +166,8 @@ def test_keys_of_foreign_types_are_left_alone(make_slot: MakeSlot, kind: TopicTy
     assert not declined(slot, A)
 
 
-@kinds
-def test_it_wakes_who_sleeps_longer(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=5_000)
+@slot_of_each(TYPES, time_range_ms=5_000)
+def test_it_wakes_who_sleeps_longer(slot: Slot) -> None:
     ear = Ear(slot)
     slot.take()
     slot.insert(A)
@@ -195,11 +187,10 @@ def test_what_merges_wakes_nobody(make_slot: MakeSlot) -> None:
     assert ear.heard() == 0
 
 
-@kinds
-def test_what_is_taken_and_inserted_again_is_new(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, time_range_ms=0)
+@slot_of_each(TYPES, time_range_ms=0)
+def test_what_is_taken_and_inserted_again_is_new(slot: Slot) -> None:
     assert slot.insert(A, B) == {"stored": 2}
     receipt, delivery = slot.take_one()
-    assert slot.insert(A, B) == {"stored": 1, met(kind): 1}
+    assert slot.insert(A, B) == {"stored": 1, met(slot.topic.type): 1}
     assert slot.commit(receipt, [delivery.member]) == ["ok"]
     assert set(slot.zset("store")) == {A, B}

@@ -10,7 +10,7 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -123,11 +123,8 @@ def test_the_keys_and_values_of_a_whole_life(
     }
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
-def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME], backoff=NO_BACKOFF)
+def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(slot: Slot) -> None:
     slot.send(b"a")
     seen: list[float] = []
     while slot.where(b"a") != "D":
@@ -137,9 +134,8 @@ def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(
     assert seen == list(range(16, 0, -1))
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_plain_zadd_is_served_like_a_send(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_plain_zadd_is_served_like_a_send(slot: Slot) -> None:
     slot.zadd(b"plain", slot.fresh_score())
     assert slot.audit_ledger().live_drift == 1
     receipt, delivery = slot.take_one()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-
-import pytest
 
 from django_rmq.core import lua
 from django_rmq.core.commands import inspect, send
@@ -14,12 +11,10 @@ from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.testing import Clock
-from tests.contract.slots import START_MS, TYPES, Slot
+from tests.contract.slots import START_MS, TYPES, Slot, slot_of_each
 from tests.oracle.broker import RULES
 from tests.oracle.pipeline import Pipeline as MemoryPipeline
 from tests.support.brokers import OracleBroker
-
-MakeSlot = Callable[..., Slot]
 
 
 def test_it_needs_neither_redis_nor_django() -> None:
@@ -42,16 +37,13 @@ def test_it_has_rules_for_every_script_and_every_other_method_of_a_broker() -> N
         assert asked and all(callable(getattr(ours, name)) for name in asked)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, slots=4)
+@slot_of_each(TYPES, slots=4)
+def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(slot: Slot) -> None:
     slot.send(b"a")
     broker, topic = slot.broker, slot.topic
     pipeline = broker.pipeline()
     assert pipeline.execute() == []
-    score = 0 if kind is TopicType.RANGE_MERGE else slot.fresh_score()
+    score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
     indexes = [
         pipeline.ensure(topic, 0, [score], [b"a"]),
         pipeline.ensure(slot.with_topic(slots=8).topic, 0, [score], [b"b"]),

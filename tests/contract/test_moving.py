@@ -12,7 +12,7 @@ import redis
 from django_rmq.core.model.replies import CopyReply
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, slot_of_each
 from tests.support.brokers import Broker
 
 Make = Callable[..., Slot]
@@ -47,9 +47,8 @@ def reopen(*slots: Slot, **how: Any) -> None:
 # --- the gate
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_shut_slot_hands_out_nothing_until_it_is_opened(make_slot: Make, kind: TopicType) -> None:
-    slot = make_slot(kind, slots=2)
+@slot_of_each(TYPES, slots=2)
+def test_a_shut_slot_hands_out_nothing_until_it_is_opened(slot: Slot) -> None:
     slot.send(b"x")
     receipt, _ = slot.take_one("A")
     slot.send(b"y")

@@ -10,10 +10,9 @@ import pytest
 from django_rmq.core.model.replies import MOST, Outcome, Progress, digest, parse
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
-kinds = pytest.mark.parametrize("kind", [*TYPES, TopicType.FIFO])
 HOUR = 3_600_000
 
 
@@ -316,9 +315,8 @@ def test_the_keys_go_by_themselves(make_slot: MakeSlot) -> None:
         assert 0 < slot.broker.client.execute_command("PTTL", key) <= 60_000
 
 
-@kinds
-def test_a_topic_without_it_keeps_nothing_and_has_no_such_keys(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, max_retries=0)
+@slot_of_each([*TYPES, TopicType.FIFO], max_retries=0)
+def test_a_topic_without_it_keeps_nothing_and_has_no_such_keys(slot: Slot) -> None:
     slot.send(b"a", b"b", b"c")
     receipt = slot.take(2).receipt
     slot.commit(receipt, [b"a"])

@@ -8,15 +8,14 @@ import pytest
 
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import TYPES, Slot
+from tests.contract.slots import TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
 
 
-@kinds
-def test_a_slot_delivers_no_more_than_its_rate(make_slot: MakeSlot, clock: Clock, kind: TopicType) -> None:
-    slot = make_slot(kind, slot_rate=50.0)
+@slot_of_each(TYPES, slot_rate=50.0)
+def test_a_slot_delivers_no_more_than_its_rate(slot: Slot, clock: Clock) -> None:
     slot.send(*(b"%02d" % n for n in range(20)))
     assert len(slot.take(20).deliveries) == 5  # what gathers in a tenth of a second
     answer = slot.take(20)
@@ -26,11 +25,8 @@ def test_a_slot_delivers_no_more_than_its_rate(make_slot: MakeSlot, clock: Clock
     assert slot.take(20).status == "busy"
 
 
-@kinds
-def test_a_slot_whose_rate_is_spent_says_when_there_is_more(
-    make_slot: MakeSlot, clock: Clock, kind: TopicType
-) -> None:
-    slot = make_slot(kind, slot_rate=0.5)
+@slot_of_each(TYPES, slot_rate=0.5)
+def test_a_slot_whose_rate_is_spent_says_when_there_is_more(slot: Slot, clock: Clock) -> None:
     slot.send(b"a", b"b")
     answer = slot.take(20)
     assert (len(answer.deliveries), answer.next_due) == (1, clock() // 1_000 + 2_000)
@@ -49,11 +45,8 @@ def test_each_slot_has_a_rate_of_its_own(make_slot: MakeSlot, clock: Clock, kind
         assert len(slot.take(20).deliveries) == 1
 
 
-@kinds
-def test_a_clock_that_was_set_back_does_not_stop_a_paced_slot(
-    make_slot: MakeSlot, clock: Clock, kind: TopicType
-) -> None:
-    slot = make_slot(kind, slot_rate=10.0)
+@slot_of_each(TYPES, slot_rate=10.0)
+def test_a_clock_that_was_set_back_does_not_stop_a_paced_slot(slot: Slot, clock: Clock) -> None:
     clock.advance(3_600)
     slot.send(b"a", b"b")
     assert len(slot.take(20).deliveries) == 1

@@ -12,7 +12,7 @@ from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -106,9 +106,8 @@ def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: MakeSlot) -> None
     assert len(pages(slot, "store", max_bytes=1)) == 5
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, identity="key", backoff=CONSTANT)
+@slot_of_each(TYPES, identity="key", backoff=CONSTANT)
+def test_every_state_shows_what_belongs_to_it(slot: Slot) -> None:
     slot.send(b"dead", body=b"1")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"dead", kind="rejected", error="bad")
@@ -126,8 +125,8 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     assert rests.record.endswith(b"\nworse") and rests.envelope == slot.envelope(b"2")
     [dead] = slot.list_messages("dead").entries
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
-    oldest = None if kind is TopicType.PRIORITY else int(waits.score)
-    since = START_MS if kind is TopicType.PRIORITY else None
+    oldest = None if slot.topic.type is TopicType.PRIORITY else int(waits.score)
+    since = START_MS if slot.topic.type is TopicType.PRIORITY else None
     running_since = running // 1000
     assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", False, since, running_since)
     looked = slot.describe_messages([b"wait", b"run", b"rest", b"dead", b"nobody"])
@@ -228,9 +227,8 @@ def test_find_goes_on_where_it_stopped_and_finds_each_once(
 # --- count and heads
 
 
-@pytest.mark.parametrize("kind", TIME_TYPES)
-def test_what_is_due_is_counted_with_its_oldest(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TIME_TYPES, backoff=NO_BACKOFF)
+def test_what_is_due_is_counted_with_its_oldest(slot: Slot) -> None:
     slot.send(b"retry")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"retry")
@@ -250,11 +248,8 @@ def waits_since(slot: Slot, due: int, since: int | None) -> bool:
     return (counts.due, waits) == (due, since)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked(slot: Slot) -> None:
     slot.send(b"a", b"b")
     receipt, first = slot.take_one()
     slot.fail(receipt, first.member)
@@ -272,11 +267,8 @@ def test_a_retry_is_due_when_its_rest_is_over_though_nobody_has_looked(
     assert waits_since(slot, 3, rested)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF, timeout=5)
+@slot_of_each(TYPES, backoff=NO_BACKOFF, timeout=5)
+def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(slot: Slot) -> None:
     slot.send(b"a", b"b")
     began = slot.now_ms
     slot.take_one()
@@ -296,11 +288,10 @@ def test_a_delivery_is_due_when_it_has_timed_out_though_nobody_has_looked(
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("kind", TYPES)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looked(
-    make_slot: MakeSlot, kind: TopicType, sealed: bool
+    slot: Slot, sealed: bool
 ) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.send(b"a", b"b", b"c")
     assert slot.claim("s", 1, 5_000, 9).taken == 3
     if sealed:
@@ -413,9 +404,8 @@ def test_many_slots_are_counted_as_each_of_them_is(make_slot: MakeSlot) -> None:
             wrong.count()
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_slot_is_empty_while_it_has_no_message_in_any_state(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, backoff=CONSTANT, max_retries=1, serial=False)
+@slot_of_each(TYPES, backoff=CONSTANT, max_retries=1, serial=False)
+def test_a_slot_is_empty_while_it_has_no_message_in_any_state(slot: Slot) -> None:
 
     def has_messages() -> bool:
         counts = slot.count()

@@ -10,7 +10,7 @@ from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
@@ -20,12 +20,9 @@ def death(slot: Slot, member: bytes) -> Death:
     return Death.parse(slot.hash("deaths")[member])
 
 
-@kinds
+@slot_of_each(TYPES, backoff=CONSTANT)
 @pytest.mark.parametrize("action", ["bury", "remove"])
-def test_each_member_of_a_call_is_answered_by_itself(
-    make_slot: MakeSlot, kind: TopicType, action: str
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+def test_each_member_of_a_call_is_answered_by_itself(slot: Slot, action: str) -> None:
     slot.send(b"dead")
     slot.kill(b"dead")
     slot.send(b"rest")
@@ -44,11 +41,8 @@ def test_each_member_of_a_call_is_answered_by_itself(
     ]
 
 
-@kinds
-def test_a_death_tells_why_how_often_when_and_with_what(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, identity="key", max_retries=1, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, identity="key", max_retries=1, backoff=NO_BACKOFF)
+def test_a_death_tells_why_how_often_when_and_with_what(slot: Slot, clock: Clock) -> None:
     slot.send(b"a", body=b"the body")
     score = slot.zset("store")[b"a"]
     first_ms = slot.now_ms
@@ -61,10 +55,9 @@ def test_a_death_tells_why_how_often_when_and_with_what(
     )
 
 
-@kinds
+@slot_of_each(TYPES, max_retries=0)
 @pytest.mark.parametrize("how", ["rejected", "timed_out", "buried", "failed"])
-def test_the_reason_of_a_death(make_slot: MakeSlot, kind: TopicType, how: str) -> None:
-    slot = make_slot(kind, max_retries=0)
+def test_the_reason_of_a_death(slot: Slot, how: str) -> None:
     slot.send(b"a")
     if how == "buried":
         slot.bury([b"a"], "no use")
@@ -81,9 +74,8 @@ def test_the_reason_of_a_death(make_slot: MakeSlot, kind: TopicType, how: str) -
     assert told.times == (0 if how == "buried" else 1)
 
 
-@kinds
-def test_who_dies_again_is_overwritten(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_who_dies_again_is_overwritten(slot: Slot, clock: Clock) -> None:
     for reason in ("first", "second"):
         slot.send(b"a")
         slot.bury([b"a"], reason)
@@ -93,11 +85,10 @@ def test_who_dies_again_is_overwritten(make_slot: MakeSlot, kind: TopicType, clo
     assert slot.counted("dead_merged") == 1
 
 
-@kinds
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failure(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
+    slot: Slot, clock: Clock
 ) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.send(b"a")
     score, first_ms = slot.zset("store")[b"a"], slot.now_ms
     for times, error in enumerate(["one", "two"], 1):
@@ -115,11 +106,8 @@ def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failur
     assert slot.hash("failures") == {}
 
 
-@kinds
-def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, identity="key")
+@slot_of_each(TYPES, identity="key")
+def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(slot: Slot, clock: Clock) -> None:
     for member in (b"a", b"b", b"c"):
         slot.send(member)
     slot.bury([b"a", b"b"])
@@ -137,14 +125,13 @@ def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(
 # --- replay
 
 
-@kinds
-def test_replay_gives_the_full_budget_and_the_old_priority(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, max_retries=2, backoff=NO_BACKOFF)
-    slot.send(b"a", score=90 if kind is TopicType.PRIORITY else None)
+@slot_of_each(TYPES, max_retries=2, backoff=NO_BACKOFF)
+def test_replay_gives_the_full_budget_and_the_old_priority(slot: Slot) -> None:
+    slot.send(b"a", score=90 if slot.topic.type is TopicType.PRIORITY else None)
     for _ in range(3):
         slot.fail(slot.take_one()[0], b"a")
     assert slot.replay([b"a", b"b"]) == ["replayed", "not_found"]
-    assert slot.zset("store") == {b"a": 90 if kind is TopicType.PRIORITY else slot.now_ms}
+    assert slot.zset("store") == {b"a": 90 if slot.topic.type is TopicType.PRIORITY else slot.now_ms}
     assert slot.take_one()[1].retries_left == 2
 
 
@@ -158,9 +145,8 @@ def test_replay_of_what_had_a_strangers_score_is_a_fresh_priority(make_slot: Mak
     assert slot.take_one()[1].retries_left == 16
 
 
-@kinds
-def test_replay_may_bring_a_new_body(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, identity="key")
+@slot_of_each(TYPES, identity="key")
+def test_replay_may_bring_a_new_body(slot: Slot) -> None:
     slot.send(b"a", b"b", body=b"old")
     slot.bury([b"a", b"b"])
     assert not slot.hash("body")
@@ -183,9 +169,8 @@ def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: Ma
 # --- reschedule and purge
 
 
-@kinds
-def test_reschedule_refuses_a_bad_score_as_a_whole(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_reschedule_refuses_a_bad_score_as_a_whole(slot: Slot) -> None:
     slot.send(b"a", b"b")
     before = slot.snapshot()
     with pytest.raises(ServerRefused):
@@ -193,14 +178,11 @@ def test_reschedule_refuses_a_bad_score_as_a_whole(make_slot: MakeSlot, kind: To
     assert slot.snapshot() == before
 
 
-@kinds
+@slot_of_each(TYPES, backoff=CONSTANT, identity="key")
 @pytest.mark.parametrize("state", ["store", "retry", "dead"])
-def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(
-    make_slot: MakeSlot, kind: TopicType, state: str
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT, identity="key")
+def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(slot: Slot, state: str) -> None:
     for n in range(6):
-        slot.send(b"%d" % n, score=20 + n if kind is TopicType.PRIORITY else None)
+        slot.send(b"%d" % n, score=20 + n if slot.topic.type is TopicType.PRIORITY else None)
         if state != "store":
             receipt, delivery = slot.take_one()
             slot.fail(receipt, delivery.member, kind="failed" if state == "retry" else "rejected")
@@ -228,16 +210,13 @@ def test_purge_never_takes_what_is_in_flight(make_slot: MakeSlot) -> None:
 # --- messages that expire
 
 
-@kinds
-def test_a_keyed_message_is_not_delivered_after_its_expiry(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, identity="key")
+@slot_of_each(TYPES, identity="key")
+def test_a_keyed_message_is_not_delivered_after_its_expiry(slot: Slot, clock: Clock) -> None:
     envelope = slot.envelope(expires_ms=slot.now_ms + 1_000)
-    score = 0 if kind is TopicType.RANGE_MERGE else slot.fresh_score()
+    score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
 
     def send(member: bytes) -> None:
-        if kind is TopicType.RANGE_MERGE:
+        if slot.topic.type is TopicType.RANGE_MERGE:
             slot.send_merge(0, [member], [envelope])
         else:
             slot.send_replace([score], [member], [envelope])

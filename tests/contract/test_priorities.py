@@ -10,7 +10,7 @@ import pytest
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -139,15 +139,15 @@ def test_a_retry_that_was_the_articles_dies_with_its_own_priority_and_is_replaye
 # --- sizes
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8_001])
-def test_any_number_of_due_messages_is_drained_completely(
-    make_slot: MakeSlot, kind: TopicType, count: int
-) -> None:
-    slot = make_slot(kind)
+def test_any_number_of_due_messages_is_drained_completely(slot: Slot, count: int) -> None:
     members = [b"%05d" % n for n in range(count)]
     for start in range(0, count, BATCH):
-        slot.send(*members[start : start + BATCH], score=0 if kind is TopicType.RANGE_MERGE else slot.now_ms)
+        slot.send(
+            *members[start : start + BATCH],
+            score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms,
+        )
     assert slot.count().due == count
     drained: list[bytes] = []
     while (answer := slot.take(BATCH)).status == "ok":
@@ -158,9 +158,8 @@ def test_any_number_of_due_messages_is_drained_completely(
     assert sorted(drained) == members
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_prepare_that_left_something_says_so(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_prepare_that_left_something_says_so(slot: Slot) -> None:
     slot.send(b"a", b"b", b"c")
     assert slot.take(2).next_due == slot.now_ms
     assert slot.take(2).next_due == (slot.now_ms // 1000 + 31) * 1000
@@ -179,18 +178,19 @@ def test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message(
     assert len(slot.take(3, max_bytes=1).deliveries) == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_taken(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, serial=False, max_prepared=5_000)
+@slot_of_each(TYPES, serial=False, max_prepared=5_000)
+def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_taken(slot: Slot) -> None:
     busy = [b"busy%04d" % n for n in range(2_500)]
-    score = {TopicType.RANGE_MERGE: 0, TopicType.PRIORITY: 90, TopicType.FIXED_TIME: slot.now_ms - 5}[kind]
+    score = {TopicType.RANGE_MERGE: 0, TopicType.PRIORITY: 90, TopicType.FIXED_TIME: slot.now_ms - 5}[
+        slot.topic.type
+    ]
     slot.send(*busy, score=score)
     assert [len(slot.take(BATCH).deliveries) for _ in range(3)] == [BATCH, BATCH, 500]
     slot.send(*busy, score=score)
     slot.clock.advance("1ms")
-    slot.send(b"free", score={TopicType.RANGE_MERGE: 0, TopicType.PRIORITY: 80}.get(kind, slot.now_ms))
+    slot.send(
+        b"free", score={TopicType.RANGE_MERGE: 0, TopicType.PRIORITY: 80}.get(slot.topic.type, slot.now_ms)
+    )
     answers = [slot.take(10)]
     while answers[-1].status == "more":
         assert len(answers) < 10
@@ -201,12 +201,9 @@ def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_
     assert set(slot.zset("store")) == set(busy)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_what_is_taken_behind_a_cursor_leaves_what_lies_before_it(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
-    slot.send(b"first", b"second", score=0 if kind is TopicType.RANGE_MERGE else None)
+@each_type
+def test_what_is_taken_behind_a_cursor_leaves_what_lies_before_it(slot: Slot) -> None:
+    slot.send(b"first", b"second", score=0 if slot.topic.type is TopicType.RANGE_MERGE else None)
     first = slot.zset("store")[b"first"]
     answer = slot.take(1, after=(f"{first:.17g}", b"first"))
     assert [delivery.member for delivery in answer.deliveries] == [b"second"]

@@ -13,7 +13,7 @@ from django_rmq.core.model.replies import Prepared, Pushed
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import WrongType
 from tests.contract.conftest import BROKERS
-from tests.contract.slots import NO_BACKOFF, Slot
+from tests.contract.slots import NO_BACKOFF, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 # A cluster has no inboxes: a script learns only of the subscribers of its own node.
@@ -90,11 +90,8 @@ def wakes(owner: Owner, member: bytes = b"next", **options: Any) -> bool:
     return False
 
 
-@every_type
-def test_a_lone_message_is_in_flight_at_once_and_its_owner_receives_it(
-    make_slot: MakeSlot, kind: TopicType, owners: MakeOwner
-) -> None:
-    slot = make_slot(kind)
+@slot_of_each(list(TopicType))
+def test_a_lone_message_is_in_flight_at_once_and_its_owner_receives_it(slot: Slot, owners: MakeOwner) -> None:
     owner = owners(slot)
     owner.work()
     [sent] = slot.send(b"next")
@@ -111,22 +108,18 @@ def test_a_lone_message_is_in_flight_at_once_and_its_owner_receives_it(
     assert not wakes(owner, b"another"), "and so on, without a prepare"
 
 
-@every_type
-def test_what_comes_while_a_push_is_in_flight_waits(
-    make_slot: MakeSlot, kind: TopicType, owners: MakeOwner
-) -> None:
-    slot = make_slot(kind)
+@slot_of_each(list(TopicType))
+def test_what_comes_while_a_push_is_in_flight_waits(slot: Slot, owners: MakeOwner) -> None:
     owner = owners(slot)
     owner.work()
     assert not wakes(owner, b"a")
     assert wakes(owner, b"b")
 
 
-@every_type
+@slot_of_each(list(TopicType), backoff=NO_BACKOFF)
 def test_a_pushed_message_that_fails_rests_and_comes_again_by_a_prepare(
-    make_slot: MakeSlot, kind: TopicType, owners: MakeOwner
+    slot: Slot, owners: MakeOwner
 ) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
     owner = owners(slot)
     owner.work()
     slot.send(b"a")

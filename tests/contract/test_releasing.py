@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(slot: Slot) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a")
@@ -30,11 +22,8 @@ def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(
     assert slot.take_one()[1].retries_left == 16
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a")
@@ -46,12 +35,9 @@ def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(
         assert slot.release(receipt, [b"a"]) == ["ok"]
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 @pytest.mark.parametrize("score", [7, 16, 0, -5])
-def test_what_died_with_a_strangers_retry_score_is_replayed_fresh(
-    make_slot: MakeSlot, kind: TopicType, score: float
-) -> None:
-    slot = make_slot(kind)
+def test_what_died_with_a_strangers_retry_score_is_replayed_fresh(slot: Slot, score: float) -> None:
     slot.zadd(b"a", score)
     slot.kill(b"a")
     assert slot.replay([b"a"]) == ["replayed"]

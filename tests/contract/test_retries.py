@@ -11,7 +11,7 @@ from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 KINDS = [
@@ -66,11 +66,8 @@ def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, p
     assert fail_to_death(slot, b"a") == list(range(16, -1, -1))
 
 
-@pytest.mark.parametrize("kind", TIME_TYPES)
-def test_the_longest_delay_does_not_cost_or_give_a_retry(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind)
+@slot_of_each(TIME_TYPES)
+def test_the_longest_delay_does_not_cost_or_give_a_retry(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a", delay_ms=0)

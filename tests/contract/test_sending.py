@@ -10,7 +10,7 @@ import pytest
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from tests.contract.slots import TYPES, Slot
+from tests.contract.slots import TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 
@@ -20,23 +20,21 @@ def ensure(slot: Slot, *members: bytes) -> list[str]:
     return [sent.status for sent in slot.ensure(scores, list(members), slot.envelopes(len(members)))]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_ensure_tells_the_score_of_what_it_stored(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_ensure_tells_the_score_of_what_it_stored(slot: Slot) -> None:
     scores = [1_000, 2_000]
-    if kind is TopicType.FIXED_TIME:
+    if slot.topic.type is TopicType.FIXED_TIME:
         scores = [slot.now_ms + 1_000, slot.now_ms + 2_000]
     sent = slot.ensure(scores, [b"a", b"b"])
     assert [one.status for one in sent] == ["stored", "stored"]
     assert {b"a": sent[0].score, b"b": sent[1].score} == slot.zset("store")
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_full_slot_refuses_what_is_new_and_takes_what_merges(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, max_backlog=2)
+@slot_of_each(TYPES, max_backlog=2)
+def test_a_full_slot_refuses_what_is_new_and_takes_what_merges(slot: Slot) -> None:
     slot.send(b"a")
     sent = slot.send(b"b", b"c", b"a", b"c")
-    met = "merged" if kind is TopicType.RANGE_MERGE else "replaced"
+    met = "merged" if slot.topic.type is TopicType.RANGE_MERGE else "replaced"
     assert [one.status for one in sent] == ["stored", "refused", met, "refused"]
     assert math.isnan(sent[1].score)
     assert set(slot.zset("store")) == {b"a", b"b"}
@@ -44,9 +42,8 @@ def test_a_full_slot_refuses_what_is_new_and_takes_what_merges(make_slot: MakeSl
     assert ensure(slot, b"a", b"d") == ["present", "refused"]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_what_rests_counts_as_backlog_and_what_runs_does_not(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, max_backlog=2)
+@slot_of_each(TYPES, max_backlog=2)
+def test_what_rests_counts_as_backlog_and_what_runs_does_not(slot: Slot) -> None:
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one()
     assert slot.send(b"c")[0].status == "stored"
@@ -67,11 +64,8 @@ def test_a_refused_keyed_message_leaves_no_body(make_slot: MakeSlot) -> None:
     assert slot.hash("body") == {b"a": slot.envelope()}
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_client_with_another_slot_count_is_told_and_nothing_changes(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, slots=4)
+@slot_of_each(TYPES, slots=4)
+def test_a_client_with_another_slot_count_is_told_and_nothing_changes(slot: Slot) -> None:
     slot.send(b"a")
     slot.send(b"dead")
     slot.take(2)
@@ -87,12 +81,9 @@ def test_a_client_with_another_slot_count_is_told_and_nothing_changes(
     assert other.take().status != "moved" and slot.take().status == "moved"
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 @pytest.mark.parametrize("seen", [(), (b"before",)])
-def test_scores_that_no_sender_may_use_are_refused_as_a_whole(
-    make_slot: MakeSlot, kind: TopicType, seen: tuple[bytes, ...]
-) -> None:
-    slot = make_slot(kind)
+def test_scores_that_no_sender_may_use_are_refused_as_a_whole(slot: Slot, seen: tuple[bytes, ...]) -> None:
     for member in seen:
         slot.send(member)
     before = slot.snapshot()
@@ -100,7 +91,7 @@ def test_scores_that_no_sender_may_use_are_refused_as_a_whole(
         TopicType.RANGE_MERGE: [-1, 10**15],
         TopicType.PRIORITY: [-1, 0, 16, MAX_PRIORITY + 1],
         TopicType.FIXED_TIME: [-1, 0, 999, 10**15],
-    }[kind]
+    }[slot.topic.type]
     for score in bad:
         with pytest.raises(ServerRefused):
             slot.send(b"a", score=score)
@@ -135,32 +126,29 @@ def test_one_by_one_comes_to_the_same_as_together(
             assert getattr(one_by_one, name)(state) == getattr(together, name)(state)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_call_takes_a_batch_and_no_more(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, identity="key")
-    score = 0 if kind is TopicType.RANGE_MERGE else slot.fresh_score()
+@slot_of_each(TYPES, identity="key")
+def test_a_call_takes_a_batch_and_no_more(slot: Slot) -> None:
+    score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
     members = [b"%d" % n for n in range(BATCH)]
     assert {sent.status for sent in slot.send(*members, score=score)} == {"stored"}
     assert len(slot.hash("body")) == BATCH
     many = [*members, b"one more"]
-    send = slot.send_merge if kind is TopicType.RANGE_MERGE else slot.send_replace
-    scores = 0 if kind is TopicType.RANGE_MERGE else [score] * len(many)
+    send = slot.send_merge if slot.topic.type is TopicType.RANGE_MERGE else slot.send_replace
+    scores = 0 if slot.topic.type is TopicType.RANGE_MERGE else [score] * len(many)
     with pytest.raises(ServerRefused):
         send(scores, many, slot.envelopes(len(many), b"body"))
     with pytest.raises(ServerRefused):
         slot.commit(1, [*members, b"one more"])
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_time_in_the_past_or_none_at_all_is_due_at_once(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
-    slot.send(b"a", score={TopicType.RANGE_MERGE: 0, TopicType.FIXED_TIME: 1_000}.get(kind))
+@each_type
+def test_a_time_in_the_past_or_none_at_all_is_due_at_once(slot: Slot) -> None:
+    slot.send(b"a", score={TopicType.RANGE_MERGE: 0, TopicType.FIXED_TIME: 1_000}.get(slot.topic.type))
     assert slot.take_one()[1].member == b"a"
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_slots_of_one_topic_know_nothing_of_each_other(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, slots=2)
+@slot_of_each(TYPES, slots=2)
+def test_slots_of_one_topic_know_nothing_of_each_other(slot: Slot) -> None:
     other = Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, 1)
     slot.send(b"a")
     assert other.take().status == "empty"

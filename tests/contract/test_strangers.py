@@ -11,7 +11,7 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import in_one_form
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 INFINITE = float("inf")
@@ -39,11 +39,8 @@ def test_a_strangers_send_supersedes_the_resting_retry_when_it_is_taken(
     assert slot.where(b"a") == "w"
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_resting_retry_that_finds_a_strangers_send_is_dropped(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_resting_retry_that_finds_a_strangers_send_is_dropped(slot: Slot, clock: Clock) -> None:
     resting_and_sent_by_a_stranger(slot)
     clock.advance(6)
     assert slot.promote() == 1
@@ -51,35 +48,28 @@ def test_a_resting_retry_that_finds_a_strangers_send_is_dropped(
     assert slot.counted("dropped") == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_send_that_meets_both_merges_with_the_strangers_and_drops_the_resting_one(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_send_that_meets_both_merges_with_the_strangers_and_drops_the_resting_one(slot: Slot) -> None:
     resting_and_sent_by_a_stranger(slot)
-    merges = kind is TopicType.RANGE_MERGE
+    merges = slot.topic.type is TopicType.RANGE_MERGE
     assert slot.send(b"a")[0].status == ("merged" if merges else "replaced")
     assert slot.where(b"a") == "W"
     assert slot.counted("dropped") == 1
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_send_that_meets_a_strangers_retry_score_and_a_resting_retry_supersedes_both(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_send_that_meets_a_strangers_retry_score_and_a_resting_retry_supersedes_both(slot: Slot) -> None:
     resting_and_sent_by_a_stranger(slot, 7)
     assert slot.send(b"a")[0].status == "superseded"
     assert slot.where(b"a") == "W"
     assert slot.counted("dropped") == 2
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@slot_of_each(TYPES, identity="key")
 @pytest.mark.parametrize(("purged", "left"), [("store", "T"), ("retry", "W")])
 def test_purging_one_of_two_live_copies_keeps_body_and_diagnosis_of_the_other(
-    make_slot: MakeSlot, kind: TopicType, purged: str, left: str
+    slot: Slot, purged: str, left: str
 ) -> None:
-    slot = make_slot(kind, identity="key")
     resting_and_sent_by_a_stranger(slot)
     assert slot.purge(purged) == 1
     assert slot.where(b"a") == left
@@ -89,10 +79,9 @@ def test_purging_one_of_two_live_copies_keeps_body_and_diagnosis_of_the_other(
     assert not slot.hash("body") and not slot.hash("failures")
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@slot_of_each(TYPES, identity="key")
 @pytest.mark.parametrize("action", ["bury", "remove"])
-def test_a_person_acts_on_both_live_copies_at_once(make_slot: MakeSlot, kind: TopicType, action: str) -> None:
-    slot = make_slot(kind, identity="key")
+def test_a_person_acts_on_both_live_copies_at_once(slot: Slot, action: str) -> None:
     resting_and_sent_by_a_stranger(slot)
     assert getattr(slot, action)([b"a"]) == ["waiting"]
     assert slot.where(b"a") == ("D" if action == "bury" else "-")
@@ -121,12 +110,9 @@ def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(
     assert slot.counted("dropped") == 1 and slot.counted("lapsed") == 1
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME], identity="key")
 @pytest.mark.parametrize("end", ["commit", "fail", "release"])
-def test_a_delivery_whose_newer_copy_rests_ends_without_touching_it(
-    make_slot: MakeSlot, kind: TopicType, end: str
-) -> None:
-    slot = make_slot(kind, identity="key")
+def test_a_delivery_whose_newer_copy_rests_ends_without_touching_it(slot: Slot, end: str) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.zadd(b"a", 7)
@@ -182,16 +168,15 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
 @pytest.mark.parametrize("score", FOREIGN)
 def test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget(
-    make_slot: MakeSlot, kind: TopicType, score: float
+    slot: Slot, score: float
 ) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.zadd(b"a", score)
     assert slot.count().store == 1 and len(slot.list_messages("store").entries) == 1
     assert slot.broker.heads(slot.topic, [0])[0] is not None or score > 2**53
-    if kind is not TopicType.PRIORITY and score > slot.now_ms:
+    if slot.topic.type is not TopicType.PRIORITY and score > slot.now_ms:
         assert slot.take().status == "empty"
         assert slot.purge("store") == 1
         return
@@ -206,15 +191,12 @@ def test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget(
     assert slot.take_one()[1].retries_left == 16
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_the_smallest_and_largest_scores_do_not_stop_what_is_between(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_the_smallest_and_largest_scores_do_not_stop_what_is_between(slot: Slot) -> None:
     slot.zadd(b"low", -INFINITE)
     slot.zadd(b"high", INFINITE)
     slot.send(b"a")
-    due = {b"low", b"a"} | ({b"high"} if kind is TopicType.PRIORITY else set())
+    due = {b"low", b"a"} | ({b"high"} if slot.topic.type is TopicType.PRIORITY else set())
     assert {delivery.member for delivery in slot.take().deliveries} == due
 
 
@@ -304,12 +286,11 @@ def test_heads_reads_a_key_of_another_type_as_due(make_slot: MakeSlot) -> None:
     slot.keyspace.delete(slot.keys.store)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 @pytest.mark.parametrize("score", [1e20, 1e300, INFINITE])
 def test_a_foreign_lease_without_an_end_is_read_as_late_as_an_instant_can_be(
-    make_slot: MakeSlot, kind: TopicType, score: float
+    slot: Slot, score: float
 ) -> None:
-    slot = make_slot(kind)
     slot.send(b"a")
     slot.keyspace.zadd(slot.keys.claimants, b"x", score)
     answer = slot.take()

@@ -8,20 +8,16 @@ import pytest
 
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
-time_kinds = pytest.mark.parametrize("kind", TIME_TYPES)
 
 
-@time_kinds
-def test_a_message_is_taken_at_its_millisecond_and_not_before(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind)
+@slot_of_each(TIME_TYPES)
+def test_a_message_is_taken_at_its_millisecond_and_not_before(slot: Slot, clock: Clock) -> None:
     due = slot.now_ms + 5_000
-    slot.send(b"a", score=5_000 if kind is TopicType.RANGE_MERGE else due)
+    slot.send(b"a", score=5_000 if slot.topic.type is TopicType.RANGE_MERGE else due)
     clock.advance("4999ms")
     answer = slot.take()
     assert (answer.status, answer.next_due) == ("empty", due)
@@ -44,11 +40,10 @@ def test_range_merge_keeps_the_first_time_and_fixed_time_the_last(make_slot: Mak
     assert merge.take().status == "ok"
 
 
-@time_kinds
-def test_what_is_due_longest_is_taken_first(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
-    slot = make_slot(kind)
+@slot_of_each(TIME_TYPES)
+def test_what_is_due_longest_is_taken_first(slot: Slot, clock: Clock) -> None:
     for member in (b"c", b"a", b"b"):
-        slot.send(member, score=0 if kind is TopicType.RANGE_MERGE else slot.now_ms)
+        slot.send(member, score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms)
         clock.advance("3ms")
     assert [delivery.member for delivery in slot.take(2).deliveries] == [b"c", b"a"]
 
@@ -76,9 +71,8 @@ def test_a_delivery_times_out_when_more_than_the_time_out_has_passed_in_whole_se
     assert slot.where(b"a") == ("w" if max_retries else "D")
 
 
-@kinds
-def test_extend_begins_the_time_out_anew(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_extend_begins_the_time_out_anew(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     for _ in range(5):
@@ -89,11 +83,8 @@ def test_extend_begins_the_time_out_anew(make_slot: MakeSlot, kind: TopicType, c
     assert slot.time_out() == 1
 
 
-@kinds
-def test_the_slots_own_time_out_counts_and_not_that_of_a_workers_settings(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, timeout=30)
+@slot_of_each(TYPES, timeout=30)
+def test_the_slots_own_time_out_counts_and_not_that_of_a_workers_settings(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     slot.take_one()
     clock.advance(20)
@@ -103,11 +94,8 @@ def test_the_slots_own_time_out_counts_and_not_that_of_a_workers_settings(
     assert slot.with_topic(timeout=500).time_out() == 1
 
 
-@kinds
-def test_a_delivery_dated_more_than_a_time_out_ahead_is_dated_now(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, timeout=30)
+@slot_of_each(TYPES, timeout=30)
+def test_a_delivery_dated_more_than_a_time_out_ahead_is_dated_now(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     slot.take_one()
     clock.advance(-30)
@@ -120,11 +108,8 @@ def test_a_delivery_dated_more_than_a_time_out_ahead_is_dated_now(
     assert slot.time_out() == 1
 
 
-@kinds
-def test_time_out_and_promote_take_a_limited_number(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_time_out_and_promote_take_a_limited_number(slot: Slot, clock: Clock) -> None:
     slot.send(*(b"%d" % n for n in range(7)))
     slot.take()
     clock.advance(31)
@@ -133,11 +118,8 @@ def test_time_out_and_promote_take_a_limited_number(
     assert [slot.promote(3) for _ in range(4)] == [3, 3, 1, 0]
 
 
-@kinds
-def test_prepare_does_the_upkeep_first_even_at_a_shut_gate_and_while_paused(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=BackOff(5_000, 5_000))
+@slot_of_each(TYPES, backoff=BackOff(5_000, 5_000))
+def test_prepare_does_the_upkeep_first_even_at_a_shut_gate_and_while_paused(slot: Slot, clock: Clock) -> None:
     slot.send(b"a", b"b")
     failed, delivery = slot.take_one("A")
     slot.fail(failed, delivery.member)
@@ -182,11 +164,8 @@ def test_a_message_that_timed_out_is_handed_out_alone(
     assert sorted(member for batch in seen for member in batch) == [b"bad", b"x", b"y", b"z"]
 
 
-@kinds
-def test_what_is_rolled_back_as_timed_out_is_charged_as_a_time_out(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_what_is_rolled_back_as_timed_out_is_charged_as_a_time_out(slot: Slot, clock: Clock) -> None:
     slot.send(b"bad", b"x")
     receipt = slot.take().receipt
     assert slot.fail(receipt, b"bad", kind="timed_out", error="its process died") == ["ok"]
@@ -205,23 +184,20 @@ def test_what_is_rolled_back_as_timed_out_is_charged_as_a_time_out(
     assert [each.member for each in other.deliveries] == [b"y"]
 
 
-@kinds
-def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(slot: Slot, clock: Clock) -> None:
     slot.send(b"bad")
     slot.take_one()
     clock.advance(31)
     slot.time_out()
     slot.reschedule([slot.now_ms + 60_000], [b"bad"])
-    slot.send(b"x", score=200 if kind is TopicType.PRIORITY else None)
+    slot.send(b"x", score=200 if slot.topic.type is TopicType.PRIORITY else None)
     receipt, first = slot.take_one()
     assert first.member == b"x"
     for _ in range(3):
         clock.advance(21)
         assert slot.extend(receipt, [b"x"]) == ["ok"]
-    assert slot.promote() == (0 if kind is TopicType.PRIORITY else 1)
+    assert slot.promote() == (0 if slot.topic.type is TopicType.PRIORITY else 1)
     assert slot.take().status == "busy"
     slot.commit(receipt, [b"x"])
     assert [delivery.member for delivery in slot.take().deliveries] == [b"bad"]
@@ -230,11 +206,8 @@ def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(
 # --- back-off
 
 
-@kinds
-def test_the_back_off_doubles_to_its_cap_with_up_to_half_less(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=BackOff(1_000, 60_000))
+@slot_of_each(TYPES, backoff=BackOff(1_000, 60_000))
+def test_the_back_off_doubles_to_its_cap_with_up_to_half_less(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     rests = []
     for _ in range(16):
@@ -250,22 +223,16 @@ def test_the_back_off_doubles_to_its_cap_with_up_to_half_less(
     assert len({rest / min(60_000, 1_000 * 2**n) for n, rest in enumerate(rests)}) > 4
 
 
-@kinds
-def test_the_members_of_a_failed_batch_come_back_at_different_times(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=BackOff(10_000, 60_000))
+@slot_of_each(TYPES, backoff=BackOff(10_000, 60_000))
+def test_the_members_of_a_failed_batch_come_back_at_different_times(slot: Slot) -> None:
     slot.send(*(b"%d" % n for n in range(10)))
     answer = slot.take()
     slot.fail(answer.receipt, *(delivery.member for delivery in answer.deliveries))
     assert len({int(score) for score in slot.zset("retry").values()}) == 10
 
 
-@kinds
-def test_a_constant_back_off_is_exact_and_a_given_delay_takes_precedence(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=BackOff(7_000, 7_000))
+@slot_of_each(TYPES, backoff=BackOff(7_000, 7_000))
+def test_a_constant_back_off_is_exact_and_a_given_delay_takes_precedence(slot: Slot) -> None:
     slot.send(b"a", b"b")
     answer = slot.take()
     slot.fail(answer.receipt, b"a")
@@ -273,11 +240,8 @@ def test_a_constant_back_off_is_exact_and_a_given_delay_takes_precedence(
     assert {m: int(s) - slot.now_ms for m, s in slot.zset("retry").items()} == {b"a": 7_000, b"b": 123}
 
 
-@kinds
-def test_a_time_out_takes_the_topics_exponential_back_off(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=BackOff(4_000, 60_000, function=lambda failures: 0.0))
+@slot_of_each(TYPES, backoff=BackOff(4_000, 60_000, function=lambda failures: 0.0))
+def test_a_time_out_takes_the_topics_exponential_back_off(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
     slot.take_one()
     clock.advance(31)
@@ -288,11 +252,8 @@ def test_a_time_out_takes_the_topics_exponential_back_off(
 # --- retries beside fresh messages
 
 
-@time_kinds
-def test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TIME_TYPES, backoff=NO_BACKOFF)
+def test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due(slot: Slot, clock: Clock) -> None:
     retries, fresh = [b"r%02d" % n for n in range(20)], [b"f%02d" % n for n in range(20)]
     slot.send(*retries)
     slot.fail(slot.take(20).receipt, *retries)
@@ -303,12 +264,11 @@ def test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due(
         assert sum(member in retries for member in batch) in (2, 3)
 
 
-@time_kinds
+@slot_of_each(TIME_TYPES, backoff=NO_BACKOFF)
 @pytest.mark.parametrize("step_ms", [0, 0.001, 0.137, 2])
 def test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_goes(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock, step_ms: float
+    slot: Slot, clock: Clock, step_ms: float
 ) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.send(b"r")
     slot.fail(slot.take().receipt, b"r")
     slot.send(b"f")
@@ -321,12 +281,9 @@ def test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_g
     assert taken in ([b"r", b"f"] * 3, [b"f", b"r"] * 3)
 
 
-@time_kinds
+@slot_of_each(TIME_TYPES, backoff=NO_BACKOFF)
 @pytest.mark.parametrize(("retries", "fresh"), [(6, 1), (1, 6), (6, 0), (0, 6), (3, 3)])
-def test_neither_retries_nor_fresh_messages_leave_room_unused(
-    make_slot: MakeSlot, kind: TopicType, retries: int, fresh: int
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+def test_neither_retries_nor_fresh_messages_leave_room_unused(slot: Slot, retries: int, fresh: int) -> None:
     if retries:
         names = [b"r%d" % n for n in range(retries)]
         slot.send(*names)
@@ -336,12 +293,11 @@ def test_neither_retries_nor_fresh_messages_leave_room_unused(
     assert len(slot.take(6).deliveries) == 6 or retries + fresh < 6
 
 
-@kinds
+@slot_of_each(TYPES, serial=False, max_prepared=2, max_retries=0)
 @pytest.mark.parametrize(("limit", "again"), [(1, True), (2, True), (3, False)])
 def test_upkeep_that_reached_its_limit_is_asked_for_again_at_once_and_other_upkeep_is_not(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock, limit: int, again: bool
+    slot: Slot, clock: Clock, limit: int, again: bool
 ) -> None:
-    slot = make_slot(kind, serial=False, max_prepared=2, max_retries=0)
     slot.send(b"a", b"b")
     slot.take()
     clock.advance(31)

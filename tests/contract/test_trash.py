@@ -14,7 +14,7 @@ from django_rmq.core.model.replies import Restored
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.contract.keyspaces import SETS, RedisKeyspace
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
@@ -70,11 +70,8 @@ def test_what_was_deleted_comes_back_as_it_was(
     assert restore(slot) == (0, 0)
 
 
-@kinds
-def test_a_retry_that_waits_comes_back_with_the_retries_that_it_had(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF, max_retries=3)
+@slot_of_each(TYPES, backoff=NO_BACKOFF, max_retries=3)
+def test_a_retry_that_waits_comes_back_with_the_retries_that_it_had(slot: Slot) -> None:
     slot.send(b"a")
     slot.fail(slot.take_one()[0], b"a", error="boom")
     delete(slot, b"a")
@@ -117,9 +114,8 @@ def test_an_act_keeps_as_many_as_it_may_and_the_rest_is_deleted_for_good(make_sl
     assert delete(slot, b"nobody").kept == 0
 
 
-@kinds
-def test_discarded_deaths_come_back(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, identity="key")
+@slot_of_each(TYPES, identity="key")
+def test_discarded_deaths_come_back(slot: Slot) -> None:
     slot.send(b"a", b"b")
     slot.bury([b"a", b"b"], "why")
     seen, records = slot.zset("dead"), slot.hash("deaths")
@@ -129,9 +125,8 @@ def test_discarded_deaths_come_back(make_slot: MakeSlot, kind: TopicType) -> Non
     assert (slot.zset("dead"), slot.hash("deaths")) == (seen, records)
 
 
-@kinds
-def test_a_copy_that_was_sent_since_stays(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, identity="key", backoff=CONSTANT)
+@slot_of_each(TYPES, identity="key", backoff=CONSTANT)
+def test_a_copy_that_was_sent_since_stays(slot: Slot) -> None:
     slot.send(b"wait", b"rest", b"dead", body=b"old")
     slot.bury([b"dead"], "old")
     purge(slot, "store")
@@ -181,9 +176,8 @@ def test_a_delivery_that_began_since_is_the_newer_copy(
     assert slot.where(b"a") == "F"
 
 
-@kinds
-def test_a_retry_does_not_come_back_beside_a_delivery(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_a_retry_does_not_come_back_beside_a_delivery(slot: Slot) -> None:
     slot.send(b"a")
     slot.fail(slot.take_one()[0], b"a")
     slot.send(b"b")
@@ -192,16 +186,15 @@ def test_a_retry_does_not_come_back_beside_a_delivery(make_slot: MakeSlot, kind:
     purge(slot, "retry")
     slot.commit(receipt, [b"b"])
     slot.clock.advance(-1)
-    slot.send(b"a", score=0 if kind is TopicType.RANGE_MERGE else None)
+    slot.send(b"a", score=0 if slot.topic.type is TopicType.RANGE_MERGE else None)
     slot.keyspace.hset(slot.keys.control, b"deliveries", b"1")
     slot.take_one()
     assert restore(slot) == (0, 1)
     assert slot.where(b"a") == "F"
 
 
-@kinds
-def test_a_delivery_that_a_person_has_marked_is_no_newer_copy(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_a_delivery_that_a_person_has_marked_is_no_newer_copy(slot: Slot) -> None:
     slot.send(b"a")
     purge(slot, "store")
     slot.clock.advance(1)
@@ -225,9 +218,8 @@ def test_beside_a_claim_only_what_has_no_body_comes_back(
     assert slot.where(b"a") == where
 
 
-@kinds
-def test_what_runs_keeps_its_failures(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_what_runs_keeps_its_failures(slot: Slot) -> None:
     slot.send(b"a")
     slot.fail(slot.take_one()[0], b"a")
     receipt, _ = slot.take_one()
@@ -290,9 +282,8 @@ def test_collected_bodies_come_back_behind_a_newer_delivery(make_slot: MakeSlot)
     assert slot.where(b"a") == "FW"
 
 
-@kinds
-def test_who_sleeps_is_woken_by_what_comes_back(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@each_type
+def test_who_sleeps_is_woken_by_what_comes_back(slot: Slot) -> None:
     slot.send(b"a")
     purge(slot, "store")
     wakeups = slot.broker.wakeups([slot.topic])

@@ -13,7 +13,7 @@ import pytest
 from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import TYPES, Slot
+from tests.contract.slots import TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", [*TYPES, TopicType.FIFO])
@@ -24,9 +24,8 @@ def members(slot: Slot, limit: int = 10, **more: Any) -> list[bytes]:
     return [delivery.member for delivery in slot.take(limit, **more).deliveries]
 
 
-@kinds
-def test_it_notes_its_owner_its_receipt_and_that_it_sleeps(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@slot_of_each([*TYPES, TopicType.FIFO])
+def test_it_notes_its_owner_its_receipt_and_that_it_sleeps(slot: Slot) -> None:
     slot.send(A)
     prepared = slot.take(owner="me")
     control = slot.hash("control")
@@ -40,19 +39,17 @@ def test_it_notes_its_owner_its_receipt_and_that_it_sleeps(make_slot: MakeSlot, 
     assert (slot.zset("store"), slot.counted("prepared")) == ({}, 1)
 
 
-@kinds
-def test_an_empty_slot_sleeps_until_it_is_woken(make_slot: MakeSlot, kind: TopicType) -> None:
-    slot = make_slot(kind)
+@slot_of_each([*TYPES, TopicType.FIFO])
+def test_an_empty_slot_sleeps_until_it_is_woken(slot: Slot) -> None:
     prepared = slot.take()
     assert (prepared.status, prepared.next_due) == ("empty", None)
     assert slot.hash("control")[b"sleeping_until"] == b"%d" % NEVER
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.FIFO])
-def test_nothing_comes_before_its_time(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
-    slot = make_slot(kind)
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.FIFO])
+def test_nothing_comes_before_its_time(slot: Slot, clock: Clock) -> None:
     slot.send(A)
-    slot.send(B, score=slot.now_ms + 500 if kind is TopicType.FIXED_TIME else 500)
+    slot.send(B, score=slot.now_ms + 500 if slot.topic.type is TopicType.FIXED_TIME else 500)
     prepared = slot.take()
     assert [delivery.member for delivery in prepared.deliveries] == [A]
     slot.commit(prepared.receipt, [A])
@@ -105,11 +102,8 @@ def test_a_slot_of_priorities_that_is_emptied_waits_no_longer(make_slot: MakeSlo
     assert b"undrained_since" not in slot.hash("control")
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.PRIORITY])
-def test_a_retry_in_store_has_the_deliveries_that_its_score_tells(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.PRIORITY])
+def test_a_retry_in_store_has_the_deliveries_that_its_score_tells(slot: Slot) -> None:
     slot.zadd(A, 3)
     assert [delivery.retries_left for delivery in slot.take().deliveries] == [2]
 

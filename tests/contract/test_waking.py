@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 
 import pytest
 from redis.crc import key_slot
@@ -14,13 +13,11 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
 from tests.oracle.bounds import GATE
 from tests.support.brokers import ClusterBroker
 
 MakeSlot = Callable[..., Slot]
-kinds = pytest.mark.parametrize("kind", TYPES)
-time_kinds = pytest.mark.parametrize("kind", TIME_TYPES)
 
 
 class Ear:
@@ -60,16 +57,10 @@ def beside(slot: Slot) -> int:
 
 
 @pytest.fixture
-def listen() -> Any:
-    ears: list[Ear] = []
-
-    def listen_to(slot: Slot) -> Ear:
-        ears.append(Ear(slot))
-        return ears[-1]
-
-    yield listen_to
-    for ear in ears:
-        ear.wakeups.close()
+def ear(slot: Slot) -> Iterator[Ear]:
+    ear = Ear(slot)
+    yield ear
+    ear.wakeups.close()
 
 
 def sleeping_until(slot: Slot) -> int | None:
@@ -77,12 +68,8 @@ def sleeping_until(slot: Slot) -> int | None:
     return None if raw is None else int(raw)
 
 
-@kinds
-def test_a_send_wakes_who_sleeps_without_end_exactly_once(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind, index=3)
-    ear = listen(slot)
+@slot_of_each(TYPES, index=3)
+def test_a_send_wakes_who_sleeps_without_end_exactly_once(slot: Slot, ear: Ear) -> None:
     assert slot.take().status == "empty"
     assert sleeping_until(slot) == NEVER
     slot.send(b"a", b"b")
@@ -94,24 +81,16 @@ def test_a_send_wakes_who_sleeps_without_end_exactly_once(
     assert ear.heard() == 0
 
 
-@kinds
-def test_nobody_is_woken_who_does_not_sleep(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_nobody_is_woken_who_does_not_sleep(slot: Slot, ear: Ear) -> None:
     slot.send(b"a")
     slot.take_one()
     slot.send(b"b")
     assert ear.heard() == 0
 
 
-@kinds
-def test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one(slot: Slot, ear: Ear) -> None:
     slot.send(b"a", b"b")
     answer = slot.take()
     assert answer.sleeping_until == NEVER == sleeping_until(slot)
@@ -123,15 +102,11 @@ def test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one(
     assert sleeping_until(slot) is None
 
 
-@time_kinds
-def test_who_takes_the_last_message_that_is_due_sleeps_until_the_next_one(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@slot_of_each(TIME_TYPES)
+def test_who_takes_the_last_message_that_is_due_sleeps_until_the_next_one(slot: Slot, ear: Ear) -> None:
 
     def send(member: bytes, ms: int) -> None:
-        slot.send(member, score=ms if kind is TopicType.RANGE_MERGE else slot.now_ms + ms)
+        slot.send(member, score=ms if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + ms)
 
     slot.send(b"a")
     send(b"b", 90_000)
@@ -144,12 +119,8 @@ def test_who_takes_the_last_message_that_is_due_sleeps_until_the_next_one(
     assert ear.heard() == 1
 
 
-@kinds
-def test_who_leaves_something_that_can_be_taken_does_not_sleep(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_who_leaves_something_that_can_be_taken_does_not_sleep(slot: Slot, ear: Ear) -> None:
     slot.send(b"a", b"b")
     answer = slot.take(1)
     assert answer.sleeping_until is None is sleeping_until(slot)
@@ -158,12 +129,8 @@ def test_who_leaves_something_that_can_be_taken_does_not_sleep(
     assert ear.heard() == 0
 
 
-@kinds
-def test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait(slot: Slot, ear: Ear) -> None:
     slot.send(b"a")
     first, _ = slot.take_one()
     slot.send(b"a")
@@ -176,12 +143,9 @@ def test_who_takes_beside_a_delivery_does_not_sleep_because_its_copy_may_wait(
     assert slot.take_one()[1].member == b"a"
 
 
-@kinds
-def test_who_continues_behind_an_entry_does_not_sleep_because_others_may_wait_before_it(
-    make_slot: MakeSlot, kind: TopicType
-) -> None:
-    slot = make_slot(kind)
-    slot.send(b"first", b"second", score=0 if kind is TopicType.RANGE_MERGE else None)
+@each_type
+def test_who_continues_behind_an_entry_does_not_sleep_because_others_may_wait_before_it(slot: Slot) -> None:
+    slot.send(b"first", b"second", score=0 if slot.topic.type is TopicType.RANGE_MERGE else None)
     first = slot.zset("store")[b"first"]
     answer = slot.take(after=(f"{first:.17g}", b"first"))
     assert [each.member for each in answer.deliveries] == [b"second"]
@@ -189,12 +153,8 @@ def test_who_continues_behind_an_entry_does_not_sleep_because_others_may_wait_be
     assert slot.take_one()[1].member == b"first"
 
 
-@kinds
-def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
-    ear = listen(slot)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(slot: Slot, ear: Ear) -> None:
     slot.send(b"a")
     answer = slot.take()
     assert answer.sleeping_until == NEVER
@@ -202,15 +162,11 @@ def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(
     assert ear.heard() == 1
 
 
-@time_kinds
-def test_only_what_is_due_earlier_wakes(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@slot_of_each(TIME_TYPES)
+def test_only_what_is_due_earlier_wakes(slot: Slot, ear: Ear) -> None:
 
     def send(member: bytes, ms: int) -> None:
-        slot.send(member, score=ms if kind is TopicType.RANGE_MERGE else slot.now_ms + ms)
+        slot.send(member, score=ms if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + ms)
 
     send(b"a", 5_000)
     assert slot.take().next_due == slot.now_ms + 5_000 == sleeping_until(slot)
@@ -222,11 +178,8 @@ def test_only_what_is_due_earlier_wakes(
     assert ear.heard() == 1
 
 
-def test_a_merge_that_changes_nothing_wakes_nobody(
-    make_slot: MakeSlot, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(TopicType.RANGE_MERGE)
-    ear = listen(slot)
+@slot_of_each([TopicType.RANGE_MERGE])
+def test_a_merge_that_changes_nothing_wakes_nobody(slot: Slot, ear: Ear) -> None:
     slot.send(b"a", b"b", score=5_000)
     slot.take()
     slot.send(b"a", score=1)
@@ -234,13 +187,12 @@ def test_a_merge_that_changes_nothing_wakes_nobody(
     assert ear.heard() == 0
 
 
-@kinds
+@slot_of_each(TYPES, backoff=CONSTANT)
 @pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "time_out"])
 def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock, end: str
+    slot: Slot, ear: Ear, clock: Clock, end: str
 ) -> None:
-    slot = make_slot(kind, backoff=CONSTANT, max_retries=0 if end == "time_out" else 16)
-    ear = listen(slot)
+    slot = slot.with_topic(max_retries=0 if end == "time_out" else 16)
     slot.send(b"a", b"b")
     first, second = slot.take(1, "A"), slot.take(1, "A")
     assert slot.take(1, "B").status == "busy"
@@ -258,12 +210,8 @@ def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
     assert ear.heard() == 1
 
 
-@kinds
-def test_who_met_a_full_topic_is_woken_when_there_is_room(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind, serial=False, max_prepared=2)
-    ear = listen(slot)
+@slot_of_each(TYPES, serial=False, max_prepared=2)
+def test_who_met_a_full_topic_is_woken_when_there_is_room(slot: Slot, ear: Ear) -> None:
     slot.send(b"a", b"b", b"c")
     answer = slot.take(2, "A")
     assert slot.take(2, "B").status == "busy"
@@ -271,12 +219,8 @@ def test_who_met_a_full_topic_is_woken_when_there_is_room(
     assert ear.heard() == 1
 
 
-@kinds
-def test_whose_own_message_runs_is_woken_by_its_end(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_whose_own_message_runs_is_woken_by_its_end(slot: Slot, ear: Ear) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.send(b"a")
@@ -286,12 +230,8 @@ def test_whose_own_message_runs_is_woken_by_its_end(
     assert slot.take_one()[1].member == b"a"
 
 
-@kinds
-def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=CONSTANT)
-    ear = listen(slot)
+@slot_of_each(TYPES, backoff=CONSTANT)
+def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(slot: Slot, ear: Ear, clock: Clock) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     due = slot.take().next_due
@@ -304,12 +244,8 @@ def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(
     assert ear.heard() == 0, "who sleeps until then wakes by itself"
 
 
-@kinds
-def test_promote_and_time_out_wake_who_sleeps_on(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock
-) -> None:
-    slot = make_slot(kind, backoff=NO_BACKOFF)
-    ear = listen(slot)
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_promote_and_time_out_wake_who_sleeps_on(slot: Slot, ear: Ear, clock: Clock) -> None:
     slot.send(b"a")
     receipt, _ = slot.take_one()
     slot.fail(receipt, b"a", delay_ms=1_000)
@@ -325,20 +261,16 @@ def test_promote_and_time_out_wake_who_sleeps_on(
     assert ear.heard() == 1
 
 
-@kinds
-def test_replay_and_reschedule_wake(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_replay_and_reschedule_wake(slot: Slot, ear: Ear) -> None:
     slot.send(b"a")
     slot.kill(b"a")
     slot.take()
     slot.replay([b"a"])
     assert ear.heard() == 1
     slot.kill(b"a")
-    slot.send(b"b", score=90_000 if kind is TopicType.RANGE_MERGE else slot.now_ms + 90_000)
-    if kind is TopicType.PRIORITY:
+    slot.send(b"b", score=90_000 if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + 90_000)
+    if slot.topic.type is TopicType.PRIORITY:
         slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
     else:
         slot.take()
@@ -346,12 +278,8 @@ def test_replay_and_reschedule_wake(
     assert ear.heard() == 1
 
 
-@kinds
-def test_resuming_wakes_once_and_pausing_is_told_once(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
-) -> None:
-    slot = make_slot(kind)
-    ear = listen(slot)
+@each_type
+def test_resuming_wakes_once_and_pausing_is_told_once(slot: Slot, ear: Ear) -> None:
     slot.take()
     assert [slot.pause(), slot.pause()] == ["paused", "unchanged"]
     slot.send(b"a")
@@ -364,9 +292,9 @@ def test_resuming_wakes_once_and_pausing_is_told_once(
     assert slot.take().status == "ok"
 
 
-def test_wake_ups_of_other_topics_are_not_heard(make_slot: MakeSlot, listen: Callable[[Slot], Ear]) -> None:
-    slot, other = make_slot(), make_slot()
-    ear = listen(slot)
+@slot_of_each([TopicType.PRIORITY])
+def test_wake_ups_of_other_topics_are_not_heard(slot: Slot, ear: Ear, make_slot: MakeSlot) -> None:
+    other = make_slot()
     other.take()
     other.send(b"a")
     assert ear.heard() == 0
@@ -387,13 +315,9 @@ def test_several_topics_are_heard_by_one_subscription(make_slot: MakeSlot) -> No
     wakeups.close()
 
 
-@kinds
+@slot_of_each(TYPES, serial=False)
 @pytest.mark.parametrize("end", ["commit", "fail", "release", "time_out"])
-def test_a_call_that_ends_nothing_wakes_nobody(
-    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], end: str
-) -> None:
-    slot = make_slot(kind, serial=False)
-    ear = listen(slot)
+def test_a_call_that_ends_nothing_wakes_nobody(slot: Slot, ear: Ear, end: str) -> None:
     slot.send(b"a")
     slot.take_one()
     slot.send(b"a")

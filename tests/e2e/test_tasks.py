@@ -15,7 +15,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import cancel_message, connections
+from django_rmq import connections
 from django_rmq.tasks import frameworks
 from tests.e2e.processes import Start, WorkerProcess
 from tests.newsletter.issues import announce
@@ -98,16 +98,6 @@ def test_coroutine_functions_run_beside_each_other(
     assert all(result.return_value for result in finished(*each))
 
 
-def test_a_coroutine_function_that_is_cancelled_is_stopped(work: Callable[..., WorkerProcess]) -> None:
-    work("--threads", "1")
-    result = errands.gathers.enqueue("alone", 2)
-    eventually(lambda: _status(result) == Status.RUNNING, "running")
-    assert cancel_message("tasks-async.default", key=result.id, on_commit=False) == "running"
-    (found,) = finished(result)
-    assert (found.status, found.attempts) == (Status.FAILED, 1)
-    assert [error.exception_class.__name__ for error in found.errors] == ["Cancelled"]
-
-
 def test_a_task_whose_worker_is_killed_runs_again_and_its_result_counts_both_attempts(
     work: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
@@ -161,18 +151,6 @@ def test_a_task_that_exits_does_not_end_its_worker(
     assert {result.attempts for result in [*each, *brief]} == {2}
     assert [result.errors[-1].exception_class for result in brief] == [SystemExit, KeyboardInterrupt]
     assert set(worker.children) == children
-
-
-def test_a_process_that_a_task_has_forked_does_not_end_the_task(
-    work: Callable[..., WorkerProcess], tmp_path: Path
-) -> None:
-    work()
-    each = [
-        task.using(queue_name="brief").enqueue(str(tmp_path / task.name))
-        for task in (errands.forks_at_last, errands.aforks_at_last)
-    ]
-    assert [result.return_value for result in finished(*each)] == ["the original", "the original"]
-    assert {result.attempts for result in each} == {2}
 
 
 def test_a_task_that_kills_every_worker_has_failed_in_the_end(

@@ -56,6 +56,12 @@ def outcome(function: Callable[[Any], Any], raw: bytes = b"{}", topic: Topic = T
     return found
 
 
+def failed(function: Callable[[Any], Any], raw: bytes = b"{}", topic: Topic = TOPIC) -> Failure:
+    failure = outcome(function, raw, topic)
+    assert failure is not None
+    return failure
+
+
 def raising(error: BaseException) -> Callable[[Any], Any]:
     def listener(_: Any) -> Any:
         raise error
@@ -76,9 +82,7 @@ def test_an_exception_rolls_back_with_its_class_text_and_traceback() -> None:
     def sell(_: Any) -> None:
         raise LookupError("no such product")
 
-    failure = outcome(sell)
-
-    assert failure is not None
+    failure = failed(sell)
     assert (failure.kind, failure.delay_ms) == ("failed", None)
     assert failure.error.startswith("LookupError: no such product\n")
     assert "in sell" in failure.error
@@ -91,8 +95,7 @@ def test_what_a_listener_would_have_run_later_is_a_failure_and_not_a_commit() ->
         yield 1
 
     for function in (later, generator):
-        failure = outcome(function)
-        assert failure is not None
+        failure = failed(function)
         assert "which is not run" in failure.error
         [one, two] = run(Listener(function, 10), [message(b"1"), message(b"2")])
         assert one is not None
@@ -115,8 +118,7 @@ def test_a_delay_that_is_none_is_refused_and_the_topic_chooses(delay: Any) -> No
     def listener(_: Any) -> None:
         raise Retry(delay=delay)
 
-    failure = outcome(listener)
-    assert failure is not None
+    failure = failed(listener)
     assert (failure.kind, failure.delay_ms) == ("failed", None)
     assert failure.error.startswith(
         'ValueError: Retry(delay=) must be seconds, a timedelta or text such as "250ms", "2s", "15m" or "7d", from 0s'
@@ -132,16 +134,14 @@ def test_reject_sends_to_dead_with_its_reason() -> None:
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b"", b"[" * 100_000, b"nonsense"])
 def test_a_body_that_cannot_be_decoded_has_a_kind_of_its_own_and_reaches_no_listener(raw: bytes) -> None:
     called: list[Any] = []
-    failure = outcome(called.append, raw)
-    assert failure is not None
+    failure = failed(called.append, raw)
     assert failure.kind == "undecodable"
     assert failure.error.startswith("django_rmq.core.consumer.failures.Undecodable: body is not json: ")
     assert called == []
 
 
 def test_a_body_that_is_not_text_is_undecodable_where_text_is_wanted_and_fine_as_bytes() -> None:
-    text = outcome(lambda _: None, b"\xff", replace(TOPIC, body="text"))
-    assert text is not None
+    text = failed(lambda _: None, b"\xff", replace(TOPIC, body="text"))
     assert text.kind == "undecodable"
     assert outcome(lambda _: None, b"\xff", replace(TOPIC, body="bytes")) is None
 
@@ -172,8 +172,7 @@ def test_a_back_off_that_fails_or_makes_no_sense_leaves_the_exponential_one(
             raise ZeroDivisionError
         return returned
 
-    failure = outcome(lambda _: False, topic=replace(TOPIC, backoff=BackOff(function=backoff)))
-    assert failure is not None
+    failure = failed(lambda _: False, topic=replace(TOPIC, backoff=BackOff(function=backoff)))
     assert failure.delay_ms is None
     assert "BACKOFF of topic prices failed" in caplog.text
 
@@ -189,14 +188,12 @@ class UnspeakableRetry(Retry):
 
 @pytest.mark.parametrize("error", [Unspeakable(), UnspeakableRetry(), Reject(Unspeakable())])  # type: ignore[arg-type]
 def test_an_error_whose_own_text_fails_is_still_a_failure(error: Exception) -> None:
-    failure = outcome(raising(error))
-    assert failure is not None
+    failure = failed(raising(error))
     assert "(its text cannot be shown)" in failure.error
 
 
 def test_a_huge_error_is_cut_and_keeps_its_beginning() -> None:
-    failure = outcome(raising(ValueError("é" * 10_000_000)))
-    assert failure is not None
+    failure = failed(raising(ValueError("é" * 10_000_000)))
     assert failure.error.startswith("ValueError: éé")
     assert len(failure.error.encode()) <= 1024
 
@@ -205,14 +202,12 @@ def test_endless_recursion_is_a_failure_like_any_other() -> None:
     def listener(m: Any) -> Any:
         return listener(m)
 
-    failure = outcome(listener)
-    assert failure is not None
+    failure = failed(listener)
     assert failure.error.startswith("RecursionError: ")
 
 
 def test_a_cancelled_coroutine_is_a_failure() -> None:
-    failure = outcome(raising(asyncio.CancelledError()))
-    assert failure is not None
+    failure = failed(raising(asyncio.CancelledError()))
     assert failure.error.startswith("asyncio.exceptions.CancelledError")
 
 
@@ -435,6 +430,14 @@ def test_a_batch_of_undecodable_messages_calls_nobody() -> None:
     assert seen == []
 
 
+def work_off(thread: ExecutorThread) -> None:
+    """Let a thread run what it has been given."""
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def reports(
     messages: list[Message],
     listener: Listener,
@@ -448,10 +451,7 @@ def reports(
     batch = Batch(ConsumedSlot(TOPIC, 3, 0), listener, 7, messages, uptime())
     before(batch)
     thread.put(batch)
-    thread.stop()
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
+    work_off(thread)
     found: list[BatchReport] = []
     while not inbox.empty():
         found.append(inbox.get_nowait())
@@ -469,46 +469,32 @@ def told(slices: list[BatchReport]) -> tuple[list[bytes], list[bytes], list[byte
 
 
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
-def test_a_listener_that_wants_to_exit_fails_its_message_and_the_batch_goes_on(error: BaseException) -> None:
-    def listener(m: Message) -> None:
-        if m.body == 2:
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_a_listener_that_wants_to_exit_fails_its_message_and_the_batch_goes_on(
+    error: BaseException, batch_size: int | None
+) -> None:
+    """A list is called again, message by message."""
+
+    def listener(given: Any) -> None:
+        if any(m.body == 2 for m in (given if batch_size else [given])):
             raise error
 
-    assert told(reports(numbered(4), Listener(listener))) == ([b"0", b"1", b"3"], [b"2"], [])
-
-
-def test_a_list_whose_listener_wants_to_exit_is_called_again_one_by_one() -> None:
-    def listener(many: list[Message]) -> None:
-        if any(m.body == 2 for m in many):
-            raise SystemExit
-
-    assert told(reports(numbered(4), Listener(listener, 10))) == ([b"0", b"1", b"3"], [b"2"], [])
+    assert told(reports(numbered(4), Listener(listener, batch_size))) == ([b"0", b"1", b"3"], [b"2"], [])
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin(batch_size: int | None) -> None:
+@pytest.mark.parametrize(
+    ("mark", "value"),
+    [("confirmed", uptime() - TOPIC.timeout / 2 - 0.1), ("halted", True)],
+    ids=["old", "halted"],
+)
+def test_what_was_confirmed_long_ago_or_is_halted_does_not_begin(
+    batch_size: int | None, mark: str, value: Any
+) -> None:
     called: list[Any] = []
-
-    def long_ago(batch: Batch) -> None:
-        batch.confirmed = uptime() - TOPIC.timeout / 2 - 0.1
-
-    found = reports(numbered(3), Listener(called.append, batch_size), before=long_ago)
+    listener = Listener(called.append, batch_size)
+    found = reports(numbered(3), listener, before=lambda batch: setattr(batch, mark, value))
     assert told(found) == ([], [], [b"0", b"1", b"2"])
-    assert called == []
-
-
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_halted_batch_does_not_begin(batch_size: int | None) -> None:
-    called: list[Any] = []
-
-    def halt(batch: Batch) -> None:
-        batch.halted = True
-
-    assert told(reports(numbered(3), Listener(called.append, batch_size), before=halt))[2] == [
-        b"0",
-        b"1",
-        b"2",
-    ]
     assert called == []
 
 
@@ -594,9 +580,7 @@ def order_of(*waiting: tuple[Topic, float]) -> list[Message]:
     for topic, score in waiting:
         given = Message(topic, 0, 1, Delivery(b"1", score, 16))
         thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), Listener(order.append), 1, [given], uptime()))
-    thread.stop()
-    thread.start()
-    thread.join(10)
+    work_off(thread)
     return order
 
 
@@ -638,9 +622,7 @@ def test_a_message_is_reported_after_its_end_was_recorded() -> None:
     hooks = Hooks(after=lambda: events.append("after"))
     thread = ExecutorThread(0, inbox, hooks)
     thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), Listener(listener), 1, numbered(3), uptime()))
-    thread.stop()
-    thread.start()
-    thread.join(10)
+    work_off(thread)
     report = inbox.get_nowait()
     assert report.committed == [b"0", b"2"]
     (failure,) = report.failures
@@ -664,9 +646,7 @@ def test_a_message_whose_end_is_not_recorded_is_not_done_for_the_parent() -> Non
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS, marks)
     listener = Listener(lambda message: Slow())
     thread.put(Batch(ConsumedSlot(TOPIC, 0, 0), listener, 1, numbered(2), uptime()))
-    thread.stop()
-    thread.start()
-    thread.join(10)
+    work_off(thread)
     assert seen == [bytes([BEGUN, BEGUN]), bytes([DONE, BEGUN])]
     assert bytes(marks.states[:2]) == bytes([DONE, DONE])
 
@@ -686,7 +666,5 @@ def test_a_withdrawn_batch_does_not_run() -> None:
     thread.put(batch)
     assert thread.withdraw(batch)
     assert not thread.withdraw(batch)
-    thread.stop()
-    thread.start()
-    thread.join(10)
+    work_off(thread)
     assert inbox.empty()

@@ -30,7 +30,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination import Holding, Worker, topic_slots
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
@@ -121,6 +121,12 @@ class Party(coordinators.Party):
         member.coordinator.start()
         return member
 
+    def add_mortal(self, **options: Any) -> Member:
+        return self.add(apart=True, session_seconds=SHORT, **options)
+
+    def holdings(self) -> list[Holding]:
+        return survey(self.ensemble).holdings
+
     def members(self) -> list[str]:
         return [one.worker.id for one in survey(self.ensemble).members]
 
@@ -205,42 +211,6 @@ def test_when_a_worker_is_heard_of_no_more_the_others_take_over_and_keep_what_th
     assert [first.lost, third.lost] == [Counter(), Counter()]
     workers = survey(party.ensemble).members
     assert {one.worker.id for one in workers} == {first.id, third.id}
-
-
-@pytest.mark.slow
-def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
-    workers = [party.add(identity=f"{number:032x}", apart=True, session_seconds=SHORT) for number in range(4)]
-    party.wait_until_shared_out()
-    workers[0].kill()
-    workers[1].kill()
-    party.wait_until_shared_out()
-    workers[2].kill()
-    party.wait_until_shared_out()
-
-
-@pytest.mark.slow
-def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
-    chance = random.Random(20)
-    for _ in range(2):
-        party.add()
-    for step in range(12):
-        live = party.live()
-        leaving = [member for member in live if member.proxy is not None]
-        if len(live) > 2 and leaving and chance.random() < 0.6:
-            one = chance.choice(leaving)
-            one.leave() if chance.random() < 0.5 else one.kill()
-        else:
-            party.add(threads=chance.randint(1, 4), apart=True, session_seconds=SHORT)
-        if step % 4 == 3:
-            party.wait_until_shared_out()
-    party.wait_until_shared_out()
-
-    def is_known() -> bool:
-        holdings = survey(party.ensemble).holdings
-        owners = {slot: holding.worker for holding in holdings for slot in range(holding.start, holding.stop)}
-        return owners == {slot: member.id for member in party.live() for slot in member.serial()}
-
-    eventually(is_known, "ZooKeeper knowing who owns what")
 
 
 def test_who_meets_a_node_of_its_own_earlier_session_replaces_it(party: Party) -> None:

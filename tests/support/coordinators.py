@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination import Holding, Worker, topic_slots
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError
 from tests.support.workers import LONG, eventually
@@ -148,6 +149,14 @@ class Party(ABC):
         """Start a worker."""
 
     @abstractmethod
+    def add_mortal(self, **options: Any) -> Any:
+        """Start a worker with a short session that a test can kill."""
+
+    @abstractmethod
+    def holdings(self) -> list[Holding]:
+        """Return who owns what, as people see it."""
+
+    @abstractmethod
     def members(self) -> list[str]:
         """Return the ids of the workers that are known."""
 
@@ -260,6 +269,36 @@ class Sharing:
         first.coordinator._assign = lambda why: None
         party.add(session_seconds=SHORT)
         party.wait_until_shared_out()
+
+    @pytest.mark.slow
+    def test_the_worker_that_assigns_can_die_as_well(self, party: Any) -> None:
+        workers = sorted((party.add_mortal() for _ in range(3)), key=lambda member: member.id)
+        party.wait_until_shared_out()
+        for member in workers[:2]:
+            member.kill()
+            party.wait_until_shared_out()
+
+    @pytest.mark.slow
+    def test_flapping_workers_leave_every_slot_owned_once(self, party: Any) -> None:
+        chance = random.Random(20)
+        party.add()
+        mortal = [party.add_mortal()]
+        for step in range(16):
+            if mortal and chance.random() < 0.5:
+                one = mortal.pop(chance.randrange(len(mortal)))
+                one.leave() if chance.random() < 0.5 else one.kill()
+            else:
+                mortal.append(party.add_mortal(threads=chance.randint(1, 4)))
+            if step % 4 == 3:
+                party.wait_until_shared_out()
+        party.wait_until_shared_out()
+
+        def is_known() -> bool:
+            found = (one for one in party.holdings() if one.topic == SERIAL.name)
+            owners = {slot: one.worker for one in found for slot in range(one.start, one.stop)}
+            return owners == {slot: member.id for member in party.live() for slot in member.serial()}
+
+        eventually(is_known, "who owns what being known")
 
     def test_a_second_worker_with_the_same_id_is_refused(self, party: Any) -> None:
         [first] = party.share(1)

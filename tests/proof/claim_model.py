@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tests.proof.model_walk import Verdict, walk
+
 PROPERTIES = ("LOSS", "GATE", "STUCK")
 """
 LOSS   a send that neither the sink nor the worker has seen is in none of Store, claim and Prepare
@@ -225,51 +227,12 @@ class ClaimModel:
         return s._replace(stored=max(s.stored, s.batch), needed=needed)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a walk found; ``violations`` maps a property to its shortest trace."""
-
-    states: int
-    violations: dict[str, list[str]]
-
-
 def check(rules: Rules, budget: Budget) -> Verdict:
     """Walk every state within the budget and report the shortest trace to each property that can be broken."""
     model = ClaimModel(rules, budget)
-    parents: dict[State, tuple[State, str] | None] = {model.first: None}
-    order = [model.first]
-    back: dict[State, list[State]] = {}
-    found: dict[str, list[str]] = {}
 
-    def trace(s: State) -> list[str]:
-        told = []
-        while (parent := parents[s]) is not None:
-            s, step = parent
-            told.append(step)
-        return told[::-1]
+    def steps(s: State) -> Iterator[tuple[str, State, str | None, bool]]:
+        for label, t, is_fair in model.steps(s):
+            yield label, t, model.broken(t), is_fair
 
-    at = 0
-    while at < len(order):
-        s = order[at]
-        at += 1
-        broken = model.broken(s)
-        if broken is not None:
-            found.setdefault(broken, trace(s))
-            continue
-        for step, t, fair in model.steps(s):
-            if t not in parents:
-                parents[t] = (s, step)
-                order.append(t)
-            if fair:
-                back.setdefault(t, []).append(s)
-    todo = [s for s in order if model.done(s)]
-    good = set(todo)
-    while todo:
-        for s in back.get(todo.pop(), ()):
-            if s not in good:
-                good.add(s)
-                todo.append(s)
-    stuck = next((s for s in order if s not in good and model.broken(s) is None), None)
-    if stuck is not None:
-        found.setdefault("STUCK", trace(stuck))
-    return Verdict(len(order), found)
+    return walk(model.first, steps, model.done)

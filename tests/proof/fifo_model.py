@@ -14,10 +14,11 @@ A rule switched off must be found by a property: a check that cannot fail proves
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from tests.proof.model_walk import Verdict, walk
 
 PROPERTIES = ("ORDER", "CHARGE", "STUCK", "LOSS")
 WAITING, RESTING, FLYING, DONE, DEAD = "waiting", "resting", "flying", "done", "dead"
@@ -310,51 +311,16 @@ def charged_unbegun(s: State, retries: int) -> bool:
     return any(m.left < retries and not m.begun and not m.timed_out for m in s.messages)
 
 
-class Verdict(NamedTuple):
-    states: int
-    violations: dict[str, list[str]]
-
-
 def check(rules: Rules, budget: Budget) -> Verdict:
     """Walk everything; return the shortest trace to each broken property."""
     model = Model(rules, budget)
-    came: dict[State, tuple[State, str] | None] = {model.first: None}
-    before: dict[State, list[State]] = {}
-    violations: dict[str, list[str]] = {}
-    ends: list[State] = []
-    todo = deque([model.first])
-    while todo:
-        s = todo.popleft()
-        if all(m.state in (DONE, DEAD) for m in s.messages):
-            ends.append(s)
+
+    def steps(s: State) -> Iterator[Step]:
         for label, t, broken, is_fair in model.steps(s):
-            if t not in came:
-                came[t] = (s, label)
-                todo.append(t)
-            if is_fair:
-                before.setdefault(t, []).append(s)
             if broken is None and charged_unbegun(t, budget.retries):
                 broken = "CHARGE"
             if broken is None and any(m.state == DONE and not m.succeeded for m in t.messages):
                 broken = "LOSS"
-            if broken is not None and broken not in violations:
-                violations[broken] = [*trace(came, s), label]
-    finishing = set(ends)
-    todo = deque(ends)
-    while todo:
-        for s in before.get(todo.popleft(), []):
-            if s not in finishing:
-                finishing.add(s)
-                todo.append(s)
-    stuck = next((s for s in came if s not in finishing), None)
-    if stuck is not None:
-        violations["STUCK"] = trace(came, stuck)
-    return Verdict(len(came), violations)
+            yield label, t, broken, is_fair
 
-
-def trace(came: dict[State, tuple[State, str] | None], s: State) -> list[str]:
-    told: list[str] = []
-    while (step := came[s]) is not None:
-        s, label = step
-        told.append(label)
-    return told[::-1]
+    return walk(model.first, steps, lambda s: all(m.state in (DONE, DEAD) for m in s.messages))

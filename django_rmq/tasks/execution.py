@@ -298,8 +298,7 @@ async def arun(message: Message) -> None:
         if message.stopped:
             raise asyncio.CancelledError
         writer.begin(attempt)
-        with _announcing(attempt):
-            await attempt.signals.task_started.asend_robust(sender=attempt.sender, task_result=attempt.result)
+        await _aannounce(attempt, "task_started")
         try:
             returned = await attempt.task.acall(*arguments, **attempt.result.kwargs)
         finally:

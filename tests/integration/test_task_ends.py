@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -139,6 +140,37 @@ def test_a_task_that_fails_after_it_was_cancelled_has_ended(
     else:
         assert result.finished_at == result.last_attempted_at
         assert result.errors[-1].exception_class.__name__ == "MessageGone"
+
+
+def test_a_coroutine_whose_signals_the_project_does_not_hear_needs_no_thread_for_them(
+    using: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    using()
+    in_thread: list[str] = []
+
+    def sent(name: str, **_: Any) -> Any:
+        in_thread.append(name)
+        return asyncio.sleep(0)
+
+    def run_one() -> list[str]:
+        result = errands.areturns.enqueue(1)
+        in_thread.clear()
+        asyncio.run(execution.arun(take(result.id, "tasks-async.default")))
+        result.refresh()
+        assert result.status == Status.SUCCESSFUL
+        return in_thread
+
+    def heard(**_: Any) -> None:
+        """A receiver of the project."""
+
+    for name in ("task_started", "task_finished"):
+        monkeypatch.setattr(getattr(signals, name), "asend_robust", partial(sent, name))
+    assert run_one() == []
+    signals.task_started.connect(heard)
+    try:
+        assert run_one() == ["task_started"]
+    finally:
+        signals.task_started.disconnect(heard)
 
 
 @pytest.mark.parametrize(

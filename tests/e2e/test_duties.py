@@ -12,8 +12,6 @@ import pytest
 
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.monitoring import history
-from tests.e2e.load import shares
 from tests.e2e.postgres import postgres
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
@@ -52,30 +50,6 @@ def test_two_workers_trim_dead_and_one_goes_on_when_the_other_is_killed(
     assert first.wait(25) == 0
     assert "older than DEAD_RETENTION" in first.output
     assert "Traceback" not in first.output
-
-
-def test_two_workers_write_one_history(start: Start, broker: Broker, happened: Happened) -> None:
-    workers = [start("work"), start("work")]
-    for worker in workers:
-        worker.ready()
-    # What moves from one to the other is handed out, and counted, once more.
-    eventually(lambda: sorted(shares(broker, "work").values()) == [2, 2], "sharing equally", 25)
-    send(broker, WORK, named(*range(50)))
-    happened.wait("done", 50)
-    eventually(
-        lambda: any(one.depth for one in history.read_minutes(broker, WORK, 0.1)),
-        "the first minute of the history",
-        90,
-    )
-    for worker in workers:
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0
-    # What was counted last is given away by whoever ends.
-    minute = broker.now_ms() // 60_000 + 1
-    broker.store_minute(WORK, minute, "", 60)
-    records = [raw for raw in broker.minutes(WORK, minute - 5, minute) if raw]
-    late = [pair.partition(b":") for raw in records for pair in raw.partition(b"|")[2].split()]
-    assert sum(int(count) for _, _, count in late) == 50, records
 
 
 def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_line_of_the_log(

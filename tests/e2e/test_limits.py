@@ -1,4 +1,4 @@
-"""MAX_RATE and MAX_IN_FLIGHT over several commands with several processes each."""
+"""MAX_IN_FLIGHT over several commands with several processes each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.ledger import Line, read
 from tests.e2e.processes import Start
 from tests.support.brokers import Broker
-from tests.support.workers import eventually, live, send, total
+from tests.support.workers import eventually, live, send
 
 PERMITS = Topic("permits", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_in_flight=3)
-PACED = Topic("paced", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, serial=False, max_rate=50)
 
 
 def most_at_once(lines: list[Line], dead: set[int] = frozenset()) -> int:  # type: ignore[assignment]
@@ -98,21 +97,3 @@ def test_messages_in_flight_are_limited_over_all_processes_while_they_come_and_d
     by_process = Counter(line.pid for line in lines if line.word == "end")
     assert len(by_process) >= 4
     assert live(broker, PERMITS) == 0
-
-
-def test_the_rate_holds_over_all_processes(start: Start, broker: Broker, tmp_path: Path) -> None:
-    workers = [start("paced", "--processes", "2") for _ in range(2)]
-    for worker in workers:
-        worker.ready()
-    send(broker, PACED, [{"name": f"m{i}", "ms": 0} for i in range(200)])
-    eventually(lambda: ended(tmp_path) == 200, "200 messages", 60)
-    for worker in workers:
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0
-    starts = [line.at / 1e9 for line in read(tmp_path / "ledger") if line.word == "start"]
-    assert starts[-1] - starts[0] >= (200 - 5) / 50 - 0.3
-    assert starts[-1] - starts[0] < 5 * 200 / 50
-    for begin in starts:
-        # A process that was not running for a while begins late what it was given in time.
-        assert sum(1 for at in starts if begin <= at < begin + 1) <= 50 + 5 + 25
-    assert total(broker, PACED, "committed") == 200

@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.commands.ticks import read_schedules
 from tests.e2e.processes import Happened, Start, WorkerProcess
-from tests.support.brokers import Broker
 from tests.support.servers import RedisServer
 from tests.support.workers import client_of, eventually
 
@@ -116,26 +114,5 @@ def test_schedules_go_on_after_redis_has_lost_its_data(
     ticks = happened.lines("done")
     assert len(ticks) == len(set(ticks))
     for worker in workers:
-        worker.signal()
-        assert worker.wait(60) == 0
-
-
-def test_an_old_worker_that_starts_again_leaves_what_a_newer_one_declares(
-    start: Start, server: RedisServer, prefix: str, happened: Happened
-) -> None:
-    added = {**EVERY_SECOND, "added": {"TOPIC": "ticks", "EVERY": 1}}
-    new = schedule_worker(start, server.url, added)
-    old = schedule_worker(start, server.url, EVERY_SECOND)
-    old.signal()
-    assert old.wait(60) == 0
-    old = schedule_worker(start, server.url, EVERY_SECOND)
-    assert "Schedule added of topic ticks is not declared here" in old.output
-    seen = len([one for one in happened.lines("done") if one.startswith("added@")])
-    eventually(
-        lambda: len([one for one in happened.lines("done") if one.startswith("added@")]) > seen + 5,
-        "ticks of the added schedule",
-    )
-    assert {one.name for one in Broker(client_of(server.url), prefix).run(read_schedules())} == set(added)
-    for worker in (old, new):
         worker.signal()
         assert worker.wait(60) == 0

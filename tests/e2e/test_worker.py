@@ -152,19 +152,6 @@ def test_sigterm_while_redis_is_away_is_a_clean_end(start: Start) -> None:
     assert "Traceback" not in worker.output
 
 
-def test_the_worker_goes_on_by_itself_after_a_restart_of_redis(start: Start, happened: Happened) -> None:
-    with RedisServer(appendonly=True) as server:
-        worker = start("work", url=server.url)
-        worker.ready()
-        server.restart()
-        client = client_of(server.url)
-        send(Broker(client, worker.prefix), WORK, named("x"))
-        happened.wait("done", 1)
-        client.close()
-        worker.signal()
-        assert worker.wait() == 0
-
-
 # --- ends by themselves
 
 
@@ -204,21 +191,6 @@ def test_a_process_that_uses_more_than_max_memory_is_replaced(start: Start, happ
     eventually(lambda: worker.output.count("is above the limit of") >= 2, "two replacements", 20)
     worker.signal()
     assert worker.wait() == 0
-
-
-def test_a_listener_that_calls_sys_exit_is_rolled_back_once_and_its_process_goes_on(
-    start: Start, broker: Broker, happened: Happened
-) -> None:
-    send(broker, ONE_SLOT, named("x", do="exit"))
-    worker = start("one-slot")
-    eventually(lambda: total(broker, ONE_SLOT, "failed") == 1, "the failure")
-    send(broker, ONE_SLOT, named("y"))
-    happened.wait("done", 1)
-    worker.signal()
-    assert worker.wait() == 0
-    assert total(broker, ONE_SLOT, "failed") == 1
-    assert len(happened.processes()) == 1
-    assert "SystemExit: 1" in worker.output
 
 
 def test_flags_come_from_the_environment_too(start: Start, broker: Broker, happened: Happened) -> None:
@@ -416,24 +388,6 @@ def test_a_redis_that_refuses_the_worker_ends_it_with_3(start: Start) -> None:
 
 
 # --- crashes
-
-
-def test_what_a_killed_worker_ran_comes_back_after_its_time_out(
-    start: Start, broker: Broker, happened: Happened
-) -> None:
-    send(broker, BRIEF, named("x", do="wait"))
-    first = start("brief", WORKER_TIMEOUT="1")
-    happened.wait("begun", 1)
-    first.kill()
-    happened.go()
-    second = start("brief", WORKER_TIMEOUT="1")
-    happened.wait("done", 1)
-    second.signal()
-    assert second.wait() == 0
-    assert happened.lines("begun") == ["x", "x"]
-    ledger = broker.audit_ledger(BRIEF, 0)
-    assert ledger.balanced
-    assert (ledger["expired"], ledger["committed"], live(broker, BRIEF)) == (1, 1, 0)
 
 
 def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(

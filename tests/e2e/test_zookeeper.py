@@ -20,7 +20,7 @@ from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import Start, WorkerProcess, environment_of, manage
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
-from tests.support.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually, total
 
 SESSION = 4.0
@@ -177,14 +177,6 @@ def test_workers_that_come_and_go_under_load_lose_nothing(crew: Crew, load: Load
     assert load.charged() == 0
 
 
-def test_burst_ends(crew: Crew, load: Load) -> None:
-    load.send(60, ms=1)
-    worker = crew.start("--burst", "-p", "2")
-    assert worker.wait() == 0
-    load.wait()
-    assert not load.examine().doubled
-
-
 def test_settings_may_change_one_command_after_the_other(crew: Crew, load: Load) -> None:
     """For a while there are two crews, each of which shares out all slots: the gate holds."""
     old = [crew.start("-t", "2"), crew.start("-t", "2")]
@@ -276,45 +268,6 @@ def test_a_child_that_dies_while_zookeeper_is_away_is_replaced_when_it_is_back(
         assert "will time out" not in worker.output
     load.examine()
     assert load.charged() <= 2, "only what ran was charged"
-
-
-@pytest.mark.usefixtures("java")
-def test_the_leader_of_the_ensemble_dies_under_load_and_no_slot_moves(start: Start, load: Load) -> None:
-    with ZooKeeperEnsemble() as three:
-        crew = Crew(start, three.hosts)
-        workers = [crew.start("-t", "2") for _ in range(2)]
-        crew.wait_for_shares(8, 8)
-        load.send(400)
-        load.wait_for(30)
-        before = crew.owners()
-        three.leader().kill()
-        three.leader()
-        load.wait()
-        eventually(lambda: crew.owners() == before, "the same owners", 25)
-        end(*workers)
-    assert not load.examine().doubled
-    assert load.charged() == 0
-
-
-def test_a_worker_in_a_black_hole_goes_on_and_nothing_overlaps(crew: Crew, load: Load) -> None:
-    with TcpProxy(int(crew.ensemble.hosts.rpartition(":")[2])) as proxy:
-        near, far = crew.start("-t", "2"), crew.start("-t", "2", hosts=f"127.0.0.1:{proxy.port}")
-        crew.wait_for_shares(8, 8)
-        load.send(300)
-        load.wait_for(50)
-        proxy.swallow()
-        spent = crew.wait_for_shares(16, seconds=TAKE_OVER * PATIENCE)
-        print(f"taken over {spent:.2f} s after the last byte")
-        load.send(600)
-        load.wait_for(400)
-        proxy.let_through()
-        proxy.disconnect()
-        crew.wait_for_shares(8, 8)
-        load.wait()
-        end(near, far)
-        assert "ZooKeeper is unavailable" in far.output
-    assert not load.examine().doubled
-    assert load.charged() == 0
 
 
 def test_a_worker_that_stood_still_for_longer_than_its_session_joins_again(crew: Crew, load: Load) -> None:

@@ -1,20 +1,18 @@
-"""``python -m tests.spark.killing``: a query on a standalone cluster whose parts are killed in mid-batch, and what it did.
+"""A query on a standalone cluster whose parts are killed in mid-batch, and what it did.
 
 Drivers, executors and Python workers are killed in turn (SIGKILL) while the query consumes a topic into files. Then each
 message has to be in the files once, each batch that was repeated has to have had the same messages, and the ledger has to
-balance. Prints the figures as JSON; ends with 1 if something is wrong.
+balance. ``python -m tests.spark.flights --kills N`` does so with real data, and for longer.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -28,8 +26,6 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from tests.spark.clusters import Cluster
 from tests.support.brokers import Broker
-from tests.support.embedded_redis import start_redis
-from tests.support.workers import client_of
 
 JOB = Path(__file__).with_name("killed.py")
 PARTS = {"python": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
@@ -188,25 +184,3 @@ def is_right(found: dict[str, Any], messages: int) -> bool:
     """Return whether each message was stored once and acknowledged, and every repeated batch was the same."""
     wrong = ("repeated with other messages", "missing", "strange", "twice", "unbalanced ledgers")
     return not any(found[name] for name in wrong) and found["acknowledged"] == messages
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.spark.killing", description=__doc__)
-    parser.add_argument("--kills", type=int, default=30, help="default 30")
-    parser.add_argument("--messages", type=int, help="default: 4,000 for each kill, and some")
-    options = parser.parse_args()
-    messages = options.messages or 4_000 * (options.kills + 2)
-    kills = [("python", "executor", "driver")[n % 3] for n in range(options.kills)]
-    with (
-        tempfile.TemporaryDirectory(prefix="rmq-killing-") as name,
-        start_redis(f"{name}/redis") as server,
-        Cluster(Path(name), Path(sys.executable)) as cluster,
-    ):
-        broker = Broker(client_of(server.url), "killing:")
-        found = killing(cluster, Path(name), broker, server.url, messages, kills)
-    print(json.dumps(found, indent=2))
-    return 0 if is_right(found, messages) else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -45,8 +44,6 @@ def work(message: Message) -> None:
         wait_for_the_test(600)
     elif do == "kill once" and message.retries_left == message.topic.max_retries:
         os.kill(os.getpid(), signal.SIGKILL)
-    elif do == "exit" and message.retries_left == message.topic.max_retries:
-        sys.exit(1)
     elif do == "abort":
         os.abort()
     elif do == "raise":
@@ -113,23 +110,8 @@ async def entered_beside(message: Message) -> None:
     leave(message, entry)
 
 
-for topic in ("ledger", "permits", "paced", "chaos", "poison", "killing", "taken-over"):
+for topic in ("ledger", "permits", "chaos", "poison", "killing", "taken-over"):
     listener(topic)(entered_beside if os.environ.get("WORKER_ASYNC") == "1" else entered)
-
-
-bottleneck = threading.Semaphore(3)
-"""What calls of `flowing` share in one process."""
-
-
-@listener("flowing")
-def shared(message: Message) -> None:
-    body = message.body
-    entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
-    ledger.write(WORKER_DATA / "flowing", "start", 0, *entry)
-    # The test makes it a hundred times slower while it runs.
-    with bottleneck:
-        time.sleep(0.25 if (WORKER_DATA / "slower").exists() else 0.0025)
-    ledger.write(WORKER_DATA / "flowing", "end", 0, *entry)
 
 
 @listener("moving-merge")

@@ -2,10 +2,9 @@
 WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
 `many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_TIMEOUT (of the topics brief, ledger,
 chaos and kept), WORKER_HARD_TIMEOUT (of the topic hanging), WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and
-metrics are on), WORKER_UPCAST (the path of UPCAST, with WORKER_LISTENERS=typed), WORKER_SCHEDULES (SCHEDULES as JSON, with
-WORKER_LISTENERS=scheduled), WORKER_DATABASE (the entry of DATABASES, as JSON, of
-a server whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or
-RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+metrics are on), WORKER_SCHEDULES (SCHEDULES as JSON, with WORKER_LISTENERS=scheduled), WORKER_DATABASE (the entry of
+DATABASES, as JSON, of a server whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS
+(host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -93,8 +92,6 @@ RMQ: dict[str, Any] = {
         "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms"},
         "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "MAX_IN_FLIGHT": 3},
-        "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": "1ms", "FLOW": "auto"},
-        "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "SERIAL": False, "MAX_RATE": 50},
         "kept": {
             "TYPE": "range_merge",
             "SLOTS": 4,
@@ -119,15 +116,6 @@ if "WORKER_SLOTS" in os.environ:
     RMQ["TOPICS"] = {
         "many": {"TYPE": "range_merge", "SLOTS": int(os.environ["WORKER_SLOTS"]), "TIME_RANGE": "1ms"}
     }
-_TYPED = {
-    "TYPE": "range_merge",
-    "SLOTS": 1,
-    "TIME_RANGE": "1ms",
-    "BODY": "tests.support.typed_bodies.PriceChanged",
-    "UPCAST": os.environ.get("WORKER_UPCAST"),
-}
-if os.environ.get("WORKER_LISTENERS") == "typed":
-    RMQ["TOPICS"] = dict.fromkeys(("typed", "typed-async", "typed-list"), _TYPED)
 if os.environ.get("WORKER_LISTENERS") == "effects":
     _KEYED = {"IDENTITY": "key", "ORIGIN": True}
     RMQ["TOPICS"] = {

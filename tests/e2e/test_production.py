@@ -17,7 +17,6 @@ from urllib.error import URLError
 import pytest
 
 from tests.e2e.postgres import postgres
-from tests.e2e.test_connections import CONNECTIONS
 from tests.support import preloaded
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent, ask
@@ -25,6 +24,10 @@ from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 PROCESSES, THREADS = 2, 4
+CONNECTIONS = 9
+"""The most connections of a worker process to Redis: 2 of the dispatcher, 2 of the coordinator, and 1 each for wake-ups, for
+the heartbeat, for duties, for the relay of the outbox, and for what is asked at the start. Each thread whose listener sends
+has one more at most."""
 CHANGE_PRICES = """
 from decimal import Decimal
 from example_project.prices.changes import change_prices

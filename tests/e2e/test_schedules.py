@@ -9,17 +9,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.e2e.processes import Happened, Start, WorkerProcess
-from tests.support.servers import RedisServer
-from tests.support.workers import client_of, eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS = os.environ.get("SCHEDULES_SECONDS", "6")
@@ -67,52 +61,3 @@ def test_each_tick_becomes_one_message_though_workers_die_and_the_clock_changes(
     assert (found["written"], found["held"]) == (len(wanted) + 4, 0)
     assert found["deaths"] >= 10, found["deaths"]
     print({name: found[name] for name in ("written", "deaths", "delivered_again")})
-
-
-EVERY_SECOND = {"every-second": {"TOPIC": "ticks", "EVERY": 1, "CATCH_UP": "none"}}
-GOAL = 10.0
-"""Within so many seconds schedules go on after Redis has lost its data; a busy machine gets five times as many."""
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server that the test may empty."""
-    with RedisServer(save="") as found:
-        yield found
-
-
-def schedule_worker(start: Start, url: str, scheduled: dict[str, Any]) -> WorkerProcess:
-    worker = start(
-        "--threads",
-        "2",
-        url=url,
-        WORKER_LISTENERS="scheduled",
-        WORKER_SCHEDULES=json.dumps(scheduled),
-    )
-    worker.ready()
-    return worker
-
-
-@pytest.mark.parametrize("how", ["flushed", "restarted"])
-def test_schedules_go_on_after_redis_has_lost_its_data(
-    start: Start, server: RedisServer, happened: Happened, how: str
-) -> None:
-    workers = [schedule_worker(start, server.url, EVERY_SECOND) for _ in range(2)]
-    happened.wait("done", 2)
-    if how == "flushed":
-        client_of(server.url).flushall()
-    else:
-        server.kill()
-        server.start()
-    before, lost = set(happened.lines("done")), time.monotonic()
-    eventually(lambda: len(set(happened.lines("done")) - before) >= 3, "three more ticks", 5 * GOAL)
-    print(f"three ticks after {time.monotonic() - lost:.1f} s")
-    eventually(
-        lambda: any("was not known to Redis; it is declared again" in one.output for one in workers),
-        "a line of the log",
-    )
-    ticks = happened.lines("done")
-    assert len(ticks) == len(set(ticks))
-    for worker in workers:
-        worker.signal()
-        assert worker.wait(60) == 0

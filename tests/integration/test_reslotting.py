@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.reslotting import DrainProgress
-from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
+from django_rmq.exceptions import ConfigurationError, LostRace
 from tests.support.brokers import Broker, ClusterBroker, OracleBroker
 from tests.support.workers import Worker, cluster_of, eventually
 
@@ -154,57 +154,6 @@ def test_a_million_slots_are_no_matter_of_memory() -> None:
         range(1),
         (1 << 20) - 1,
     )
-
-
-class Unlucky:
-    """A broker whose n-th call fails, before or after it was done."""
-
-    def __init__(self, broker: Any, at: int, after: bool) -> None:
-        self.broker, self.left, self.after = broker, at, after
-
-    def _do(self, act: Callable[[], Any]) -> Any:
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            raise ServerUnavailable("gone")
-        answer = act()
-        if self.left == 0:
-            raise ServerUnavailable("gone")
-        return answer
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._do(lambda: getattr(self.broker, name)(*args, **kwargs))
-
-    def pipeline(self) -> Any:
-        made = self.broker.pipeline()
-        execute = made.execute
-        made.execute = lambda: self._do(execute)
-        return made
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("slots", [8, 1])
-def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) -> None:
-    for at in itertools.count(1):
-        broker: Any = OracleBroker()
-        filled = Filled(broker, TopicType.PRIORITY, "key", "shop", slots=2)
-        filled.fill(40)
-        before = filled.entries(2)
-        unlucky: Any = Unlucky(broker, at, after)
-        try:
-            found = reslotting.begin(unlucky, filled.topic, slots)
-            assert found is not None
-            reslotting.move(unlucky, found)
-            reslotting.finish(unlucky, found)
-        except ServerUnavailable:
-            again = reslotting.begin(broker, filled.topic, slots)
-            if again is not None:
-                reslotting.move(broker, again)
-                reslotting.finish(broker, again)
-        assert filled.entries(slots) == before, at
-        filled.check_books(8)
-        if unlucky.left > 0:
-            assert at > 15
-            return
 
 
 def test_who_is_late_with_an_older_re_slotting_is_told_so(broker: Any) -> None:

@@ -187,15 +187,3 @@ def test_whatever_it_is_told_the_limit_stays_in_its_bounds(
         now += passed
         flow.note(seconds, messages, in_use, now)
         assert 1 <= flow.limit <= most
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 32), st.sampled_from([0.001, 0.02, 0.3]), st.floats(0, 0.3), st.integers(0, 1000))
-def test_it_settles_wherever_the_bottleneck_is(
-    capacity: int, seconds: float, noise: float, seed: int
-) -> None:
-    simulation = Simulation(Backend(capacity, seconds, noise, seed), AdaptiveConcurrency(64))
-    simulation.run(150 * seconds + 3)
-    limit = settled(simulation, 1200 * seconds + 3)
-    assert is_near(limit, capacity), limit

@@ -26,9 +26,9 @@ from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topi
 from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
+from django_rmq.core.model.limits import MAX_REPLICAS
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.option_checks import MAX_REPLICAS
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 
 

@@ -12,8 +12,7 @@ from redis import Connection
 from django_rmq.core.cluster import routing
 from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.option_checks import check_durability
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.producer import Producer, check_durability
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.core.redis.broker import durability_commands
 from django_rmq.exceptions import InvalidMessage

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.model.envelope import Envelope, draw_members, encode_envelope
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.identity import draw_members
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer

@@ -1,7 +1,7 @@
 """The message that a listener gets: its body, its limits, and what the listener may report about its delivery.
 
 It reads only what the delivery brought from Redis. Extending and reporting are calls of a ``DeliveryControl``, which the worker
-or the REST consumer passes. Which sends are the same message is said in ``producer.placement``.
+or the REST consumer passes. Which sends are the same message is said in ``identity``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from django_rmq.core.model import log_names
 from django_rmq.core.model.body_codec import decode_body
-from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
+from django_rmq.core.model.envelope import Envelope, content_of, raw_body
+from django_rmq.core.model.identity import key_of
 from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
 from django_rmq.core.model.topic import BodyType, Topic

@@ -80,6 +80,9 @@ MAX_RETRIES_LIMIT = 999
 MAX_TIMEOUT = 604_800
 """The maximum TIMEOUT in seconds: a week."""
 
+MAX_REPLICAS = 100
+"""The maximum number of replicas that a send may ask to confirm."""
+
 MAX_KEY_BYTES = 512
 """The maximum size of the key of a keyed message, in bytes of UTF-8."""
 

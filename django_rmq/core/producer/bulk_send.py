@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import add
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from django_rmq.core.commands import send
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.body_codec import encode_body
-from django_rmq.core.model.envelope import basis_bytes
+from django_rmq.core.model.envelope import LARGEST_HELD, Envelope, basis_bytes, encode_envelope
+from django_rmq.core.model.identity import draw_members
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing, Placement, basis_of_field, line_basis, lined_up
+from django_rmq.core.producer.placement import Outgoing, Placement, basis_of_field, line_basis
 from django_rmq.core.producer.round_trips import batched, trip_spans
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
@@ -77,7 +79,7 @@ class BulkSend:
             members = self._raws[start:end]
             envelopes: Sequence[bytes] = ()
             if present.is_fifo:
-                members, envelopes = lined_up(present, members)
+                members, envelopes = _lined_up(present, members)
             bases = members
             if self._bases is not None:
                 bases = self._bases[start:end]
@@ -215,3 +217,13 @@ def _each(
 def takes_bodies(topic: Topic) -> bool:
     """Return whether ``send_bodies`` can send to ``topic``: its messages have no key, or only generated ones."""
     return not topic.keyed or (topic.is_fifo and not topic.origin)
+
+
+def _lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the members of messages with these bodies, and their envelopes, or none if the members hold them."""
+    line = line_basis(topic)
+    head = encode_envelope(Envelope(b"", slot_basis=None if line is None else line.decode()))
+    members, envelopes = draw_members(len(raws)), [head + raw for raw in raws]
+    if max(map(len, envelopes)) > LARGEST_HELD:
+        return members, envelopes
+    return list(map(add, members, envelopes)), []

@@ -1,13 +1,12 @@
 """Checks of the options of a send: each returns the value in its final form, or raises ``InvalidMessage``.
 
 They run before anything is written, so that a mistake never sends a part of a call. Times are in ms here; ``placement`` converts
-durations and datetimes.
+durations and datetimes. Which options a type of topics takes is decided there, too.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,8 +20,7 @@ from django_rmq.core.model.limits import (
     is_number,
     is_whole,
 )
-from django_rmq.core.model.send_results import STORED, Durability
-from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
 MAX_HEADER_BYTES = 8_192
@@ -30,10 +28,6 @@ MAX_HEADER_BYTES = 8_192
 
 LONGEST_GUESSED = 10_000_000_000
 """An instant before this number of ms, in April 1970, is probably meant as something else."""
-
-MAX_REPLICAS = 100
-"""The maximum number of replicas that a send may ask to confirm."""
-
 
 JUST_NOW_MS = 60_000
 """For how many ms an instant that has passed counts as now: ``fixed_time=timezone.now()`` is not a mistake."""
@@ -87,117 +81,11 @@ def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -
     return at
 
 
-def check_durability(replicas: object, fsync: object) -> Durability:
-    """Return the durability that a send requests beyond being stored, or raise ``InvalidMessage``."""
-    if type(replicas) is int and not replicas and fsync is False:
-        return STORED
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
-        raise InvalidMessage(
-            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {abbreviated(replicas)}"
-        )
-    if not isinstance(fsync, bool):
-        raise InvalidMessage(f"fsync must be True or False, got {abbreviated(fsync)}")
-    return Durability(replicas, fsync)
-
-
 def _instant(ms: int) -> str:
     try:
         return f"{datetime.fromtimestamp(ms / 1000).astimezone().isoformat()} ({ms} ms)"
     except (ValueError, OverflowError, OSError):
         return f"{ms} ms"
-
-
-def score_of(
-    topic: Topic,
-    priority: int | None = None,
-    time_range: int | None = None,
-    fixed_time: int | None = None,
-    delay: int | None = None,
-) -> int:
-    """Return the score given by the options of a message (times in ms), which must be those of its topic's type."""
-    kind = topic.type
-    check_placement(topic, priority, time_range, fixed_time, delay)
-    if kind is TopicType.FIFO:
-        return 0 if delay is None else check_delay(delay)
-    if topic.type is TopicType.RANGE_MERGE:
-        if time_range is None:
-            if topic.time_range_ms is None:
-                raise InvalidMessage(
-                    f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
-                )
-            return topic.time_range_ms
-        return check_time_range(time_range)
-    if topic.type is TopicType.PRIORITY:
-        if priority is not None:
-            return check_priority(topic, priority)
-        if topic.default_priority is None:
-            raise InvalidMessage(
-                f"topic {topic.name} has the type priority: pass priority= (an integer), or set DEFAULT_PRIORITY"
-            )
-        return topic.default_priority
-    if fixed_time is None:
-        raise InvalidMessage(
-            f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
-        )
-    return check_fixed_time(fixed_time)
-
-
-def check_placement(
-    topic: Topic, priority: object, time_range: object, fixed_time: object, delay: object
-) -> None:
-    """Raise ``InvalidMessage`` if one of the options is that of another type than the topic's."""
-    kind = topic.type
-    if (
-        (priority is not None and kind is not TopicType.PRIORITY)
-        or (time_range is not None and kind is not TopicType.RANGE_MERGE)
-        or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
-        or (delay is not None and kind is not TopicType.FIFO)
-    ):
-        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
-
-
-_OPTIONS = {
-    TopicType.RANGE_MERGE: "time_range",
-    TopicType.PRIORITY: "priority",
-    TopicType.FIXED_TIME: "fixed_time",
-    TopicType.FIFO: "delay",
-}
-"""Type of a topic -> the option of a send that gives the due time or the priority of its messages."""
-
-
-def option_of(topic: Topic) -> str:
-    """Return the option of a send that gives the due time or the priority of a message of ``topic``, and the values it takes."""
-    return _TAKEN[topic.type]
-
-
-_TAKEN = {
-    TopicType.RANGE_MERGE: "time_range= (how long it waits for others to merge with)",
-    TopicType.PRIORITY: "priority= (an integer)",
-    TopicType.FIXED_TIME: "fixed_time= (an aware datetime)",
-    TopicType.FIFO: "delay= (how long it waits at least)",
-}
-
-
-def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
-    option = _OPTIONS[topic.type]
-    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != option)
-    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {option}=, not {names}")
-
-
-def check_key(key: object) -> bytes:
-    """Return a key as the member that Redis holds; without a key, a generated one."""
-    if key is None:
-        # As unlikely to come twice as a UUID, and made in a third of the time.
-        return os.urandom(16).hex().encode()
-    if not isinstance(key, str) or not key:
-        raise InvalidMessage(f"key must be a non-empty str, got {abbreviated(key)}")
-    try:
-        member = key.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessage(f"key {key!r} is not valid Unicode") from None
-    if len(member) > MAX_KEY_BYTES:
-        raise InvalidMessage(f"key has {len(member)} bytes, more than {MAX_KEY_BYTES}")
-    return member
 
 
 def check_headers(headers: object) -> dict[str, str] | None:

@@ -1,11 +1,8 @@
-"""The placement of a message: its slot, its score, its envelope, and its member, by which equal sends are one message.
+"""The placement of a message: its slot, its score (a due time or a priority), and all else that a send stores, as ``Outgoing``.
 
-Two sends are the same message if topic, slot and member are the same. The member is the key (IDENTITY "key"), or else the encoded
-body (``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message.
-
-It computes everything that a send stores, and contacts no server: ``producer`` sends. The options are checked by
-``option_checks``. The rule by which a message has its slot is ``slot_of``: nowhere else is it written, except where it is
-computed for many messages at once.
+Which sends are the same message is decided by ``core.model.identity``. The rule by which a message has its slot is ``slot_of``:
+nowhere else is it written, except where it is computed for many messages at once. Here nothing contacts a server: ``producer``
+sends. The values of options are checked by ``option_checks``.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
-from operator import add
 from typing import Any, Literal, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -24,21 +20,21 @@ from django_rmq.core.model.envelope import (
     LARGEST_HELD,
     Envelope,
     basis_bytes,
-    draw_members,
     encode_envelope,
     new_origin,
 )
+from django_rmq.core.model.identity import sent_member
 from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, abbreviated
 from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
 from django_rmq.core.producer.option_checks import (
+    check_delay,
     check_fixed_time,
     check_headers,
-    check_key,
     check_max_retries,
-    check_placement,
+    check_priority,
     check_stored_basis,
+    check_time_range,
     check_timeout,
-    score_of,
 )
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -70,7 +66,7 @@ def in_milliseconds(
     if TIMES.isdisjoint(in_ms):
         return in_ms
     get = in_ms.get
-    check_placement(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
+    check_option_of_type(topic, get("priority"), get("time_range"), get("fixed_time"), get("delay"))
     for name in TIMES & in_ms.keys():
         value = in_ms[name]
         if value is None:
@@ -195,6 +191,83 @@ class Outgoing(NamedTuple):
         return self._replace(topic=topic, slot=slot_of_crc(crc, topic.slots))
 
 
+def score_of(
+    topic: Topic,
+    priority: int | None = None,
+    time_range: int | None = None,
+    fixed_time: int | None = None,
+    delay: int | None = None,
+) -> int:
+    """Return the score given by the options of a message (times in ms), which must be those of its topic's type."""
+    kind = topic.type
+    check_option_of_type(topic, priority, time_range, fixed_time, delay)
+    if kind is TopicType.FIFO:
+        return 0 if delay is None else check_delay(delay)
+    if topic.type is TopicType.RANGE_MERGE:
+        if time_range is None:
+            if topic.time_range_ms is None:
+                raise InvalidMessage(
+                    f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
+                )
+            return topic.time_range_ms
+        return check_time_range(time_range)
+    if topic.type is TopicType.PRIORITY:
+        if priority is not None:
+            return check_priority(topic, priority)
+        if topic.default_priority is None:
+            raise InvalidMessage(
+                f"topic {topic.name} has the type priority: pass priority= (an integer), or set DEFAULT_PRIORITY"
+            )
+        return topic.default_priority
+    if fixed_time is None:
+        raise InvalidMessage(
+            f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
+        )
+    return check_fixed_time(fixed_time)
+
+
+def check_option_of_type(
+    topic: Topic, priority: object, time_range: object, fixed_time: object, delay: object
+) -> None:
+    """Raise ``InvalidMessage`` if one of the options is that of another type than the topic's."""
+    kind = topic.type
+    if (
+        (priority is not None and kind is not TopicType.PRIORITY)
+        or (time_range is not None and kind is not TopicType.RANGE_MERGE)
+        or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
+        or (delay is not None and kind is not TopicType.FIFO)
+    ):
+        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
+
+
+_OPTIONS = {
+    TopicType.RANGE_MERGE: "time_range",
+    TopicType.PRIORITY: "priority",
+    TopicType.FIXED_TIME: "fixed_time",
+    TopicType.FIFO: "delay",
+}
+"""Type of a topic -> the option of a send that gives the due time or the priority of its messages."""
+
+
+def option_of(topic: Topic) -> str:
+    """Return the option of a send that gives the due time or the priority of a message of ``topic``, and the values it takes."""
+    return _TAKEN[topic.type]
+
+
+_TAKEN = {
+    TopicType.RANGE_MERGE: "time_range= (how long it waits for others to merge with)",
+    TopicType.PRIORITY: "priority= (an integer)",
+    TopicType.FIXED_TIME: "fixed_time= (an aware datetime)",
+    TopicType.FIFO: "delay= (how long it waits at least)",
+}
+
+
+def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
+    option = _OPTIONS[topic.type]
+    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != option)
+    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {option}=, not {names}")
+
+
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
     """Return the score that makes a replayed message due at once, or restores its priority (``scored``)."""
     if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
@@ -316,7 +389,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
-        return places.outgoing(topic, basis, raw, score)
+        return places.outgoing(topic, basis, sent_member(topic, raw, None), score)
     content = Envelope(
         raw,
         0 if expires is None else check_fixed_time(expires, name="expires"),
@@ -327,23 +400,12 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    member = draw_members(1)[0] if is_alone else check_key(key)
+    member = sent_member(topic, raw, key)
     envelope = encode_envelope(content)
     # Scripts look for expiries and limits beside the member only.
     if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:
         return places.outgoing(topic, basis, member + envelope, score)
     return places.outgoing(topic, basis, member, score, envelope)
-
-
-def member_of(topic: Topic, body: object, key: object) -> bytes:
-    """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
-    if topic.keyed:
-        if key is None:
-            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
-        return check_key(key)
-    if key is not None:
-        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")
-    return encode_body(topic, body)
 
 
 def basis_of(topic: Topic, body: object, slot_basis: object, *, names: bool = False) -> bytes | None:
@@ -387,13 +449,3 @@ def line_basis(topic: Topic) -> bytes | None:
     On a strict topic they stand in one line; their drawn members would scatter them.
     """
     return topic.name.encode() if topic.is_strict and topic.slot_basis is None else None
-
-
-def lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Return the members of messages with these bodies, and their envelopes, or none if the members hold them."""
-    line = line_basis(topic)
-    head = encode_envelope(Envelope(b"", slot_basis=None if line is None else line.decode()))
-    members, envelopes = draw_members(len(raws)), [head + raw for raw in raws]
-    if max(map(len, envelopes)) > LARGEST_HELD:
-        return members, envelopes
-    return list(map(add, members, envelopes)), []

@@ -15,13 +15,13 @@ from zlib import crc32
 from django_rmq.core.commands import operate, send
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.identity import member_of
+from django_rmq.core.model.limits import BATCH, MAX_REPLICAS, abbreviated
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.bulk_send import BulkSend, takes_bodies
-from django_rmq.core.producer.option_checks import score_of
-from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, member_of
+from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, score_of
 from django_rmq.core.producer.round_trips import send_trips, trip_spans
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
@@ -33,6 +33,19 @@ class AsyncRunner(Protocol):
 
     async def run(self, call: Call[T]) -> T:
         """Run a call and return the meaning of its reply."""
+
+
+def check_durability(replicas: object, fsync: object) -> Durability:
+    """Return the durability that a send requests beyond being stored, or raise ``InvalidMessage``."""
+    if type(replicas) is int and not replicas and fsync is False:
+        return STORED
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidMessage(
+            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {abbreviated(replicas)}"
+        )
+    if not isinstance(fsync, bool):
+        raise InvalidMessage(f"fsync must be True or False, got {abbreviated(fsync)}")
+    return Durability(replicas, fsync)
 
 
 class MixedSend:

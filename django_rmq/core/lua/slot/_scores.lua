@@ -1,6 +1,6 @@
 -- Scores: numbers without lost digits, what a score says of its message, and the scores of debounced and fifo sends.
 --
--- The score of any other send comes with its call (score_of in option_checks.py), or is now_ms + range_ms (send_merge, ensure).
+-- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
 --
 -- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (debounce).
 -- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.

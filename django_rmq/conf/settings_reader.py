@@ -1,7 +1,8 @@
 """The settings of the package as a frozen, validated ``Config``, and their only reader.
 
-The key of a setting is a field in capitals, and the field defines its parser. Other modules of ``conf`` read the parts
-with rules of their own, such as topics and the address of Redis.
+The sections CONSUMER, ADMIN, API, METRICS and OUTBOX are classes here, and ``Config`` has all other settings. The key of a
+setting is a field in capitals, and the field defines its parser and its default. Other modules of ``conf`` read the parts with rules of
+their own, such as topics and the address of Redis.
 
 The reader finds all problems at once; ``checks`` reports them as system checks, ``get_config`` as one error. Nothing is
 read at import, and nothing is connected here. ``docs/reference/settings.md`` describes every key.
@@ -26,7 +27,7 @@ from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topi
 from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
-from django_rmq.core.model.limits import MAX_REPLICAS
+from django_rmq.core.model.limits import MAX_REPLICAS, SHUTDOWN_SECONDS
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
@@ -38,7 +39,7 @@ class Consumer:
 
     processes: int = setting(parsers.whole(1, 1024), 1)
     threads: int = setting(parsers.whole(1, 1024), 8)
-    shutdown_timeout: float = setting(parsers.seconds(), 30.0)
+    shutdown_timeout: float = setting(parsers.seconds(), SHUTDOWN_SECONDS)
     poll_interval: float = setting(parsers.seconds(0.01), 1.0)
     watchdog: float | None = setting(parsers.optional(parsers.seconds(1.0)), 300.0)
     max_messages: int | None = setting(parsers.optional(parsers.whole(1)), None)

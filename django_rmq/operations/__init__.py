@@ -31,6 +31,7 @@ from django_rmq.operations import (
     stats,
     topic_survey,
     topics,
+    undeclared_topics,
     undo,
 )
 from django_rmq.operations import claims as claiming
@@ -63,7 +64,8 @@ from django_rmq.operations.stats import (
     TopicStats,
     WorkerStats,
 )
-from django_rmq.operations.topics import TopicCard, TopicLimits, UndeclaredTopic
+from django_rmq.operations.topics import TopicCard, TopicLimits
+from django_rmq.operations.undeclared_topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import (
     MessageStacks,
     RunningMessages,
@@ -94,7 +96,7 @@ class Operations(OperationContext):
     health, servers, slow_commands = check_health, read_servers, slow_commands
     topic_card, topic_limits = topics.topic_card, topics.topic_limits
     change_limits, reset_limits = topics.change_limits, topics.reset_limits
-    stranded, find_stranded = topics.stranded, topics.find_stranded
+    stranded, find_stranded = undeclared_topics.stranded, undeclared_topics.find_stranded
     worker_overview, running_messages = worker_overview, running_messages
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks

@@ -1,5 +1,6 @@
 """Who may do and see what: the actor of an operation, the permission of each action, and whether content is shown.
 
+``Actor.of_user`` makes the actor of a request, and ``Actor.of_shell`` that of a command, with the name under which it acts.
 Permissions are Django's, of the model ``Topic``. A project may have a rule that says which topics a user may know of.
 ``OperationContext.permitted`` asks for permissions on a topic.
 """

@@ -16,7 +16,7 @@ from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.status import STATE_OF, queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations import actions, bulk, topics
+from django_rmq.operations import actions, bulk, undeclared_topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
 from django_rmq.operations.authorization import PERMISSION_OF, Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
@@ -222,9 +222,9 @@ def retire(
     flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     context.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
-    undeclared = topics.find_undeclared(context, name)
+    undeclared = undeclared_topics.find_undeclared(context, name)
     target = None if to is None else context.permitted(to)
-    steps = topics.retire(
+    steps = undeclared_topics.retire(
         context.broker, connections.get_producer, undeclared, target, delete=delete, dead=dead
     )
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []

@@ -1,4 +1,7 @@
-"""The context of every operation: the actor, the broker and the settings, and how its outcomes are recorded."""
+"""The context of every operation: the actor, the broker and the settings, and how its outcomes are recorded.
+
+``authorization`` decides who the actor is, also of a command, and what it may do; ``audit_trail`` what is recorded.
+"""
 
 from __future__ import annotations
 

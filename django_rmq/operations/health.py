@@ -28,13 +28,13 @@ from django_rmq.core.coordination.assignment_storage import AssignmentPlan, memb
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
-from django_rmq.operations import topic_survey, topics
+from django_rmq.operations import topic_survey, undeclared_topics
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import Waiting, outbox_as_known
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import TopicStats
-from django_rmq.operations.topics import UndeclaredTopic
+from django_rmq.operations.undeclared_topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
 
 TOTAL_SECONDS = 7.0
@@ -266,7 +266,7 @@ def _check_redis(
             with contextlib.suppress(RmqError):
                 yield from () if figures.problem else judge_workers(worker_overview(context), names)
         if names is None:
-            for left in topics.stranded(context):
+            for left in undeclared_topics.stranded(context):
                 yield from judge_undeclared(left)
         if context.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.

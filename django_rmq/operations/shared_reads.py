@@ -36,7 +36,8 @@ from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Se
 from django_rmq.operations.outbox import Waiting, outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
-from django_rmq.operations.topics import UndeclaredTopic, changed_limits, some_stranded
+from django_rmq.operations.topics import changed_limits
+from django_rmq.operations.undeclared_topics import UndeclaredTopic, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
 
 KEPT_MS = 2_000

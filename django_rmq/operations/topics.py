@@ -1,35 +1,33 @@
-"""Topics as a whole: their rules and definitions, limits at run time, and the end of a topic that is no longer declared."""
+"""Topics as a whole: their definitions, a new slot count, limits that are changed at run time, and all rules of one topic.
+
+What the settings may say of a topic is decided by ``conf.topic_settings``. The end of a topic that is no longer declared is the
+part of ``undeclared_topics``.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from django.conf import settings
 from django.utils.translation import gettext as _
 
 from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
-from django_rmq.core import topic_registration
-from django_rmq.core.commands import inspect, limits, operate
-from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core import reslotting, topic_registration
+from django_rmq.core.commands import limits
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits, check_limit, limited
-from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import Definitions
-from django_rmq.core.model.replies import Death, Entry
-from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
+from django_rmq.core.reslotting import Reslotting
 from django_rmq.core.topic_registration import Difference
 from django_rmq.durations import duration_text
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
+from django_rmq.exceptions import ConfigurationError, InvalidRequest, RmqError, ServerTrouble, TopicMismatch
 from django_rmq.operations.authorization import Permission
-from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.message_view import from_entry
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import serving
 from django_rmq.worker.listener_registry import Listener, listeners
@@ -74,6 +72,100 @@ def apply(broker: Broker, defined: Defined, *, force: bool) -> Defined:
         topic_registration.apply(broker, topic)
         return Defined(topic, "applied", defined.registered, defined.differences)
     return defined
+
+
+# Faces import nothing of the core.
+DrainProgress: TypeAlias = reslotting.DrainProgress
+SETS_AT_ONCE = reslotting.AT_ONCE
+begin_slot_count = reslotting.begin
+
+RESLOT_PATIENCE = 60.0
+"""Seconds without an answer of Redis after which a move gives up; it can be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCountPlan:
+    """A change of a topic's slot count, before it is begun."""
+
+    topic: Topic
+    before: int
+    slots: int
+    """The new number of slots."""
+    is_begun: bool
+    """Whether it was begun already."""
+    obstacle: str
+    """Why the change is not permitted; empty if it is."""
+
+
+def plan_slot_count(broker: Broker, topic: Topic, slots: int | None) -> SlotCountPlan:
+    """Return the plan for giving ``topic`` that many slots.
+
+    Without a number, a change that was begun is finished, or the number of the settings is used.
+
+    Raises ``ConfigurationError`` for an invalid number or if none is known, and ``TopicMismatch`` if settings
+    and Redis disagree about more than slots, because the slot of a message depends on that.
+    """
+    known = broker.definitions().of(topic.name) or {}
+    _check_the_rest(topic, known)
+    begun = reslotting.under_way(broker, topic)
+    # Settings with the present count, or with a former one, do not ask for a change.
+    declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
+    slot_count = slots or (begun.topic.slots if begun else declared)
+    if slot_count is None:
+        raise ConfigurationError(
+            f'topic "{topic.name}" is not being re-slotted: give the new number of slots'
+        )
+    before = slot_counts(known)[0] if known else topic.slots
+    return SlotCountPlan(
+        topic, before, slot_count, begun is not None, reslotting.obstacle(broker, topic, slot_count)
+    )
+
+
+def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:
+    different = (
+        [each for each in topic_registration.differences(topic, known) if each.setting != "SLOTS"]
+        if known
+        else []
+    )
+    if different:
+        named = ", ".join(
+            f"{each.setting} is {each.declared!r} here and {each.registered!r} in Redis" for each in different
+        )
+        raise TopicMismatch(
+            f'topic "{topic.name}": {named}. Correct the settings, or see `manage.py rmqtopics`'
+        )
+
+
+def move_to_slots(
+    broker: Broker,
+    change: Reslotting,
+    *,
+    at_once: int,
+    report: Callable[[DrainProgress], None],
+    report_trouble: Callable[[ServerTrouble], None],
+) -> DrainProgress:
+    """Move all messages by ``core.reslotting``, even while Redis fails, because each step can be repeated.
+
+    ``report_trouble`` gets each error after which it tries again.
+    """
+    answered = time.monotonic()
+
+    def note(step: str, progress: DrainProgress) -> None:
+        nonlocal answered
+        answered = time.monotonic()
+        report(progress)
+
+    while True:
+        try:
+            progress = reslotting.move(broker, change, at_once=at_once, report=note)
+            reslotting.finish(broker, change)
+            return progress
+        except ServerTrouble as error:
+            # The time counts from the last step that was done, so a move survives any number of short outages.
+            if time.monotonic() - answered > RESLOT_PATIENCE:
+                raise
+            report_trouble(error)
+            time.sleep(1.0)
 
 
 class TopicLimits(NamedTuple):
@@ -234,295 +326,3 @@ def _back_off(topic: Topic) -> str:
         duration_text(timedelta(milliseconds=ms)) for ms in (topic.backoff.base_ms, topic.backoff.cap_ms)
     )
     return first if first == last else f"{first} to {last}"
-
-
-PAGE = 250
-"""The number of messages that are moved or deleted in one step."""
-
-MOST_STRANDED = 100
-"""The number of undeclared topics at which a page looks, in the order of their names."""
-
-STRANDED_SLOTS = 2_000
-"""The number of their slots that a page reads together. Of topics with more slots it reads an evenly spread part."""
-
-COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity", "ACCUMULATE": "collects"}
-"""Settings that two topics must share for the messages of one to be valid in the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class UndeclaredTopic:
-    """A topic that is registered and not declared, and how many messages it holds."""
-
-    topic: Topic
-    """The topic as registered, with all slots that it has had."""
-    waiting: int
-    in_flight: int
-    """The number of messages held by a worker, a REST client or Spark."""
-    resting: int
-    dead: int
-    is_partial: bool = False
-    """Whether only a part of the slots was read, so that there may be more."""
-
-    @property
-    def held(self) -> int:
-        """The number of messages in any state."""
-        return self.waiting + self.in_flight + self.resting + self.dead
-
-    def __str__(self) -> str:
-        states = {
-            "waiting": self.waiting,
-            "in flight": self.in_flight,
-            "resting": self.resting,
-            "dead": self.dead,
-        }
-        counts_text = ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
-        return f"at least {counts_text}" if self.is_partial else counts_text
-
-
-def stranded(context: OperationContext) -> list[UndeclaredTopic]:
-    """Return the topics that are registered in Redis and not declared in the settings, with their contents."""
-    context.actor.require(Permission.VIEW)
-    context.require_all_topics()
-    broker, registered = context.broker, context.broker.definitions()
-    return [_undeclared_topic(broker, name, registered[name]) for name in _undeclared(context, registered)]
-
-
-def some_stranded(context: OperationContext) -> list[UndeclaredTopic]:
-    """Return the same as ``stranded`` for at most ``MOST_STRANDED`` topics, of which ``STRANDED_SLOTS`` slots are read."""
-    broker, registered = context.broker, context.broker.definitions()
-    names = _undeclared(context, registered)[:MOST_STRANDED]
-    return [_undeclared_topic(broker, name, registered[name], STRANDED_SLOTS // len(names)) for name in names]
-
-
-def _undeclared(context: OperationContext, registered: Iterable[str]) -> list[str]:
-    return sorted(set(registered).difference(context.config.topics))
-
-
-def find_stranded(context: OperationContext, name: str) -> UndeclaredTopic:
-    """Return one of these topics. Raises ``OperationRefused`` if it is declared, unknown or being re-slotted."""
-    context.actor.require(Permission.VIEW)
-    return find_undeclared(context, name)
-
-
-def find_undeclared(context: OperationContext, name: str) -> UndeclaredTopic:
-    """Return the same as ``find_stranded`` to an actor with any permission."""
-    context.require_all_topics()
-    broker = context.broker
-    definition = broker.definitions().get(name)
-    if name in context.config.topics:
-        raise OperationRefused(f"topic {name} is declared in the settings: remove it there first")
-    if definition is None:
-        raise OperationRefused(f"no topic {name} is registered in Redis")
-    if len(slot_counts(definition)) > 1:
-        raise OperationRefused(
-            f"topic {name} is being re-slotted: declare it, and let `rmqreslot` finish first"
-        )
-    return _undeclared_topic(broker, name, definition)
-
-
-def _undeclared_topic(
-    broker: Broker, name: str, definition: Mapping[str, object], most_slots: int | None = None
-) -> UndeclaredTopic:
-    slots = max((*slot_counts(definition), *former_slot_counts(definition)))
-    try:
-        topic = Topic.registered(name, definition, slots)
-    except ValueError:
-        # Messages are counted in the same way in every topic. If the definition is incomplete, they cannot be moved.
-        topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
-    counted: Counter[str] = Counter()
-    chosen_slots = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
-    for counts in walk(broker, (inspect.count(topic, slot) for slot in chosen_slots)):
-        counted["waiting"] += counts.store
-        counted["running"] += counts.prepare + counts.claimed
-        counted["resting"] += counts.retry
-        counted["dead"] += counts.dead
-    return UndeclaredTopic(
-        topic,
-        counted["waiting"],
-        counted["running"],
-        counted["resting"],
-        counted["dead"],
-        len(chosen_slots) < topic.slots,
-    )
-
-
-def _check_target(topic: Topic, target: Topic) -> None:
-    """Raise ``OperationRefused`` if messages of ``topic`` cannot be moved to ``target``."""
-    if topic.is_strict:
-        raise OperationRefused(
-            f"messages of topic {topic.name} cannot be moved, because it keeps their order (ORDER 'strict') and a "
-            "move does not: let workers finish them"
-        )
-    different = [key for key, field in COMMON.items() if getattr(topic, field) != getattr(target, field)]
-    if different:
-        raise OperationRefused(
-            f"messages of topic {topic.name} cannot be moved to {target.name}: the topics differ in "
-            f"{', '.join(different)}"
-        )
-
-
-def retire(
-    broker: Broker,
-    producer: Callable[[], Producer],
-    undeclared: UndeclaredTopic,
-    target: Topic | None,
-    *,
-    delete: bool,
-    dead: str,
-) -> Iterator[BulkProgress]:
-    """Return the steps of ``Operations.retire``; raises its errors."""
-    name = undeclared.topic.name
-    if dead not in ("", "move", "delete") or (dead == "move" and target is None):
-        raise InvalidRequest("dead must be 'delete' or, if a target topic is given, 'move'")
-    if delete and target is not None:
-        raise InvalidRequest("choose between moving and deleting the messages")
-    if target is not None:
-        _check_target(undeclared.topic, target)
-    if undeclared.in_flight:
-        raise OperationRefused(
-            f"topic {name} holds messages in flight ({undeclared}): wait until they finish"
-        )
-    if undeclared.waiting + undeclared.resting and not (delete or target):
-        raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete them")
-    if undeclared.dead and not (delete or dead):
-        raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete the dead ones")
-    live = ("retry", "store")
-    parts: list[Iterator[BulkProgress]] = []
-    if target is not None:
-        parts.append(
-            _moved(broker, producer(), undeclared, target, (*live, "dead") if dead == "move" else live)
-        )
-    if delete or dead == "delete":
-        parts.append(_deleted(broker, undeclared, (*live, "dead") if delete else ("dead",)))
-    return _all(broker, undeclared, parts)
-
-
-def _all(
-    broker: Broker, undeclared: UndeclaredTopic, parts: list[Iterator[BulkProgress]]
-) -> Iterator[BulkProgress]:
-    """Empty the topic part by part, and forget it if nothing was left behind."""
-    outcomes: Counter[str] = Counter()
-    for part in parts:
-        before = outcomes.copy()
-        for step in part:
-            outcomes = before + Counter(step.outcomes)
-            yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes))
-    # A message that was left behind could not be found again if its topic were forgotten.
-    if not outcomes["kept"]:
-        for step in _forgotten(broker, undeclared.topic):
-            yield BulkProgress(
-                undeclared.held, undeclared.held, {**outcomes, **step.outcomes}, step.is_complete
-            )
-
-
-def _deleted(broker: Broker, undeclared: UndeclaredTopic, states: tuple[str, ...]) -> Iterator[BulkProgress]:
-    """Delete the messages in these states. Outcome: ``purged``."""
-    topic, done = undeclared.topic, 0
-    for slot in range(topic.slots):
-        for state in states:
-            while gone := broker.run(operate.purge(topic, slot, state, limit=PAGE)):
-                done += gone
-                yield BulkProgress(done, undeclared.held, {"purged": done})
-    yield BulkProgress(done, undeclared.held, {"purged": done}, True)
-
-
-def _moved(
-    broker: Broker, producer: Producer, undeclared: UndeclaredTopic, target: Topic, states: tuple[str, ...]
-) -> Iterator[BulkProgress]:
-    """Send the messages in these states to ``target``, and delete those that have arrived there.
-
-    Outcomes: those of sends, and ``kept`` for a message that has no slot there or was refused. A message
-    keeps its due time or priority; resting and dead messages get their full number of retries again. If this
-    ends early, some messages may be in both topics; when it is repeated they merge, if their identity is
-    their body or a key.
-    """
-    outcomes: Counter[str] = Counter()
-    for slot in range(undeclared.topic.slots):
-        for state in states:
-            after: tuple[str, bytes] | None = None
-            while True:
-                page = broker.run(
-                    inspect.list_messages(undeclared.topic, slot, state, after=after, limit=PAGE)
-                )
-                outcomes.update(
-                    _move_some(broker, producer, undeclared.topic, slot, state, target, page.entries)
-                )
-                yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes))
-                after = page.cursor
-                if after is None:
-                    break
-    yield BulkProgress(outcomes.total(), undeclared.held, dict(outcomes), True)
-
-
-def _move_some(
-    broker: Broker,
-    producer: Producer,
-    source: Topic,
-    slot: int,
-    state: str,
-    target: Topic,
-    entries: Sequence[Entry],
-) -> Counter[str]:
-    now_ms = broker.now_ms()
-    placed = [_placed(source, slot, state, entry, target, now_ms) for entry in entries]
-    sends = [out for out in placed if out is not None]
-    outcomes = Counter({"kept": len(placed) - len(sends)})
-    if sends:
-        results, errors = producer.attempt(sends)
-        arrived = [
-            out.member
-            for i, (out, result) in enumerate(zip(sends, results, strict=True))
-            if i not in errors and result.status != "refused"
-        ]
-        outcomes["kept"] += len(sends) - len(arrived)
-        outcomes.update(
-            result.status
-            for i, result in enumerate(results)
-            if i not in errors and result.status != "refused"
-        )
-        # The messages are deleted after they were sent: a crash in between leaves them in both topics, and loses
-        # none.
-        if arrived:
-            broker.run(operate.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
-    return +outcomes
-
-
-def _placed(
-    source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
-) -> Outgoing | None:
-    """Return a message as ``target`` takes it, or None if its slot there cannot be computed."""
-    envelope = entry.envelope
-    if state == "dead" and entry.record:
-        envelope = Death.parse(entry.record).envelope
-    basis = stored_basis(target, entry.member, envelope)
-    if basis is None:
-        return None
-    copy = from_entry(source, slot, state, entry)
-    if state == "dead" or copy.is_retry:
-        score = score_at_once(target, copy.priority if copy.priority is not None else copy.scored, now_ms)
-    elif target.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
-        score = max(0, int(entry.score) - now_ms)
-    else:
-        score = int(entry.score)
-    crc = zlib.crc32(basis)
-    return Outgoing(target, slot_of_crc(crc, target.slots), entry.member, score, envelope, crc=crc)
-
-
-def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
-    """Forget an empty topic: its definition, its counters and its history. Outcome, of slots: ``retired``.
-
-    Raises ``OperationRefused`` if it holds messages; it then stays registered.
-    """
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        calls = [operate.retire(topic, slot) for slot in slots]
-        for slot, answer in zip(slots, walk(broker, calls), strict=True):
-            # A message has come since the slot was emptied.
-            if answer != "retired":
-                raise OperationRefused(
-                    f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
-                )
-        yield BulkProgress(slots.stop, topic.slots, {"retired": slots.stop})
-    broker.run(limits.delete_changed_limits(topic.name))
-    broker.undefine(topic)
-    yield BulkProgress(topic.slots, topic.slots, {"retired": topic.slots}, True)

@@ -25,7 +25,7 @@ from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, ledger_audit
-from django_rmq.operations import topics as retirement
+from django_rmq.operations import undeclared_topics as retirement
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.workers import Worker, eventually, live, send

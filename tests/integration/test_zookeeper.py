@@ -34,9 +34,9 @@ from django_rmq.core.coordination import Holding, Worker, topic_slots
 from django_rmq.core.coordination.assignment_storage import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
+from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession
 from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT, MAX_NODE
 from django_rmq.core.coordination.zookeeper.node_tree import unpack
-from django_rmq.core.coordination.zookeeper.session import ZooKeeperSession
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats, topic_survey

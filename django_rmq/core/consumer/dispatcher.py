@@ -51,6 +51,7 @@ from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.keys import read_wakeup
+from django_rmq.core.model.limits import SHUTDOWN_SECONDS
 from django_rmq.core.model.replies import Delivery, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -63,7 +64,7 @@ class WorkerOptions:
     threads: int
     burst: bool = False
     """Whether it ends when no message can be taken."""
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: float = SHUTDOWN_SECONDS
     poll_seconds: float = POLL_SECONDS
     max_messages: int | None = None
     max_idle_time: float | None = None

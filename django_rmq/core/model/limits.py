@@ -1,4 +1,4 @@
-"""The bounds of stored values, and the meaning of a score: when its message is due, its priority, its retries left.
+"""The bounds of values and times, and the meaning of a score: when its message is due, its priority, its retries left.
 
 Scores are doubles, in Redis as in Lua, so most bounds follow from the digits that a double holds. The scripts have the same
 numbers.
@@ -79,6 +79,9 @@ MAX_RETRIES_LIMIT = 999
 
 MAX_TIMEOUT = 604_800
 """The maximum TIMEOUT in seconds: a week."""
+
+SHUTDOWN_SECONDS = 30.0
+"""How long a worker that ends waits for its running listeners, unless SHUTDOWN_TIMEOUT says otherwise."""
 
 MAX_REPLICAS = 100
 """The maximum number of replicas that a send may ask to confirm."""

@@ -24,6 +24,7 @@ from typing import Any
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.forked_copies import SignalHandler
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.limits import SHUTDOWN_SECONDS
 from django_rmq.core.worker_processes.child_process import (
     CLEAN,
     FINISH_SECONDS,
@@ -96,7 +97,7 @@ class Supervisor:
     meanwhile. An error that it raises ends the supervisor."""
     ready: Callable[[], None] = lambda: None
     """Called once after ``prepare``, before the first child is there."""
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: float = SHUTDOWN_SECONDS
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
     changed: Callable[[], bool] = lambda: False

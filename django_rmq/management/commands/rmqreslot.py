@@ -9,8 +9,8 @@ from typing import Any
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management.rmq_command import RmqCommand, allow_options_between_arguments, at_least
-from django_rmq.operations import slot_count
-from django_rmq.operations.slot_count import DrainProgress
+from django_rmq.operations import topics
+from django_rmq.operations.topics import DrainProgress
 
 REPORT_SECONDS = 1.0
 
@@ -38,7 +38,7 @@ class Command(RmqCommand):
         parser.add_argument(
             "--at-once",
             type=at_least(1),
-            default=slot_count.AT_ONCE,
+            default=topics.SETS_AT_ONCE,
             metavar="N",
             help="how many sets of slots may be blocked at the same time (default: %(default)s)",
         )
@@ -48,12 +48,12 @@ class Command(RmqCommand):
     def handle(self, *args: object, **options: Any) -> None:
         operations, is_text = self.operations(), not options["json"]
         topic, broker = operations.config.topic(options["topic"]), operations.broker
-        plan = slot_count.plan(broker, topic, options["slots"])
+        plan = topics.plan_slot_count(broker, topic, options["slots"])
         slots = plan.slots
         if options["dry_run"]:
             self._print_plan(plan, is_text=is_text)
             return
-        change = slot_count.begin(broker, topic, slots)
+        change = topics.begin_slot_count(broker, topic, slots)
         if change is None:
             if is_text:
                 self.stdout.write(f"{topic.name} has {slots} slots")
@@ -63,7 +63,7 @@ class Command(RmqCommand):
         word = "Continuing with" if plan.is_begun else "Starting with"
         if is_text:
             self.stdout.write(f"{word} {topic.name}: {change.before} → {slots} slots")
-        progress = slot_count.move(
+        progress = topics.move_to_slots(
             broker,
             change,
             at_once=options["at_once"],
@@ -80,7 +80,7 @@ class Command(RmqCommand):
         if operations.config.topic(topic.name).slots != slots:
             self.stdout.write(f'Write "SLOTS": {slots} into the settings')
 
-    def _print_plan(self, plan: slot_count.SlotCountPlan, *, is_text: bool) -> None:
+    def _print_plan(self, plan: topics.SlotCountPlan, *, is_text: bool) -> None:
         if plan.obstacle:
             raise ConfigurationError(f'topic "{plan.topic.name}" cannot be re-slotted: {plan.obstacle}')
         if not is_text:

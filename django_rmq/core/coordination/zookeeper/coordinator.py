@@ -27,7 +27,7 @@ from django_rmq.core.coordination.assignment_storage import (
 )
 from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
 from django_rmq.core.coordination.zookeeper import node_tree
-from django_rmq.core.coordination.zookeeper.session import Ensemble, ZooKeeperSession
+from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import (

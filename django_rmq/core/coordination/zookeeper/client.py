@@ -1,4 +1,4 @@
-"""A session with ZooKeeper: its addresses and credentials, its client, that it has ended, and answers with a time limit.
+"""The client of ZooKeeper: its addresses and credentials, its session, that it has ended, and answers with a time limit.
 
 kazoo's exceptions about connections and permissions stop here; those about nodes are left to the callers. What
 a worker does whose session has ended is decided by ``coordinator``.

@@ -1,8 +1,8 @@
 """The settings of the package as a frozen, validated ``Config``, and their only reader.
 
 The sections CONSUMER, ADMIN, API, METRICS and OUTBOX are classes here, and ``Config`` has all other settings. The key of a
-setting is a field in capitals, and the field defines its parser and its default. Other modules of ``conf`` read the parts with rules of
-their own, such as topics and the address of Redis.
+setting is a field in capitals, and the field defines its parser and its default. Other modules of ``conf`` read the parts
+with rules of their own, such as topics and the address of Redis.
 
 The reader finds all problems at once; ``checks`` reports them as system checks, ``get_config`` as one error. Nothing is
 read at import, and nothing is connected here. ``docs/reference/settings.md`` describes every key.

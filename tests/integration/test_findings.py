@@ -28,7 +28,15 @@ from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.core.monitoring.history import TimesCount
 from django_rmq.core.redis.clients import parse_slow_commands
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, topic_survey, topics
+from django_rmq.operations import (
+    Actor,
+    Operations,
+    ScheduleStats,
+    shared_reads,
+    stats,
+    topic_survey,
+    undeclared_topics,
+)
 from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
@@ -319,14 +327,14 @@ def test_messages_of_a_topic_that_the_settings_do_not_have_are_a_finding(
         assert lines_of(page(boss)) == [(True, said)]
         assert lines_of(page(boss, "change", "orders")) == []
         # A page reads a part of the slots where there are very many.
-        monkeypatch.setattr(topics, "STRANDED_SLOTS", 2)
+        monkeypatch.setattr(undeclared_topics, "STRANDED_SLOTS", 2)
         assert lines_of(page(boss)) == [
             (True, "renamed: holds messages (at least 1 waiting) and is not in the settings")
         ]
-        monkeypatch.setattr(topics, "STRANDED_SLOTS", 1)
+        monkeypatch.setattr(undeclared_topics, "STRANDED_SLOTS", 1)
         assert lines_of(page(boss)) == []
         assert "(1 waiting)" in run("--no-workers")[0]
-        monkeypatch.setattr(topics, "MOST_STRANDED", 0)
+        monkeypatch.setattr(undeclared_topics, "MOST_STRANDED", 0)
         assert lines_of(page(boss)) == []
 
 

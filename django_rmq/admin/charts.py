@@ -1,13 +1,13 @@
-"""The history of a topic as sparkline, rates and line charts: the geometry of an SVG, which templates draw.
+"""Charts of the history of topics: what each of them shows (``charts``, ``of_several``), and how ``chart`` draws lines as SVG.
 
-The geometry makes no markup, so nothing has to be marked safe. A missing value (``None``) leaves a gap in its line.
-Coordinates are user units of the ``viewBox``, rounded to a tenth.
+The geometry makes no markup, which is the part of templates, so nothing has to be marked safe. A missing value (``None``) leaves
+a gap in its line. Coordinates are user units of the ``viewBox``, rounded to a tenth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -18,8 +18,7 @@ from django.utils.translation import pgettext
 
 from django_rmq.admin.labels import audited
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError
-from django_rmq.operations import Minute, Operations, SummedMinute, TopicStats
+from django_rmq.operations import Minute, Operations, SummedMinute
 from django_rmq.operations.chart_annotations import Annotation
 from django_rmq.templatetags.rmq_times import duration, number
 
@@ -134,7 +133,7 @@ def sparkline(values: Values, *, area: bool = True) -> Sparkline | None:
 
     ``area``: with the area below it.
     """
-    known = _known(values)
+    known = known_values(values)
     if len(known) < 2:
         return None
     frame = Sparkline("", "", max(known))
@@ -156,7 +155,7 @@ def chart(
 
     ``utc_offset`` (seconds) moves the labels of the time axis to round hours of the viewer's clock.
     """
-    known = [value for line in series for value in _known(line.values)]
+    known = [value for line in series for value in known_values(line.values)]
     highest, step = scale(max(known, default=0.0))
     plot = HEIGHT - BOTTOM - TOP
 
@@ -210,7 +209,8 @@ def scale(highest: float) -> tuple[float, float]:
     return step * math.ceil(highest / step * (1 - 1e-9)), step
 
 
-def _known(values: Values) -> list[float]:
+def known_values(values: Values) -> list[float]:
+    """Return the values that can be drawn."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
@@ -260,7 +260,7 @@ def _area(stretches: list[list[_Point]], bottom: float) -> str:
 
 def _line(series: Series, y: Callable[[float], float], label: Callable[[float], str], area: bool) -> Line:
     stretches = _points(series.values, LEFT, WIDTH - RIGHT, y)
-    known = _known(series.values)
+    known = known_values(series.values)
     return Line(
         series.name,
         series.kind,
@@ -312,41 +312,6 @@ def _readings(
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
 """The hours that can be selected, and the minutes per point for each."""
 
-HOUR_MINUTES = 60
-SPARK_POINTS = 20
-"""The number of points of a small line: a page has four for each of a hundred topics."""
-
-RECENT_MINUTES = 3
-"""Minutes after which the last sampled rate is too old to be shown as current."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trends:
-    """The last hour of a topic in small lines. None: fewer than two samples, or nothing but zeros."""
-
-    due: Sparkline | None = None
-    done: Sparkline | None = None
-    dead: Sparkline | None = None
-    late: Sparkline | None = None
-    """What 99 of 100 messages were late, in seconds."""
-    late_seconds: float | None = None
-    """What 99 of 100 messages of the whole hour were late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """The figures of the last hour for a row of a table. Rates per minute; None: no recent sample."""
-
-    trends: Trends = Trends()
-    sent: float | None = None
-    merged: float | None = None
-    done: float | None = None
-    failed: float | None = None
-    sample: Minute | None = None
-    """The last sampled minute."""
-    problem: str = ""
-    """Why the history cannot be read."""
-
 
 @dataclass(frozen=True, slots=True)
 class Titled:
@@ -356,55 +321,6 @@ class Titled:
     title: str
     chart: Chart
     note: str = ""
-
-
-def recent(
-    operations: Operations, figures: Sequence[TopicStats], shown: Collection[str]
-) -> dict[str, Recent]:
-    """Return the figures of the last hour of topics, by name.
-
-    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
-    """
-    asked_topics = {
-        one.topic: HOUR_MINUTES if one.topic.name in shown or one.is_partial else RECENT_MINUTES
-        for one in figures
-    }
-    minute = figures[0].now_ms // 60_000 if figures else 0
-    return operations.shared_last_minutes(asked_topics, minute, _recent)
-
-
-def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
-    if isinstance(minutes, RmqError):
-        return Recent(problem=str(minutes))
-    rates = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
-    trends = _trends(minutes) if len(minutes) == HOUR_MINUTES else Trends()
-    sample = next((minute for minute in reversed(minutes) if minute.depth), None)
-    if rates is None:
-        return Recent(trends, sample=sample)
-    return Recent(trends, rates.sent, rates.merged, rates.committed, rates.failed, sample)
-
-
-def _trends(minutes: Sequence[Minute]) -> Trends:
-    known = [minute.lateness for minute in minutes if minute.lateness]
-    counts = zip(*(one.counts for one in known), strict=True)
-    whole = replace(known[0], counts=tuple(map(sum, counts))) if known else None
-    return Trends(
-        _small(_depth(minutes, "due")),
-        _small(_rate(minutes, "committed")),
-        _small(_depth(minutes, "dead")),
-        _small([minute.lateness.percentile(0.99) / 1000 if minute.lateness else None for minute in minutes]),
-        whole.percentile(0.99) / 1000 if whole else None,
-    )
-
-
-def _small(values: Values) -> Sparkline | None:
-    """Return a line of a few points from the first value on: of several minutes, the highest one."""
-    if not any(values):
-        return None
-    first = next(at for at, value in enumerate(values) if value is not None)
-    step = -(-(len(values) - first) // SPARK_POINTS)
-    parts = [_known(values[at : at + step]) for at in range(first, len(values), step)]
-    return sparkline([max(part) if part else None for part in parts], area=False)
 
 
 def from_first_sample(minutes: Sequence[Minute]) -> Sequence[Minute]:
@@ -508,35 +424,37 @@ def _said(one: Annotation) -> str:
     return f"{at} {one.topic}: {one.actor}: {one.text}"
 
 
-def _depth(minutes: Sequence[Minute], field: str) -> list[float | None]:
+def depths(minutes: Sequence[Minute], field: str) -> list[float | None]:
+    """Return a depth of each minute, or None where nothing was sampled."""
     return [getattr(minute.depth, field) if minute.depth else None for minute in minutes]
 
 
-def _rate(minutes: Sequence[Minute], field: str) -> list[float | None]:
+def rates(minutes: Sequence[Minute], field: str) -> list[float | None]:
+    """Return a rate of each minute, or None where none is known."""
     return [getattr(minute.rates, field) if minute.rates else None for minute in minutes]
 
 
 def _store(topic: Topic, minutes: Sequence[Minute]) -> Titled:
-    waiting = [Series(_("store"), "store", _depth(minutes, "store"))]
+    waiting = [Series(_("store"), "store", depths(minutes, "store"))]
     if not topic.is_priority:
-        waiting.append(Series(_("due"), "prepare", _depth(minutes, "due")))
+        waiting.append(Series(_("due"), "prepare", depths(minutes, "due")))
     return _drawn(minutes, "depth", pgettext("state of messages", "Store"), waiting, number)
 
 
 def _rates(minutes: Sequence[Minute]) -> Titled:
     series = [
-        Series(_("sent"), "sent", _rate(minutes, "sent")),
-        Series(_("done"), "done", _rate(minutes, "committed")),
-        Series(_("failed"), "failed", _rate(minutes, "failed")),
+        Series(_("sent"), "sent", rates(minutes, "sent")),
+        Series(_("done"), "done", rates(minutes, "committed")),
+        Series(_("failed"), "failed", rates(minutes, "failed")),
     ]
     return _drawn(minutes, "rates", _("Per minute"), series, number)
 
 
 def _trouble(minutes: Sequence[Minute]) -> Titled:
     series = [
-        Series(_("prepare"), "prepare", _depth(minutes, "prepare")),
-        Series(_("retry"), "retry", _depth(minutes, "retry")),
-        Series(_("dead"), "dead", _depth(minutes, "dead")),
+        Series(_("prepare"), "prepare", depths(minutes, "prepare")),
+        Series(_("retry"), "retry", depths(minutes, "retry")),
+        Series(_("dead"), "dead", depths(minutes, "dead")),
     ]
     return _drawn(minutes, "trouble", _("Prepare, retry, dead"), series, number)
 

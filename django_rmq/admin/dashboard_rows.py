@@ -1,21 +1,107 @@
-"""Rows and totals of the dashboard: which figures of a topic are shown, those read now or those of the last sample.
+"""Rows and totals of the dashboard: which figures of a topic are shown, those of now, of the last sample or of the last hour.
 
 ``views.dashboard`` decides which topics are listed, and in which order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from django_rmq.admin.charts import Recent, Trends
+from django_rmq.admin.charts import Sparkline, Values, depths, known_values, rates, sparkline
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import TopicStats
+from django_rmq.exceptions import RmqError
+from django_rmq.operations import Minute, Operations, TopicStats
 from django_rmq.operations.health import runs_too_long
 from django_rmq.operations.measurements import Depth
 
 LONG_SECONDS = 60.0
 """Seconds from which pages say for how long a delivery has run."""
+
+
+HOUR_MINUTES = 60
+SPARK_POINTS = 20
+"""The number of points of a small line: a page has four for each of a hundred topics."""
+
+RECENT_MINUTES = 3
+"""Minutes after which the last sampled rate is too old to be shown as current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trends:
+    """The last hour of a topic in small lines. None: fewer than two samples, or nothing but zeros."""
+
+    due: Sparkline | None = None
+    done: Sparkline | None = None
+    dead: Sparkline | None = None
+    late: Sparkline | None = None
+    """What 99 of 100 messages were late, in seconds."""
+    late_seconds: float | None = None
+    """What 99 of 100 messages of the whole hour were late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The figures of the last hour for a row of a table. Rates per minute; None: no recent sample."""
+
+    trends: Trends = Trends()
+    sent: float | None = None
+    merged: float | None = None
+    done: float | None = None
+    failed: float | None = None
+    sample: Minute | None = None
+    """The last sampled minute."""
+    problem: str = ""
+    """Why the history cannot be read."""
+
+
+def read_recent(
+    operations: Operations, figures: Sequence[TopicStats], shown: Collection[str]
+) -> dict[str, Recent]:
+    """Return the figures of the last hour of topics, by name.
+
+    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
+    """
+    asked_topics = {
+        one.topic: HOUR_MINUTES if one.topic.name in shown or one.is_partial else RECENT_MINUTES
+        for one in figures
+    }
+    minute = figures[0].now_ms // 60_000 if figures else 0
+    return operations.shared_last_minutes(asked_topics, minute, _recent)
+
+
+def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
+    if isinstance(minutes, RmqError):
+        return Recent(problem=str(minutes))
+    last = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
+    trends = _trends(minutes) if len(minutes) == HOUR_MINUTES else Trends()
+    sample = next((minute for minute in reversed(minutes) if minute.depth), None)
+    if last is None:
+        return Recent(trends, sample=sample)
+    return Recent(trends, last.sent, last.merged, last.committed, last.failed, sample)
+
+
+def _trends(minutes: Sequence[Minute]) -> Trends:
+    known = [minute.lateness for minute in minutes if minute.lateness]
+    counts = zip(*(one.counts for one in known), strict=True)
+    whole = replace(known[0], counts=tuple(map(sum, counts))) if known else None
+    return Trends(
+        _small(depths(minutes, "due")),
+        _small(rates(minutes, "committed")),
+        _small(depths(minutes, "dead")),
+        _small([minute.lateness.percentile(0.99) / 1000 if minute.lateness else None for minute in minutes]),
+        whole.percentile(0.99) / 1000 if whole else None,
+    )
+
+
+def _small(values: Values) -> Sparkline | None:
+    """Return a line of a few points from the first value on: of several minutes, the highest one."""
+    if not any(values):
+        return None
+    first = next(at for at, value in enumerate(values) if value is not None)
+    step = -(-(len(values) - first) // SPARK_POINTS)
+    parts = [known_values(values[at : at + step]) for at in range(first, len(values), step)]
+    return sparkline([max(part) if part else None for part in parts], area=False)
 
 
 @dataclass(frozen=True, slots=True)

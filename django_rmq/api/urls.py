@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from django.http import HttpResponseBase
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import actions, deliveries, messages, probes, topics
+from django_rmq.api import actions, deliveries, messages, probes, schedules, topics, workers
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
@@ -29,7 +29,7 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "replay_message": (f"{MESSAGE}replay/", actions.ReplayMessageView),
     "bury": (f"{MESSAGE}bury/", actions.BuryView),
     "cancel": (f"{MESSAGE}cancel/", actions.CancelView),
-    "stack": (f"{MESSAGE}stack/", topics.StackView),
+    "stack": (f"{MESSAGE}stack/", workers.StackView),
     "reschedule": (f"{MESSAGE}reschedule/", actions.RescheduleView),
     "replay": (f"{TOPIC}replay/", actions.ReplayView),
     "reschedule_all": (f"{TOPIC}reschedule/", actions.RescheduleAllView),
@@ -42,20 +42,20 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),
     "extend": (f"{TOPIC}extend/", deliveries.ExtendView),
     "release": (f"{TOPIC}release/", deliveries.ReleaseView),
-    "schedules": ("schedules/", topics.SchedulesView),
-    "pause_schedule": (f"{SCHEDULE}pause/", topics.PauseScheduleView),
-    "resume_schedule": (f"{SCHEDULE}resume/", topics.ResumeScheduleView),
-    "run_schedule": (f"{SCHEDULE}run/", topics.RunScheduleView),
-    "workers": ("workers/", topics.WorkersView),
-    "quiet_worker": (f"{WORKER}quiet/", topics.QuietWorkerView),
-    "resume_worker": (f"{WORKER}resume/", topics.ResumeWorkerView),
-    "stop_worker": (f"{WORKER}stop/", topics.StopWorkerView),
+    "schedules": ("schedules/", schedules.SchedulesView),
+    "pause_schedule": (f"{SCHEDULE}pause/", schedules.PauseScheduleView),
+    "resume_schedule": (f"{SCHEDULE}resume/", schedules.ResumeScheduleView),
+    "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
+    "workers": ("workers/", workers.WorkersView),
+    "quiet_worker": (f"{WORKER}quiet/", workers.QuietWorkerView),
+    "resume_worker": (f"{WORKER}resume/", workers.ResumeWorkerView),
+    "stop_worker": (f"{WORKER}stop/", workers.StopWorkerView),
     "background": ("background/", actions.BackgroundView),
     "start_action": (f"{TOPIC}background/", actions.StartActionView),
     "stop_action": ("background/<str:action>/stop/", actions.StopActionView),
     "deletions": ("deletions/", actions.DeletionsView),
     "undo": ("deletions/<str:deletion>/undo/", actions.UndoView),
-    "running": ("running/", topics.RunningView),
+    "running": ("running/", workers.RunningView),
     "causes": ("causes/", messages.CausesView),
     "slots": ("slots/", topics.SlotsView),
     "stats": ("stats/", topics.StatsView),

@@ -12,22 +12,20 @@ from hypothesis import strategies as st
 from django_rmq.admin.charts import (
     DOT_WIDTH,
     HEIGHT,
-    HOUR_MINUTES,
     LEFT,
     MARKER_WIDTH,
     MOST_LINES,
     RIGHT,
-    SPARK_POINTS,
     WIDTH,
     Series,
     chart,
     markers,
     of_several,
     read_history,
-    recent,
     scale,
     sparkline,
 )
+from django_rmq.admin.dashboard_rows import HOUR_MINUTES, SPARK_POINTS, read_recent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring.history import EDGES_MS, HELD_MINUTES, Depth, Lateness, Minute, Rates, summed
 from django_rmq.operations import Annotation
@@ -163,7 +161,7 @@ def hour_of(*minutes: Minute | None) -> list[Minute]:
 def recents(shown: list[Topic] = TOPICS, **minutes: list[Minute]) -> dict[str, Any]:
     operations: Any = Reads(**minutes)
     figures: list[Any] = [Figures(topic) for topic in TOPICS]
-    return recent(operations, figures, [topic.name for topic in shown])
+    return read_recent(operations, figures, [topic.name for topic in shown])
 
 
 def test_a_small_line_begins_with_the_first_sample_and_keeps_the_highest_values() -> None:

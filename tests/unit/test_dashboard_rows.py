@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq.admin.charts import Recent
-from django_rmq.admin.dashboard_rows import DashboardTotals
+from django_rmq.admin.dashboard_rows import DashboardTotals, Recent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.operations import TopicStats
 

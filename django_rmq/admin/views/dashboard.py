@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin import charts
-from django_rmq.admin.dashboard_rows import DashboardTotals, row_of
+from django_rmq.admin.dashboard_rows import DashboardTotals, read_recent, row_of
 from django_rmq.admin.labels import state_label
 from django_rmq.admin.views.findings_panel import findings_panel
 from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
@@ -174,7 +174,7 @@ def _figures(
     count = max(1, -(-len(listed) // TOPICS_SHOWN))
     at = min(max(number_of(query.get("p")), 1), count)
     shown = {one.topic.name: one for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
-    recent = charts.recent(operations, topics, shown)
+    recent = read_recent(operations, topics, shown)
     given = {"q": search, "show": show, "sort": sort}
     return {
         "overview": True,

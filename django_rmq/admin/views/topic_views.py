@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin import charts
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import DashboardRow, row_of
+from django_rmq.admin.dashboard_rows import DashboardRow, read_recent, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import CLAIM_STATES, STATES, audited, state_label, timing_text
 from django_rmq.admin.views import message_views
@@ -231,7 +231,7 @@ def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
 def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
-    row = row_of(figures, charts.recent(operations, [figures], {topic.name})[topic.name], places.topic)
+    row = row_of(figures, read_recent(operations, [figures], {topic.name})[topic.name], places.topic)
     asked_tab = request.GET.get("tab", "")
     tab = asked_tab if asked_tab in (*STATES, "slots", "history", "settings") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}

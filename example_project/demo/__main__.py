@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from example_project.demo.stage import (
     START_SECONDS,
@@ -51,12 +50,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--products", type=int, default=2000, help="size of the catalogue (default 2000)")
     parser.add_argument("--rate", type=float, default=100, help="price changes per second (default 100)")
     options = parser.parse_args(argv)
-    if options.seconds is not None and options.seconds <= 0:
-        parser.error("--seconds must be more than 0")
-    if options.products < 10:
-        parser.error("--products must be at least 10")
-    if options.rate <= 0:
-        parser.error("--rate must be more than 0")
+    if (options.seconds is not None and options.seconds <= 0) or options.rate <= 0 or options.products < 10:
+        parser.error("--seconds and --rate must be more than 0, and --products at least 10")
     return options
 
 
@@ -73,9 +68,7 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
         # Short enough to see it happen.
         os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
     data = set_up_django(cleanup)
-    consumers = Command(
-        "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
-    )
+    consumers = Command("consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4")
     cleanup.callback(consumers.stop)
     web = WebServer(data, options.port)
     cleanup.callback(web.stop)
@@ -137,13 +130,12 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
 
 def fill(products: int) -> None:
     """Fill the catalogue, and make a login for the admin."""
-    from django.contrib.auth import get_user_model
+    from django.contrib.auth.models import User
     from django.core.management import call_command
 
     call_command("seed_shop", products=products)
-    users: Any = get_user_model()
-    if not users.objects.filter(username=LOGIN).exists():
-        users.objects.create_superuser(LOGIN, "admin@example.com", PASSWORD)
+    if not User.objects.filter(username=LOGIN).exists():
+        User.objects.create_superuser(LOGIN, "admin@example.com", PASSWORD)
 
 
 def welcome(address: str, data: Path) -> None:

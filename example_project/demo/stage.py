@@ -111,9 +111,10 @@ class WebServer(Command):
     """Django's development server on the wanted port, on 8000 if it is free, or on any that is."""
 
     def __init__(self, data: Path, wanted: int | None) -> None:
-        self.port = wanted or (8000 if wanted is None and is_free(8000) else free_port())
+        self.port = wanted or free_port(8000)
         self.address = f"http://{HOST}:{self.port}/"
-        super().__init__("web server", data / "web.log", "runserver", "--noreload", f"{HOST}:{self.port}")
+        command = ("runserver", "--noreload", f"{HOST}:{self.port}")
+        super().__init__("web server", data / "web.log", *command, DJANGO_DEBUG="1")
 
     def answers(self) -> bool:
         """Whether it takes connections by now."""
@@ -125,29 +126,16 @@ def takes_connections(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def is_free(port: int) -> bool:
+def free_port(wanted: int = 0) -> int:
+    """Return this port if it is free, else one that is."""
     with socket.socket() as probe:
-        # As the web server will: a port that waits for the end of old connections is free.
+        # As the servers will: a port that waits for the end of old connections is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((HOST, wanted))
         except OSError:
-            return False
-        return True
-
-
-def free_port() -> int:
-    """Return a free port; on Linux no other process is given it while this one runs."""
-    holder = socket.socket()
-    holder.bind((HOST, 0))
-    port = int(holder.getsockname()[1])
-    if sys.platform == "linux":
-        # A server that sets SO_REUSEADDR, too, can listen beside a socket that does not.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.detach()
-    else:
-        holder.close()
-    return port
+            probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def run(demo: Callable[[Signals, ExitStack], int]) -> int:
@@ -187,8 +175,7 @@ def start_redis(cleanup: ExitStack) -> None:
 def set_up_django(cleanup: ExitStack) -> Path:
     """Set up Django with its database, and return the folder for data, which is ours alone until the end."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
-    wanted_debug = os.environ.get("DJANGO_DEBUG", "1")
-    # Only the web server is a place to debug: the others would note every query.
+    # With DEBUG every process would note every query. The web server alone has it, and serves static files.
     os.environ["DJANGO_DEBUG"] = "0"
 
     import django
@@ -196,7 +183,6 @@ def set_up_django(cleanup: ExitStack) -> Path:
     from django.core.management import call_command
 
     django.setup()
-    os.environ["DJANGO_DEBUG"] = wanted_debug
     data: Path = settings.SHOP_DATA
     lock = cleanup.enter_context((data / "demo.lock").open("w"))
     try:

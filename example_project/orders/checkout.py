@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
-from django.http import Http404
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 
 from django_rmq import remove_message, send_message
@@ -24,9 +24,7 @@ def create_order(sku: int, quantity: int = 1) -> Order:
     The message goes out when the transaction commits, and so does the mail: none for an order that never was.
     """
     with transaction.atomic():
-        product = Product.objects.filter(sku=sku).first()
-        if product is None:
-            raise Http404(f"There is no product {sku}.")
+        product = get_object_or_404(Product, sku=sku)
         if not Product.objects.filter(sku=sku, stock__gte=quantity).update(stock=F("stock") - quantity):
             raise OutOfStock(f"Fewer than {quantity} of {product.name} are left.")
         now = timezone.now()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any
-
-from django_rmq import Message, Reject, listener, send_messages
-from example_project.prices.models import Grade, Product
+from django_rmq import Message, Reject, Send, listener, send_messages
+from example_project.prices.models import PRIORITIES, Grade, Product
 from example_project.prices.rendering import PhotoMissing, render_price
-
-RENDER_PRIORITY = {Grade.KEY_ACCOUNT: 500, Grade.STANDARD: 300, Grade.SMALL: 100}
 
 
 @listener("price-changes", batch_size=200)
@@ -19,22 +14,16 @@ def order_renders(messages: list[Message]) -> None:
     Also where the image shows this very price already: a renderer at work right now may have read
     the price before.
     """
-    merchants = {
-        sku: (shop, grade)
-        for sku, shop, grade in Product.objects.filter(
-            sku__in=[message.body["sku"] for message in messages]
-        ).values_list("sku", "shop_id", "shop__grade")
-    }
-    bodies_of: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    products = Product.objects.select_related("shop").in_bulk({message.body["sku"] for message in messages})
+    renders = []
     for message in messages:
-        sku = message.body["sku"]
-        if sku not in merchants:
-            message.reject(f"there is no product {sku}")
+        product = products.get(message.body["sku"])
+        if product is None:
+            message.reject(f"there is no product {message.body['sku']}")
             continue
-        shop, grade = merchants[sku]
-        bodies_of[RENDER_PRIORITY[Grade(grade)]].append({"sku": sku, "shop": shop})
-    for priority, bodies in bodies_of.items():
-        send_messages("image-renders", bodies, priority=priority)
+        priority = PRIORITIES[Grade(product.shop.grade)]
+        renders.append(Send({"sku": product.sku, "shop": product.shop_id}, priority=priority))
+    send_messages("image-renders", renders)
 
 
 @listener("image-renders")

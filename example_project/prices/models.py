@@ -14,6 +14,10 @@ class Grade(models.TextChoices):
     SMALL = "B", "Small"
 
 
+PRIORITIES = {Grade.KEY_ACCOUNT: 500, Grade.STANDARD: 300, Grade.SMALL: 100}
+"""Of messages about the products of a merchant."""
+
+
 class Photo(models.TextChoices):
     """What the photo server does when it is asked for a product's photo."""
 
@@ -37,10 +41,6 @@ class ProductQuerySet(models.QuerySet["Product"]):
     def outdated(self) -> ProductQuerySet:
         """Products whose image does not show the current price yet."""
         return self.filter(price_version__gt=F("rendered_version"))
-
-    def rendered(self) -> ProductQuerySet:
-        """Products that have an image, the newest first."""
-        return self.exclude(rendered_at=None).order_by("-rendered_at")
 
 
 class Product(models.Model):

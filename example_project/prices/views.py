@@ -12,7 +12,8 @@ SHOWN = 24
 
 def shop_front(request: HttpRequest) -> HttpResponse:
     """The images that were rendered last."""
-    products = Product.objects.rendered().select_related("shop")[:SHOWN]
+    rendered = Product.objects.exclude(rendered_at=None).order_by("-rendered_at")
+    products = rendered.select_related("shop")[:SHOWN]
     outdated = Product.objects.outdated().count()
     return render(request, "prices/shop_front.html", {"products": products, "outdated": outdated})
 

@@ -86,13 +86,12 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
         *("runrmqpipeline", "product-sets", "--interval", "1s"),
         *("--master", f"local[{min(os.cpu_count() or 1, 4)}]"),
         *("--conf", "spark.sql.shuffle.partitions=2"),
-        DJANGO_DEBUG="0",
     )
     cleanup.callback(spark.stop)
     feeds.report_all()
     sources = Source("feeds", options.rate, feeds.report_changes, SECONDS_PER_FILE)
     cleanup.callback(sources.stop)
-    labels = Command("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS, DJANGO_DEBUG="0")
+    labels = Command("worker", data / "worker.log", "runrmqconsumers", MEMBERSHIPS)
     cleanup.callback(labels.stop)
     web = WebServer(data, options.port)
     cleanup.callback(web.stop)

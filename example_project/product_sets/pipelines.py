@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +24,6 @@ class ProductSets(Pipeline):
 
     name = "product-sets"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--feeds",
-            type=Path,
-            default=settings.PRODUCT_SETS_FEEDS,
-            help="the folder with the files of the sources",
-        )
-
     def run(self, context: Context, **options: Any) -> None:
         if context.remote is not None:
             raise InvalidRequest(
@@ -41,9 +32,11 @@ class ProductSets(Pipeline):
         # PySpark is not there in every process that lists pipelines.
         from example_project.product_sets.queries import evaluation, intake
 
-        feeds: Path = options["feeds"]
         queries = {
-            "intake": (intake(context.spark, feeds, context.sending_options(CHANGES)), ()),
+            "intake": (
+                intake(context.spark, settings.PRODUCT_SETS_FEEDS, context.sending_options(CHANGES)),
+                (),
+            ),
             "evaluation": (evaluation(context.spark, context.options(CHANGES)), (CHANGES,)),
         }
         checkpoints = Path(context.checkpoint or settings.PRODUCT_SETS_CHECKPOINTS)

@@ -23,7 +23,6 @@ from example_project.product_sets.sets import (
     MOST_ITEMS,
     Evaluation,
     Event,
-    is_written,
     write_evaluation,
     write_events,
 )
@@ -88,14 +87,9 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
                     "append"
                 ).save()
             # Only now: a batch that was not sent to its end is done again.
-            if not is_written(_query_id(frame), number):
-                Batch.objects.create(
-                    query=_query_id(frame),
-                    number=number,
-                    work=INTAKE,
-                    rows=sum(row.rows for row in newest),
-                    unusable=unusable + sum(row.rows for row in newest if not row.usable),
-                )
+            unusable += sum(row.rows for row in newest if not row.usable)
+            batch = {"work": INTAKE, "rows": sum(row.rows for row in newest), "unusable": unusable}
+            Batch.objects.get_or_create(query=_query_id(frame), number=number, defaults=batch)
         finally:
             connection.close()
 

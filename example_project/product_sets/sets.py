@@ -10,15 +10,13 @@ from django.db import transaction
 from django.db.models import F
 
 from django_rmq import Send, SendResults, send_messages
-from example_project.prices.models import Grade, Product
+from example_project.prices.models import PRIORITIES, Grade, Product
 from example_project.product_sets.models import BOUNDS, FIELDS, Batch, Item, Label, Member, ProductSet
 
 CHANGES, MEMBERSHIPS = "item-changes", "memberships"
 INTAKE, EVALUATION = "intake", "evaluation"
 MOST_ITEMS = 10_000
 """In one evaluation: SQLite takes 32,766 values in a statement."""
-PRIORITIES = {Grade.KEY_ACCOUNT: 500, Grade.STANDARD: 300, Grade.SMALL: 100}
-"""Of messages about the items of a merchant; items that the shop does not sell come last."""
 
 FIRST_SETS: list[dict[str, Any]] = [
     {"name": "Under twenty", "max_price": 20, "min_stock": 1},
@@ -82,14 +80,14 @@ def save_set(product_set: ProductSet) -> None:
     product_set.full_clean()
     with transaction.atomic():
         before = ProductSet.objects.select_for_update().filter(pk=product_set.pk).first()
+        has_new_bounds = before is None or before.bounds != product_set.bounds
         if before is None:
             product_set.save(force_insert=True)
         else:
-            if before.bounds != product_set.bounds:
-                product_set.revision = before.revision + 1
+            product_set.revision = before.revision + has_new_bounds
             # Spark writes the other columns meanwhile.
             product_set.save(update_fields=["name", "revision", "title_contains", *BOUNDS])
-        if before is None or before.bounds != product_set.bounds:
+        if has_new_bounds:
             evaluate_all()
 
 
@@ -156,7 +154,8 @@ def _replace_members(product_set: ProductSet, evaluated: set[int], belonging: se
 def send_memberships(pairs: Collection[Pair]) -> None:
     """Send a message for each item and set, those of key accounts with the highest priority.
 
-    A message names a membership, and does not say what became of it. So it may merge, come twice, and come late.
+    Items that the shop does not sell come last. A message names a membership, and does not say what became of it. So it
+    may merge, come twice, and come late.
     """
     sold = Product.objects.filter(sku__in={item for item, _ in pairs})
     grades = dict(sold.values_list("sku", "shop__grade"))

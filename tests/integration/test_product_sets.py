@@ -19,13 +19,12 @@ from django_rmq.models import OutboxMessage
 from django_rmq.outbox.relay import relay
 from django_rmq.spark.pipelines import Context, pipelines
 from django_rmq.testing import clock_from_now, drain, memory_broker
-from example_project.prices.models import Grade, Product, Shop
+from example_project.prices.models import PRIORITIES, Grade, Product, Shop
 from example_project.product_sets.feeds import Feeds
 from example_project.product_sets.models import Batch, Item, Label, Member, ProductSet
 from example_project.product_sets.sets import (
     CHANGES,
     MEMBERSHIPS,
-    PRIORITIES,
     Evaluation,
     Event,
     create_first_sets,

@@ -14,7 +14,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PATIENCE, Shop, call, picture, violations
-from tests.support.workers import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +48,6 @@ def cell(page: Page, row: Any, column: str) -> Any:
 
 def open_dead(shop: Shop, page: Page, topic: str, query: str = "") -> None:
     page.goto(f"{shop.admin}{topic}/change/?tab=dead{query}")
-
-
-def is_listed(shop: Shop, page: Page, topic: str, text: str) -> bool:
-    """Return whether a dead message with this text is in the list, which stays as it is until it is opened again."""
-    open_dead(shop, page, topic, f"&text={text}")
-    return rows(page).get_by_role("link").count() > 0
 
 
 # --- looking
@@ -97,18 +90,6 @@ def test_the_choice_of_refresh_is_remembered(shop: Shop, log_in: LogIn) -> None:
     page.get_by_label("Refresh").select_option("0")
     page.reload()
     expect(page.get_by_label("Refresh")).to_have_value("0")
-
-
-def test_workers_and_their_slots_are_shown(shop: Shop, log_in: LogIn, consumers: None) -> None:
-    page = log_in("boss")
-    page.get_by_label("Refresh").select_option("2")
-    row = rows(page).filter(has_text="order-timeouts")
-    expect(cell(page, row, "Consumers")).to_have_text("1")
-    page.goto(f"{shop.admin}order-timeouts/change/?tab=slots")
-    page.get_by_label("Refresh").select_option("2")
-    expect(content(page).locator("table").first.locator("tbody tr")).to_have_count(1)
-    expect(content(page).locator("table").first.locator("tbody tr td").nth(3)).to_have_text("16")
-    expect(content(page).get_by_text("none", exact=True)).to_have_count(0)
 
 
 def test_worker_processes_are_shown_with_what_they_report(shop: Shop, log_in: LogIn, consumers: None) -> None:
@@ -191,24 +172,6 @@ def test_selected_messages_are_deleted_after_a_question(shop: Shop, log_in: LogI
     expect(page.locator(".messagelist")).to_have_text(re.compile("Delete: 5 deleted."))
 
 
-def test_a_body_is_edited_and_replayed(shop: Shop, log_in: LogIn) -> None:
-    shop.fill(call("dead", "letters", [{"to": "Nobody"}], "post.NoAddress: where to?"))
-    page = log_in("boss")
-    open_dead(shop, page, "letters", "&text=Nobody")
-    rows(page).get_by_role("link").first.click()
-    page.get_by_role("link", name="Edit and replay").click()
-    field = page.get_by_label("Body")
-    expect(field).to_have_value('{\n  "to": "Nobody"\n}')
-    field.fill('{"to": }')
-    page.get_by_role("button", name="Replay with this body").click()
-    expect(page.get_by_text("This is not JSON")).to_be_visible()
-    field.fill('{"to": "Somebody"}')
-    page.get_by_role("button", name="Replay with this body").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Edit and replay: 1 replayed."))
-    page.goto(f"{shop.admin}letters/change/?tab=store&text=Somebody")
-    expect(rows(page)).to_have_count(1)
-
-
 def test_purge_wants_the_name_of_the_topic(shop: Shop, log_in: LogIn) -> None:
     shop.fill(call("waiting", "notes", [f"to be purged {number}" for number in range(30)]))
     page = log_in("boss")
@@ -238,33 +201,6 @@ def test_a_double_click_sends_one(shop: Shop, log_in: LogIn) -> None:
     expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
     page.goto(f"{shop.admin}letters/change/?tab=store&text=by+hand")
     expect(rows(page)).to_have_count(1)
-
-
-def test_a_body_that_does_not_fit_its_type_is_mended_in_the_form(shop: Shop, log_in: LogIn) -> None:
-    page = log_in("boss")
-    page.goto(f"{shop.admin}views/send/")
-    page.get_by_text("JSON schema of the body").click()
-    expect(page.locator("details pre")).to_contain_text('"page"')
-    assert violations_of_content(page) == []
-    page.get_by_label("Body").fill('{"page": "/", "ms": "soon"}')
-    page.get_by_label("Priority").fill("50")
-    page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert")).to_contain_text("ms: Input should be a valid integer")
-    page.get_by_label("Body").fill('{"page": "/", "ms": "3"}')
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
-
-
-def test_a_dead_message_of_a_listener_shows_its_traceback(shop: Shop, log_in: LogIn, consumers: None) -> None:
-    page = log_in("boss")
-    page.goto(f"{shop.admin}image-renders/send/")
-    page.get_by_label("Body").fill('{"sku": 999999, "shop": 1}')
-    page.get_by_label("Priority").fill("500")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
-    eventually(lambda: is_listed(shop, page, "image-renders", "999999"), seconds=PATIENCE)
-    rows(page).get_by_role("link").first.click()
-    expect(page.get_by_text("there is no product 999999").first).to_be_visible()
 
 
 # --- what comes from Redis is not trusted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.e2e.processes import ROOT, Happened, Start, environment_of, is_gone, named, state_of
+from tests.e2e.processes import ROOT, Happened, Start, environment_of, named, state_of
 from tests.support.brokers import Broker
 from tests.support.servers import absent
 from tests.support.workers import LONG, eventually, live, send
@@ -46,36 +46,6 @@ def test_a_listener_that_ends_its_process_with_any_code_is_charged_at_once_and_t
     worker.signal()
     assert worker.wait(LONG) == 0
     assert sorted(happened.lines("done")) == ["x", "y"]
-
-
-def test_exit_handlers_run_in_each_process_that_ends_by_itself(start: Start, happened: Happened) -> None:
-    worker = start("one-slot", "--processes", "2", WORKER_LISTENERS="exits")
-    worker.ready()
-    eventually(lambda: len(worker.children) == 2, "two processes")
-    children = [str(pid) for pid in worker.children]
-    worker.signal()
-    assert worker.wait(LONG) == 0
-    assert sorted(happened.lines("left")) == sorted([*children, str(worker.process.pid)])
-
-
-@pytest.mark.parametrize("end", ["sigterm", "max-messages", "sighup"])
-def test_processes_that_a_listener_keeps_end_with_its_process(
-    start: Start, broker: Broker, happened: Happened, end: str
-) -> None:
-    send(broker, ONE_SLOT, named("x", do="keep"))
-    more = ("--max-messages", "1") if end == "max-messages" else ()
-    worker = start("one-slot", *more, WORKER_LISTENERS="exits")
-    happened.wait("done", 1)
-    (kept,) = happened.lines("kept")
-    if end == "sighup":
-        worker.signal(signal.SIGHUP)
-    elif end == "sigterm":
-        worker.signal()
-        assert worker.wait(LONG) == 0
-    eventually(lambda: is_gone(int(kept)), "the end of the listener's process")
-    worker.signal()
-    assert worker.wait(LONG) == 0
-    assert of_group(worker.process.pid) == []
 
 
 def test_as_pid_1_it_reaps_orphans_and_ends_on_sigterm(start: Start, broker: Broker) -> None:
@@ -123,14 +93,6 @@ def test_a_subreaper_reaps_orphans_and_leaves_its_own_children_their_status() ->
 
 
 BLOCKED = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {15, 2, 1}); os.execvp(sys.argv[1], sys.argv[1:])"
-
-
-def test_a_worker_that_was_started_with_sigterm_blocked_ends_on_sigterm(start: Start) -> None:
-    worker = start("work", before=(sys.executable, "-c", BLOCKED))
-    worker.ready()
-    eventually(lambda: len(worker.children) == 1, "a process")
-    worker.signal()
-    assert worker.wait(LONG) == 0
 
 
 def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 
 from django_rmq import Message, listener
 from tests.e2e.worker_project.happened import write_down
-
-executors: list[ProcessPoolExecutor] = []
-"""What listeners keep from one message to the next."""
-
-atexit.register(lambda: write_down("left", {"name": str(os.getpid())}))
 
 
 @listener("work")
@@ -30,10 +23,6 @@ def work(message: Message) -> None:
         ctypes.CDLL(None).exit(int(code))
     elif do == "orphan":
         leave_orphan()
-    elif do == "keep":
-        if not executors:
-            executors.append(ProcessPoolExecutor(2))
-        write_down("kept", {"name": str(executors[0].submit(os.getpid).result())})
     write_down("done", body)
 
 

@@ -43,10 +43,11 @@ def _surveys_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def staff(db: None) -> Callable[..., Client]:
-    """Log in a new member of the staff who has these permissions, by their codenames."""
+    """Log in a new member of the staff who has these permissions, by their codenames; ``*``: all."""
 
     def log_in(*permissions: str) -> Client:
-        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+        name, has_all = f"user{User.objects.count()}", "*" in permissions
+        user = User.objects.create_user(name, is_staff=True, is_superuser=has_all)
         user.user_permissions.set(
             Permission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
         )

@@ -17,7 +17,6 @@ import pytest
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission as AuthPermission
 from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
@@ -68,8 +67,6 @@ def broker(
 ) -> Iterator[Broker]:
     monkeypatch.setattr(pages, "SLICE_SECONDS", 60.0)
     monkeypatch.setattr(pages, "COUNT_SECONDS", 60.0)
-    # What a test has just done is to be seen on the next page.
-    monkeypatch.setattr("django_rmq.operations.shared_reads.KEPT_MS", 0)
     found = Broker(redis_client, prefix)
     rmq = {
         "REDIS": redis_url,
@@ -81,25 +78,8 @@ def broker(
 
 
 @pytest.fixture
-def log_in(client: Client) -> Callable[..., Client]:
-    """Log in as a member of staff with these permissions; `*`: all."""
-
-    def log_in_with(*permissions: str) -> Client:
-        user = User.objects.create_user(
-            f"user{User.objects.count()}", is_staff=True, is_superuser="*" in permissions
-        )
-        user.user_permissions.set(
-            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
-        )
-        client.force_login(user)
-        return client
-
-    return log_in_with
-
-
-@pytest.fixture
-def boss(broker: Broker, log_in: Callable[..., Client]) -> Client:
-    return log_in("*")
+def boss(broker: Broker, staff: Callable[..., Client]) -> Client:
+    return staff("*")
 
 
 def topic_of(name: str) -> Topic:
@@ -184,22 +164,22 @@ def addresses(message_id: str) -> dict[str, str]:
     return found
 
 
-def test_without_a_permission_no_address_answers(broker: Broker, log_in: Callable[..., Client]) -> None:
+def test_without_a_permission_no_address_answers(broker: Broker, staff: Callable[..., Client]) -> None:
     kill(broker, "timed", b'{"a":1}')
     message_id = ids_of_dead(broker)
-    client = log_in()
+    client = staff()
     for name, address in addresses(message_id).items():
         for method in (client.get, client.post):
             assert method(address).status_code == 403, (name, method)
     client.logout()
     for name, address in addresses(message_id).items():
         assert client.get(address).status_code == 302, name
-    assert "django_rmq" not in text(log_in().get("/admin/"))
+    assert "django_rmq" not in text(staff().get("/admin/"))
 
 
-def test_a_viewer_sees_pages_and_can_change_nothing(broker: Broker, log_in: Callable[..., Client]) -> None:
+def test_a_viewer_sees_pages_and_can_change_nothing(broker: Broker, staff: Callable[..., Client]) -> None:
     kill(broker, "timed", b'{"a":1}')
-    client = log_in("view_topic")
+    client = staff("view_topic")
     page = text(client.get(url("change", "timed"), {"tab": "dead"}))
     assert "<button" in page  # the filter's
     assert 'name="act"' not in page
@@ -325,13 +305,13 @@ def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
 
 
 def test_an_export_holds_what_its_reader_may_see(
-    broker: Broker, boss: Client, log_in: Callable[..., Client]
+    broker: Broker, boss: Client, staff: Callable[..., Client]
 ) -> None:
     kill(broker, "secret", b'{"card":"4111222233334444"}', error="shop.Boom: 4111222233334444")
     for kind in ("jsonl", "csv"):
         shown = exported(boss, "secret", tab="dead", **{"as": kind})
         assert "**** 4444" in shown and "41112222" not in shown
-    client = log_in("view_topic")
+    client = staff("view_topic")
     kill(broker, "timed", b'{"card":"4111222233334444"}', error="shop.Boom: 4111222233334444")
     (one,) = [
         json.loads(line) for line in exported(client, "timed", tab="dead", **{"as": "jsonl"}).splitlines()
@@ -465,7 +445,7 @@ def test_claims_are_returned_with_a_retry_used(boss: Client, broker: Broker) -> 
 
 
 def test_what_cannot_be_done_to_claims_says_so(
-    boss: Client, broker: Broker, log_in: Callable[..., Client]
+    boss: Client, broker: Broker, staff: Callable[..., Client]
 ) -> None:
     claimed(broker)
     page, given = url("claims", "timed"), {"act": "return", "consumer": "spark", "confirmed": "yes"}
@@ -473,10 +453,10 @@ def test_what_cannot_be_done_to_claims_says_so(
     for consumer in ("", "other", "x" * 9_000, "\0"):
         answer = boss.post(page, {**given, "consumer": consumer}, follow=True)
         assert "This query no longer holds anything." in text(answer)
-    viewer = log_in("view_topic")
+    viewer = staff("view_topic")
     assert 'name="act"' not in text(viewer.get(page))
     assert viewer.post(page, given).status_code == 403
-    assert log_in("view_topic", "replay_messages").get(page).status_code == 200
+    assert staff("view_topic", "replay_messages").get(page).status_code == 200
     assert depth(broker, "timed", "claimed") == 3
 
 
@@ -582,10 +562,10 @@ def test_the_way_back_leads_to_the_topic_and_nowhere_else(boss: Client, back: st
     assert "evil" not in location
 
 
-def test_who_may_not_read_bodies_sees_no_content(broker: Broker, log_in: Callable[..., Client]) -> None:
+def test_who_may_not_read_bodies_sees_no_content(broker: Broker, staff: Callable[..., Client]) -> None:
     kill(broker, "timed", b'{"card":"visa-cardnumber"}')
     send(broker, "keyed", b"ada@example.com")
-    client = log_in("view_topic")
+    client = staff("view_topic")
     page = text(client.get(url("change", "timed"), {"tab": "dead"}))
     links = re.findall(r'href="([^"]*/message/[^"]*)"', page)
     pages = [page, text(client.get(links[0])), text(client.get(url("change", "keyed")))]
@@ -596,13 +576,13 @@ def test_who_may_not_read_bodies_sees_no_content(broker: Broker, log_in: Callabl
             assert hidden not in shown
     assert "shop.errors.Boom" in page
     assert 'name="text"' not in page
-    seeing = log_in("view_topic", "view_bodies")
+    seeing = staff("view_topic", "view_bodies")
     assert "visa-cardnumber" in text(seeing.get(url("change", "timed"), {"tab": "dead"}))
 
 
-def test_a_search_for_text_is_no_way_around(broker: Broker, log_in: Callable[..., Client]) -> None:
+def test_a_search_for_text_is_no_way_around(broker: Broker, staff: Callable[..., Client]) -> None:
     kill(broker, "timed", b'{"card":"4111"}')
-    client = log_in("view_topic", "replay_messages")
+    client = staff("view_topic", "replay_messages")
     found = [
         ids(text(client.get(url("change", "timed"), {"tab": "dead", "text": part})))
         for part in ("4111", "5222")
@@ -687,15 +667,15 @@ def test_keys_headers_and_slot_bases_of_a_redacted_topic_are_shown_by_its_format
     "error", ["hunter2secret", "hunter2secret\nmore", "two hunter2secret: x", ": hunter2secret"]
 )
 def test_what_is_no_class_of_an_error_is_shown_to_those_alone_who_may_see_texts(
-    log_in: Callable[..., Client], broker: Broker, error: str
+    staff: Callable[..., Client], broker: Broker, error: str
 ) -> None:
     kill(broker, "timed", b'{"a":1}', error=error)
-    page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
+    page = text(staff("view_topic").get(url("change", "timed"), {"tab": "dead"}))
     assert "/message/" in page
     assert "hunter2secret" not in page
 
 
-def test_the_reason_of_a_burial_has_no_class(log_in: Callable[..., Client], broker: Broker) -> None:
+def test_the_reason_of_a_burial_has_no_class(staff: Callable[..., Client], broker: Broker) -> None:
     operations = Operations(Actor("alice", "test"))
     for body, act in (
         (
@@ -706,9 +686,9 @@ def test_the_reason_of_a_burial_has_no_class(log_in: Callable[..., Client], brok
     ):
         send(broker, "timed", body)
         act()
-    page = text(log_in("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
+    page = text(staff("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
     assert "put into Dead by alice: hunter2secret" in page
-    page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
+    page = text(staff("view_topic").get(url("change", "timed"), {"tab": "dead"}))
     assert "/message/" in page
     assert "hunter2secret" not in page
 
@@ -778,7 +758,7 @@ def test_what_cannot_be_undone_is_always_asked_for(boss: Client, broker: Broker,
 
 
 def test_what_runs_is_cancelled_by_those_who_may_delete(
-    boss: Client, log_in: Callable[..., Client], broker: Broker
+    boss: Client, staff: Callable[..., Client], broker: Broker
 ) -> None:
     send(broker, "timed", b'{"a":1}')
     topic = topic_of("timed")
@@ -786,9 +766,9 @@ def test_what_runs_is_cancelled_by_those_who_may_delete(
     taken = broker.prepare(topic, slot, "W", None, 1)
     (chosen,) = ids(text(boss.get(url("change", "timed"), {"tab": "prepare"})))
     given = {"act": "cancel", "state": "prepare", "id": chosen}
-    assert log_in("view_topic").post(url("act", "timed"), given | {"confirmed": "yes"}).status_code == 403
+    assert staff("view_topic").post(url("act", "timed"), given | {"confirmed": "yes"}).status_code == 403
     assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["ok"]
-    boss = log_in("*")
+    boss = staff("*")
     question = boss.post(url("act", "timed"), given)
     assert "Cancel 1 message of timed?" in text(question)
     answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
@@ -1208,7 +1188,7 @@ CELL = r'<td class="rmq-cell"[^>]*>([^<]*)</td>'
 
 
 def test_columns_of_the_settings_show_parts_of_bodies_in_lists_and_files(
-    boss: Client, broker: Broker, log_in: Callable[..., Client]
+    boss: Client, broker: Broker, staff: Callable[..., Client]
 ) -> None:
     paths = ["customer.city", "lines.0.sku", "card"]
     given = {"FORMATTER": {"secret": f"{__name__}.redact"}, "COLUMNS": {"timed": paths, "secret": paths}}
@@ -1244,17 +1224,17 @@ def test_columns_of_the_settings_show_parts_of_bodies_in_lists_and_files(
         assert [line["columns"] for line in lines] == [
             {"customer.city": None, "lines.0.sku": None, "card": "**** 1234"}
         ]
-        client = log_in("view_topic")
+        client = staff("view_topic")
         blind = text(client.get(url("change", "timed")))
         assert "Oslo" not in blind and set(re.findall(CELL, blind)) == {"–"}
         assert "Oslo" not in exported(client, "timed", tab="store", **{"as": "csv"})
     assert '<th scope="col">card</th>' not in text(boss.get(url("change", "timed")))
 
 
-def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[..., Client]) -> None:
+def test_without_redis_there_is_a_banner_within_three_seconds(staff: Callable[..., Client]) -> None:
     with RedisServer() as server:
         address = server.url
-    client = log_in("*")
+    client = staff("*")
     message_id = "0.eyJhIjoxfQ"
     with override_settings(RMQ={"REDIS": address, "TOPICS": TOPICS}):
         for name, page in addresses(message_id).items():
@@ -1283,9 +1263,9 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
     ["redis://h/1?password=S3CRET&max_connections=abc", "redis://u:S3CRET/x@h/1", "redis://h/1?x=S3CRET"],
 )
 def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
-    log_in: Callable[..., Client], redis: str, caplog: pytest.LogCaptureFixture
+    staff: Callable[..., Client], redis: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = log_in("view_topic")
+    client = staff("view_topic")
     with override_settings(RMQ={"REDIS": redis, "TOPICS": TOPICS}):
         answer = client.get(url("changelist"))
     page = text(answer)

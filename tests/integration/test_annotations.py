@@ -30,9 +30,8 @@ SECRET = "other"
 
 
 @pytest.fixture
-def shop(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def shop(broker: Any) -> Iterator[Any]:
     """A broker with two topics that have been sampled for an hour. No answer is shared."""
-    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
     topics = {name: {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms"} for name in NAMES}
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics}),

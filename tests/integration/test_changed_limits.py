@@ -26,7 +26,7 @@ from django_rmq.core.model.keys import changed_limits_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.rate_limits import RateLimits
 from django_rmq.exceptions import InvalidRequest
-from django_rmq.operations import Actor, Operations, shared_reads
+from django_rmq.operations import Actor, Operations
 from django_rmq.worker import listener_registry
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import ReportDuty
@@ -50,9 +50,8 @@ LIMITED = Topic("free", TopicType.RANGE_MERGE, slots=4)
 
 
 @pytest.fixture
-def shop(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def shop(broker: Any) -> Iterator[Any]:
     """A broker with the topics of this module."""
-    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
     rmq = {
         "REDIS": "redis://127.0.0.1:1/0",
         "TOPICS": TOPICS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
@@ -57,11 +57,8 @@ FULL = ServerInfo("Redis", {"role": "master", "used_memory": "200", "maxmemory":
 
 
 @pytest.fixture
-def boss(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
-    # What a test has just done is to be seen on the next page.
-    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
-    client.force_login(User.objects.create_user("boss", is_staff=True, is_superuser=True))
-    return client
+def boss(staff: Callable[..., Client]) -> Client:
+    return staff("*")
 
 
 def address(name: str, *args: str) -> str:

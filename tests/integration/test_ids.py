@@ -16,8 +16,6 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import Permission as AuthPermission
-from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -180,9 +178,9 @@ def test_a_guess_makes_redis_do_nothing_whether_it_is_right_or_wrong(
 @pytest.mark.django_db
 @pytest.mark.parametrize("codenames", [("view_topic", "delete_messages", "replay_messages"), ("*",)])
 def test_no_page_of_the_admin_tells_a_right_guess(
-    broker: Any, client: Client, codenames: tuple[str, ...]
+    broker: Any, staff: Callable[..., Client], codenames: tuple[str, ...]
 ) -> None:
-    log_in(client, *codenames)
+    client = staff(*codenames)
     kill(broker, "redacted", SECRET)
     answers = []
     for guess in (SECRET, WRONG):
@@ -205,14 +203,6 @@ def without_chance(page: str, named: str) -> str:
     page = page.replace(named, "")
     page = re.sub(r'name="csrfmiddlewaretoken" value="[^"]*"', "", page)
     return re.sub(r"\d{13}|\d+(\.\d+)? (ms|s|seconds?)\b|\d\d:\d\d(:\d\d)?", "", page)
-
-
-def log_in(client: Client, *codenames: str) -> None:
-    user = User.objects.create_user("somebody", is_staff=True, is_superuser="*" in codenames)
-    user.user_permissions.set(
-        AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=codenames)
-    )
-    client.force_login(user)
 
 
 @pytest.mark.parametrize("name", ["ranked", "redacted", "redacted.keyed"])
@@ -318,7 +308,7 @@ def test_a_long_message_that_vanishes_behind_a_page_takes_no_other_with_it(
     ids=["all", "filtered", "searched", "too long a text", "nonsense"],
 )
 def test_each_link_of_a_page_is_short_enough_for_a_web_server(
-    broker: Any, client: Client, query: dict[str, str]
+    broker: Any, staff: Callable[..., Client], query: dict[str, str]
 ) -> None:
     """Bodies of 256 KB, and ids, filters and names as long as they may be; gunicorn takes 4,094 bytes of a request line."""
     name = "l" + "_" * 99
@@ -327,7 +317,7 @@ def test_each_link_of_a_page_is_short_enough_for_a_web_server(
         "TOPICS": {name: {"TYPE": "fixed_time", "SLOTS": 2, "BODY": "text", "MAX_BODY": 300_000}},
         "ADMIN": {"PAGE_SIZE": 5},
     }
-    log_in(client, "*")
+    client = staff("*")
     with override_settings(RMQ=rmq), connections.replaced_broker(broker):
         big = "𝕏".encode() * 50 + b"y" * 256 * 1024
         kill(broker, name, *(b"%s%d" % (big, n) for n in range(12)), error=f"{LONGEST_CLASS}: x")
@@ -460,7 +450,7 @@ def test_a_message_that_has_gone_on_is_found_where_it_is_now(broker: Any) -> Non
 
 
 @pytest.mark.django_db
-def test_what_was_not_found_is_not_told_to_be_gone(broker: Any, client: Client) -> None:
+def test_what_was_not_found_is_not_told_to_be_gone(broker: Any, staff: Callable[..., Client]) -> None:
     members = [b"m%05d" % n for n in range(20_000)]
     put(broker, "redacted", *members)
     (listed,) = viewer().listing("redacted", "store", limit=1, descending=False).copies
@@ -474,7 +464,7 @@ def test_what_was_not_found_is_not_told_to_be_gone(broker: Any, client: Client) 
     program = Program(user_with(*Permission))
     program.refused(409, "refused", "GET", f"topics/redacted/messages/{listed.id}/")
     program.refused(409, "refused", "DELETE", f"topics/redacted/messages/{listed.id}/?copy=live")
-    log_in(client, "*")
+    client = staff("*")
     page = client.get(reverse("admin:django_rmq_topic_message", args=["redacted", listed.id]))
     assert page.status_code == 400 and "not found near its place" in page.content.decode()
     assert "Message not found" not in page.content.decode()

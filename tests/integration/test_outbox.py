@@ -54,7 +54,7 @@ from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.models import OutboxMessage
-from django_rmq.operations import Actor, Operations, outbox, shared_reads
+from django_rmq.operations import Actor, Operations, outbox
 from django_rmq.outbox import contents as outbox_looking
 from django_rmq.outbox import relay as outbox_relay
 from django_rmq.outbox import storage
@@ -956,8 +956,7 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     assert url in dashboard
 
 
-def test_an_outbox_that_ages_is_red(staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
+def test_an_outbox_that_ages_is_red(staff: Callable[..., Client]) -> None:
     viewer, outbox = staff("view_topic"), reverse("admin:django_rmq_topic_outbox")
 
     def link() -> tuple[bool, str]:

@@ -32,7 +32,7 @@ from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
-from django_rmq.operations import Actor, Operations, shared_reads
+from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Finding, HealthThresholds
 from django_rmq.worker import startup
 from example_project.demo.redis_server import redis_server_binaries
@@ -297,11 +297,6 @@ def test_what_follows_from_info(
 
 
 BODY = '{"much": "that somebody has typed"}'
-
-
-@pytest.fixture(autouse=True)
-def pages_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_reads, "KEPT_MS", 0)
 
 
 @pytest.fixture

@@ -72,7 +72,8 @@ def waits_once(path: str) -> str:
     return "done"
 
 
-def _fork(path: str) -> str:
+@task()
+def forks_at_last(path: str) -> str:
     if not Path(path).exists():
         Path(path).touch()
         raise Retry("not yet", delay=0)
@@ -80,16 +81,6 @@ def _fork(path: str) -> str:
     if child:
         os.waitpid(child, 0)
     return "the original" if child else "the copy"
-
-
-@task()
-def forks_at_last(path: str) -> str:
-    return _fork(path)
-
-
-@task()
-async def aforks_at_last(path: str) -> str:
-    return _fork(path)
 
 
 @task()

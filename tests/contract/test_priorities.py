@@ -199,12 +199,3 @@ def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_
     assert len(answers) > 2
     assert [delivery.member for delivery in answers[-1].deliveries] == [b"free"]
     assert set(slot.zset("store")) == set(busy)
-
-
-@each_type
-def test_what_is_taken_behind_a_cursor_leaves_what_lies_before_it(slot: Slot) -> None:
-    slot.send(b"first", b"second", score=0 if slot.topic.type is TopicType.RANGE_MERGE else None)
-    first = slot.zset("store")[b"first"]
-    answer = slot.take(1, after=(f"{first:.17g}", b"first"))
-    assert [delivery.member for delivery in answer.deliveries] == [b"second"]
-    assert set(slot.zset("store")) == {b"first"}

@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
@@ -69,18 +69,6 @@ def test_a_delivery_times_out_when_more_than_the_time_out_has_passed_in_whole_se
     clock.advance("1ms")
     assert slot.time_out() == 1
     assert slot.where(b"a") == ("w" if max_retries else "D")
-
-
-@each_type
-def test_extend_begins_the_time_out_anew(slot: Slot, clock: Clock) -> None:
-    slot.send(b"a")
-    receipt, _ = slot.take_one()
-    for _ in range(5):
-        clock.advance(30)
-        assert slot.time_out() == 0
-        assert slot.extend(receipt, [b"a"]) == ["ok"]
-    clock.advance(31)
-    assert slot.time_out() == 1
 
 
 @slot_of_each(TYPES, timeout=30)

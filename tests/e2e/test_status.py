@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 from django_rmq.core.model.body_codec import encode_json
@@ -75,19 +73,3 @@ def test_progress_of_a_dead_worker_is_gone_with_its_delivery(
     second.signal()
     assert second.wait() == 0
     assert told(broker, body).progress == 1
-
-
-def test_what_ended_and_was_not_committed_by_its_worker_is_told_by_the_parent(
-    start: Start, broker: Broker, happened: Happened
-) -> None:
-    """The parent reads from the notes of a dead child what had succeeded, and commits it."""
-    bodies = named(*range(40))
-    send(broker, KEPT, [*bodies, *named("last", do="wait")])
-    worker = start("kept", "-t", "1")
-    happened.wait("begun", 1)
-    os.kill(worker.child(), signal.SIGKILL)
-    happened.go()
-    eventually(lambda: live(broker, KEPT) == 0, "the ends of all", 60)
-    assert {told(broker, body).state for body in bodies} == {"done"}
-    worker.signal()
-    worker.wait()

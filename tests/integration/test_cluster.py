@@ -23,7 +23,6 @@ from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.clients import translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from tests.support.brokers import Broker, ClusterBroker
@@ -345,43 +344,6 @@ def answers(broker: ClusterBroker) -> bool:
     except RmqError:
         return False
     return True
-
-
-@pytest.mark.slow
-def test_a_worker_runs_everything_once_while_its_slots_are_moved(
-    server: RedisCluster, broker: ClusterBroker, prefix: str
-) -> None:
-    heard = Heard()
-    stop = threading.Event()
-    moved: list[int] = []
-
-    def move() -> None:
-        while not stop.is_set():
-            moving = hash_slot(broker, len(moved) % 16)
-            target = another(server, server.owner(moving))
-            source = server.begin_move(moving, target)
-            server.move_keys(moving, source, target, 1)
-            stop.wait(0.02)
-            server.end_move(moving, source, target)
-            moved.append(moving)
-
-    with hasty(server, prefix, patience=0.05) as workers, Worker(workers, WORK, heard):
-        mover = threading.Thread(target=move)
-        mover.start()
-        producer, sent = Producer(broker), 0
-        end = time.monotonic() + 3
-        while time.monotonic() < end or (len(moved) <= 10 and time.monotonic() < end + 30):
-            results = producer.send([producer.build(WORK, {"n": sent + i}) for i in range(100)])
-            assert {result.status for result in results} == {"stored"}
-            sent += 100
-        stop.set()
-        mover.join(LONG)
-        heard.wait(sent)
-        eventually(lambda: live(broker, WORK) == 0, "all being settled")
-    print(f"{sent} messages, {len(moved)} moves")
-    assert len(moved) > 10
-    assert sorted(body["n"] for body in heard.bodies) == list(range(sent))
-    assert total(broker, WORK, "committed") == sent
 
 
 @pytest.mark.slow

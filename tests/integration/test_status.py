@@ -139,18 +139,6 @@ def test_a_dead_message_that_is_sent_again_and_succeeds_is_done(still: Clock) ->
     assert message_status("kept", 1).state == "done", "Dead holds the older one"
 
 
-def test_what_is_too_old_is_unknown(still: Clock) -> None:
-    @listener("kept")
-    def work(message: Message) -> None: ...
-
-    send_message("kept", 1, priority=500)
-    drain()
-    still.advance(59 * 60)
-    assert message_status("kept", 1).state == "done"
-    still.advance(60)
-    assert message_status("kept", 1).state == "unknown"
-
-
 def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their_id(still: Clock) -> None:
     @listener("line")
     def work(message: Message) -> None: ...

@@ -323,27 +323,6 @@ def test_what_a_claim_holds_is_kept_from_a_running_worker_and_given_on(
     assert topic.depth("store") == 0
 
 
-def test_a_lost_claim_reads_as_nothing_and_its_messages_are_delivered_again(
-    spark: Any, queue: MakeQueue, tmp_path: Path
-) -> None:
-    topic = queue(slots=1, max_retries=5)
-    topic.send(["a", "b"])
-    tries: list[int] = []
-
-    def into(frame: Any, number: int) -> None:
-        if not tries:
-            # The driver is held up beyond its lease: simulated by somebody who gives its claim back.
-            (name,) = topic.broker.client.hkeys(f"claims_{{{topic.broker.prefix}{topic.topic.name}_0}}")
-            topic.broker.return_claim(topic.topic, 0, name.decode(), 1, spent=True)
-        tries.append(frame.count())
-
-    available(spark, topic, tmp_path, into)
-    available(spark, topic, tmp_path, into)
-    assert tries[0] == 0 and sum(tries) == 2
-    assert (topic.total("acked"), topic.total("claim_returned")) == (2, 2)
-    assert topic.depth("store") == topic.depth("claimed") == topic.depth("retry") == 0
-
-
 def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
     source, target = queue(), queue(TopicType.FIXED_TIME)
     source.send(list(range(100)))

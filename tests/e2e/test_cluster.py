@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,6 @@ from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
-from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, send, total
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
@@ -121,41 +116,6 @@ def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: L
     eventually(are_written, "the stacks")
     worker.signal()
     assert worker.wait() == 0
-
-
-def test_health_is_answered_and_the_heartbeat_file_touched(start: Start, load: Load, tmp_path: Path) -> None:
-    port, beat = free_port(), tmp_path / "beat"
-
-    def ask(path: str) -> tuple[int, dict[str, Any]]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    worker = start("ledger", "-p", "2", "--health-addr", f"127.0.0.1:{port}", "--heartbeat-file", str(beat))
-    worker.ready()
-    eventually(lambda: len(worker.children) == 2, "the children")
-    eventually(lambda: ask("ready")[0] == 200, "being ready", 20)
-    status, said = ask("live")
-    assert (status, said["live"], sorted(said["processes"])) == (200, True, worker.children)
-    assert ask("nowhere")[0] == 404
-    touched = beat.stat().st_mtime_ns
-    eventually(lambda: beat.stat().st_mtime_ns > touched, "another touch")
-    worker.signal()
-    assert worker.wait() == 0
-
-
-def test_a_hung_process_is_ended_by_the_watchdog(start: Start, load: Load) -> None:
-    worker = start("ledger", "--watchdog", "8")
-    worker.ready()
-    load.send(1)
-    load.wait()
-    os.kill(worker.child(), signal.SIGSTOP)
-    assert worker.wait() == 4
-    assert "has made no progress for 8 s" in worker.output
-    assert "the watchdog killed the last live worker process" in worker.output
 
 
 # --- two commands

@@ -10,46 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.postgres import postgres
 from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
-from tests.support.workers import audit, eventually, send
+from tests.support.workers import eventually, send
 
-FORGETFUL = Topic("forgetful", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, dead_retention=1)
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
-
-
-def bury_everywhere(broker: Broker, count: int) -> None:
-    for slot in range(FORGETFUL.slots):
-        broker.send_merge(FORGETFUL, slot, 0, [b'{"name":"%d"}' % i for i in range(count)])
-        taken = broker.prepare(FORGETFUL, slot, "test", None, count)
-        broker.rollback(
-            FORGETFUL, slot, taken.receipt, [Failure(each.member, "rejected") for each in taken.deliveries]
-        )
-
-
-def test_two_workers_trim_dead_and_one_goes_on_when_the_other_is_killed(
-    start: Start, broker: Broker, happened: Happened
-) -> None:
-    # Nobody consumes the topic, so that those who are there share it.
-    bury_everywhere(broker, 5)
-    first, second = start("work"), start("work")
-    first.ready()
-    second.ready()
-    send(broker, WORK, named("x"))
-    happened.wait("done", 1)
-    eventually(lambda: not sum(ledger.dead for ledger in audit(broker, FORGETFUL)), "trimming", 15)
-    second.kill()
-    bury_everywhere(broker, 3)
-    # The dead worker's part is taken over when its session is over.
-    eventually(lambda: not sum(ledger.dead for ledger in audit(broker, FORGETFUL)), "trimming alone", 30)
-    assert sum(ledger["purged_dead"] for ledger in audit(broker, FORGETFUL)) == 8 * 64
-    first.signal(signal.SIGTERM)
-    assert first.wait(25) == 0
-    assert "older than DEAD_RETENTION" in first.output
-    assert "Traceback" not in first.output
 
 
 def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_line_of_the_log(

@@ -90,14 +90,6 @@ def test_a_worker_runs_tasks_with_no_topic_declared(work: Callable[..., WorkerPr
     assert worker.wait() == 0
 
 
-def test_coroutine_functions_run_beside_each_other(
-    work: Callable[..., WorkerProcess], tmp_path: Path
-) -> None:
-    work("--threads", "1")
-    each = [errands.gathers.enqueue("here", 20) for _ in range(20)]
-    assert all(result.return_value for result in finished(*each))
-
-
 def test_a_task_whose_worker_is_killed_runs_again_and_its_result_counts_both_attempts(
     work: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
@@ -136,21 +128,6 @@ def test_a_task_whose_whole_machine_dies_runs_again_after_its_time_out(
     work()
     (found,) = finished(other)
     assert (found.status, found.attempts) == (Status.SUCCESSFUL, 2)
-
-
-def test_a_task_that_exits_does_not_end_its_worker(
-    work: Callable[..., WorkerProcess], tmp_path: Path
-) -> None:
-    worker = work("--processes", "2")
-    eventually(lambda: len(worker.children) == 2, "both workers")
-    children = set(worker.children)
-    each = [errands.exits_unless.enqueue(str(tmp_path / f"seen-{number}")) for number in range(5)]
-    brief = [task.using(queue_name="brief").enqueue() for task in (errands.aexits, errands.interrupts)]
-    finished(*each, *brief)
-    assert {result.return_value for result in each} == {"done"}
-    assert {result.attempts for result in [*each, *brief]} == {2}
-    assert [result.errors[-1].exception_class for result in brief] == [SystemExit, KeyboardInterrupt]
-    assert set(worker.children) == children
 
 
 def test_a_task_that_kills_every_worker_has_failed_in_the_end(

@@ -115,43 +115,6 @@ def test_sigterm_lets_the_running_listener_end_and_gives_the_rest_back(
     assert ledger["failed"] == ledger["expired"] == 0, "nothing was charged"
 
 
-def test_a_second_signal_ends_the_worker_at_once(start: Start, broker: Broker, happened: Happened) -> None:
-    send(broker, WORK, named("x", do="wait"))
-    worker = start("work")
-    happened.wait("begun", 1)
-    worker.signal()
-    worker.signal(signal.SIGINT)
-    assert worker.wait(25) == 1
-    assert total(broker, WORK, "prepared") == 1
-    assert live(broker, WORK) == 1, "the message ends as timed out"
-
-
-@pytest.mark.parametrize("topic", [WORK, LATER], ids=["sync", "async"])
-def test_a_listener_longer_than_the_shutdown_time_out_does_not_hold_up_the_end(
-    start: Start, broker: Broker, happened: Happened, topic: Topic
-) -> None:
-    send(broker, topic, named("x", do="wait"))
-    worker = start(topic.name, "--shutdown-timeout", "0.3")
-    happened.wait("begun", 1)
-    worker.signal()
-    assert worker.wait(25) == 1
-    assert "messages will time out" in worker.output
-    assert (total(broker, topic, "expired"), live(broker, topic)) == (1, 1)
-    assert sum(broker.audit_ledger(topic, slot).prepare for slot in range(topic.slots)) == 0
-
-
-def test_sigterm_while_redis_is_away_is_a_clean_end(start: Start) -> None:
-    with RedisServer() as server:
-        worker = start(url=server.url)
-        worker.ready()
-        eventually(lambda: client_of(server.url).pubsub_channels(), "listening for wake-ups")
-        server.kill()
-        eventually(lambda: "Redis is unavailable" in worker.output, "the worker noticing")
-        worker.signal()
-        assert worker.wait() == 0
-    assert "Traceback" not in worker.output
-
-
 # --- ends by themselves
 
 

@@ -17,9 +17,8 @@ from kazoo.client import KazooClient
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
 from django_rmq.exceptions import ServerTrouble
 from tests.e2e.load import LEDGER, Load, timed
-from tests.e2e.processes import Start, WorkerProcess, environment_of, manage
+from tests.e2e.processes import Start, WorkerProcess
 from tests.support.brokers import Broker
-from tests.support.embedded_server import free_port
 from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually, total
 
@@ -38,34 +37,19 @@ class Crew:
         self.start_one = start
         self.ensemble = Ensemble(hosts, f"/t{uuid.uuid4().hex[:12]}", SESSION)
 
-    def start(self, *arguments: str, **options: Any) -> WorkerProcess:
+    def start(self, *arguments: str, timeout: int = 30, **settings: Any) -> WorkerProcess:
         """Start a command and return when it consumes."""
-        worker = self.launch(*arguments, **options)
-        worker.ready()
-        return worker
-
-    def launch(
-        self,
-        *arguments: str,
-        hosts: str = "",
-        listeners: str = "listeners",
-        timeout: int = 30,
-        **settings: Any,
-    ) -> WorkerProcess:
-        """Start a command."""
         given = {
-            "HOSTS": hosts or self.ensemble.hosts,
+            "HOSTS": self.ensemble.hosts,
             "ROOT": self.ensemble.root,
             "SESSION_TIMEOUT": SESSION,
             **settings,
         }
-        return self.start_one(
-            "ledger",
-            *arguments,
-            RMQ_TEST_ZOOKEEPER=json.dumps(given),
-            WORKER_LISTENERS=listeners,
-            WORKER_TIMEOUT=str(timeout),
+        worker = self.start_one(
+            "ledger", *arguments, RMQ_TEST_ZOOKEEPER=json.dumps(given), WORKER_TIMEOUT=str(timeout)
         )
+        worker.ready()
+        return worker
 
     def owners(self) -> dict[int, int]:
         """Slot -> the id of the process that owns it; nothing while ZooKeeper is away."""
@@ -196,21 +180,6 @@ def test_settings_may_change_one_command_after_the_other(crew: Crew, load: Load)
     assert load.charged() == 0
 
 
-def test_a_second_process_with_the_same_id_is_refused_and_the_first_goes_on(crew: Crew, load: Load) -> None:
-    first = crew.start(listeners="twins")
-    crew.wait_for_shares(16)
-    load.send(200)
-    load.wait_for(20)
-    second = crew.launch(listeners="twins")
-    assert second.wait() == 2
-    assert f"is already in use (process {first.child()} on" in second.output
-    load.wait()
-    crew.wait_for_shares(16)
-    end(first)
-    assert not load.examine().doubled
-    assert load.charged() == 0
-
-
 # --- ZooKeeper dies, is wiped, is cut off
 
 
@@ -287,54 +256,3 @@ def test_a_worker_that_stood_still_for_longer_than_its_session_joins_again(crew:
     end(first, second)
     assert not load.examine().doubled
     assert load.charged() == 0
-
-
-# --- it cannot start
-
-
-def refused(start: Start, **settings: Any) -> tuple[int, str]:
-    worker = start("ledger", RMQ_TEST_ZOOKEEPER=json.dumps(settings))
-    code = worker.wait()
-    assert "Traceback" not in worker.output
-    return code, worker.output
-
-
-def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
-    client = KazooClient(crew.ensemble.hosts)
-    client.start(10)
-    client.create(crew.ensemble.root, b"brokers and topics of another system")
-    where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
-    code, said = refused(start, **where)
-    assert (code, f"the ZooKeeper path {crew.ensemble.root}" in said) == (2, True)
-    client.delete(crew.ensemble.root)
-
-    closed = crew.start(AUTH=["digest", "rmq:secret"])
-    # The first worker takes the path, and a command says that it consumes before its process has a session.
-    owner = KazooClient(crew.ensemble.hosts, auth_data=[("digest", "rmq:secret")])
-    owner.start(10)
-    eventually(lambda: owner.exists(crew.ensemble.root), "the path with its credentials")
-    code, said = refused(start, **where, AUTH=["digest", "rmq:canary"])
-    assert (code, "belongs to other credentials" in said, "canary" in said) == (3, True, False)
-    end(closed)
-    client.stop()
-    client.close()
-    owner.delete(crew.ensemble.root, recursive=True)
-    owner.stop()
-    owner.close()
-
-
-def test_check_deploy_asks_zookeeper(crew: Crew, redis_url: str, prefix: str, tmp_path: Path) -> None:
-    def check(**zookeeper: Any) -> str:
-        environment = environment_of(tmp_path, redis_url, prefix, RMQ_TEST_ZOOKEEPER=json.dumps(zookeeper))
-        done = manage(environment, "check", "--deploy", "--tag", "rmq")
-        return done.stdout + done.stderr
-
-    where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
-    assert "django_rmq.E03" not in check(**where)
-    assert "(django_rmq.E030)" in check(HOSTS=f"127.0.0.1:{free_port()}")
-    client = KazooClient(crew.ensemble.hosts)
-    client.start(10)
-    client.create(crew.ensemble.root, b"another system")
-    assert "(django_rmq.E032)" in check(**where)
-    client.stop()
-    client.close()

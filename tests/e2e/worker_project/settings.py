@@ -109,7 +109,6 @@ RMQ: dict[str, Any] = {
             "BACKOFF": 0,
             "HARD_TIMEOUT": float(os.environ.get("WORKER_HARD_TIMEOUT", "1")),
         },
-        "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": "1ms", "DEAD_RETENTION": 1},
     },
 }
 if "WORKER_SLOTS" in os.environ:

@@ -84,6 +84,7 @@ def test_the_keys_and_values_of_a_whole_life(
 
     slot.take_one("owner-1")
     taken = {**control, b"owner": b"owner-1", b"deliveries": b"1800000001500001"}
+    taken |= {b"marked": b"1800000001500001"} if envelope else {}  # it has to be committed by name
     stats = {b"sent": b"1", b"stored": b"1", b"prepared": b"1"}
     assert slot.snapshot() == {
         **({slot.keys.prepare_body: {b"m": envelope}} if envelope else {}),
@@ -118,7 +119,11 @@ def test_the_keys_and_values_of_a_whole_life(
     assert slot.snapshot() == {
         key(slot, "dead_{K}"): {b"m": 1_800_000_002_500},
         key(slot, "deaths_{K}"): {b"m": death + (envelope or b"")},
-        key(slot, "control_{K}"): {**taken, b"deliveries": b"1800000002500000"},
+        key(slot, "control_{K}"): {
+            **taken,
+            b"deliveries": b"1800000002500000",
+            b"marked": b"1800000002500000",
+        },
         key(slot, "stats_{K}"): stats,
     }
 

@@ -60,7 +60,7 @@ def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
 def commit_delivery(slot: Slot, receipt: int, size: int, digests: bytes = b"") -> list[str]:
     is_last = slot.control.get(b"deliveries") == b"%d" % receipt
     is_marked = slot.control.get(b"marked") == b"%d" % receipt
-    if not is_last or is_marked or len(slot.prepare) != size or slot.prepare_body or slot.failures:
+    if not is_last or is_marked or len(slot.prepare) != size:
         return []
     if digests and len(digests) == 12 * size:
         note_delivery(slot, receipt, digests)

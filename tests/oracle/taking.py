@@ -134,6 +134,8 @@ def prepare(
         return empty_handed(slot, found, chosen, is_behind)
     is_alone = not slot.prepare
     hand_out(slot, owner, receipt, chosen.taken)
+    if is_wary or any(each.member in slot.prepare_body for each in chosen.taken):
+        slot.control[b"marked"] = b"%d" % receipt
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
     due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)

@@ -411,7 +411,8 @@ def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
         text = re.sub(r"(?ms)^local function wake.*?^end$", "", text)
         pushes = re.search(r"(?ms)^local WARM_US.*?^end$", text)
         assert pushes
-        looking, _, _ = pushes[0].partition("redis.call('HSET', inflight")
+        looking, counts, _ = pushes[0].partition("redis.pcall('HINCRBY', stats, 'prepared', '1')")
+        assert counts, "HINCRBY itself changes nothing where the ledger is no HASH"
         assert set(re.findall(r"redis\.p?call\('(\w+)'", looking)) <= READS, "it writes where nothing is"
         text = text.replace(pushes[0], "")
         before, short, _ = text.partition("redis.pcall('ZADD', store, 'NX'")

@@ -26,7 +26,7 @@ end
 --
 -- keys: outcomes HASH, outcome_times ZSET, delivery_outcomes ZSET
 -- arguments: outcome_retention_ms NUMBER
--- needs: control failures now_ms text_of
+-- needs: control now_ms text_of [failures]
 -- offers: note_receipt note_progress note_outcome note_done write_outcomes
 
 local outcome_receipts, outcome_fields, worker = {}, {}, nil
@@ -62,10 +62,10 @@ local function note_outcome(member, state, reason, attempts, text, delivered)
   note(member, outcome_of(state, reason, attempts, text, receipt))
 end
 
--- Note deliveries that succeeded, before their failures are deleted.
+-- Note deliveries that succeeded, before their failures are deleted. What `commit_delivery` ends has none.
 local function note_done(members, receipt)
   local number, failed = tonumber(receipt), {}
-  if redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
+  if failures and redis.call('HLEN', failures) > 0 then failed = redis.call('HMGET', failures, unpack(members)) end
   local at_once = outcome_of('done', '-', 1, '', number)
   for i, member in ipairs(members) do
     local times, text

@@ -2,10 +2,8 @@
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
 -- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[3] failures  HASH  member -> last failure
--- KEYS[4] stats     HASH  counter -> n
--- KEYS[5] control   HASH  field -> value
--- KEYS[6] prepare_body HASH  member in flight -> envelope
+-- KEYS[3] stats     HASH  counter -> n
+-- KEYS[4] control   HASH  field -> value
 --
 -- ARGV[1] channel
 -- ARGV[2] receipt
@@ -22,8 +20,6 @@ if known.err then return mistyped('hash', control) end
 if known[1] ~= receipt then return 'unsure' end -- rule: commit_delivery_of_a_later_delivery
 if known[2] == receipt then return 'unsure' end -- rule: commit_delivery_ignores_marks
 if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_delivery_counts_what_has_ended
--- Bodies and failures can only be deleted by the names of their messages.
-if unusual then return 'unsure' end -- rule: commit_delivery_leaves_records
 local sleeping_until = known[3]
 -- include: _now where OUTCOME_RETENTION
 -- include: _scores.numbers where OUTCOME_RETENTION

@@ -179,7 +179,7 @@ if taken > 0 then
   -- A copy of a message in flight can be taken when that ends, and no script announces it. A suspect that is given back rests.
   -- rule: sleeps_beside_what_can_be_taken
   local alone = in_flight == 0 -- rule: alone_beside_others
-  -- Only a commit by name deletes failures, so `commit_delivery` would be in vain.
+  -- `commit_delivery` would be in vain, as it deletes no failures.
   if wary then alone = false end -- rule: alone_beside_failures
   local sleeps = saw_all and in_flight == 0 and not (more or behind or claimed or suspect)
   local ends = in_flight == 0 and (now_s + (shortest or timeout) + 1) * 1000
@@ -193,6 +193,9 @@ if taken > 0 then
   local due, waiting = next_due(more and not at, ends)
   if at then due = math.min(due, at) end
   local fields = { 'owner', owner, 'deliveries', text_of(receipt) } -- rule: owner_unknown
+  -- Bodies and failures can only be deleted by the names of their messages, so this delivery has to be committed by name.
+  -- rule: commit_delivery_leaves_records
+  if wary or #bodies > 0 then fields[5], fields[6] = 'marked', fields[4] end
   -- An owner that takes the last message that is due sleeps from now on, and need not ask again when it has ended it.
   if sleeps then
     sleeping_until = text_of(math.min(waiting, NEVER))

@@ -12,18 +12,18 @@
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
 -- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
--- ARGV[4] topic_type
--- ARGV[5] strict FLAG      1 or 0
--- ARGV[6] on_duplicate     keep or replace: what a message becomes that meets one with its key that waits or rests
--- ARGV[7] ensure FLAG      1: keep, and one in flight counts as well
--- ARGV[8] delay NUMBER     ms
--- ARGV[9] n NUMBER
--- ARGV[10...] members      n of them, then n envelopes if the topic is keyed
+-- ARGV[4] strict FLAG      1 or 0
+-- ARGV[5] on_duplicate     keep or replace: what a message becomes that meets one with its key that waits or rests
+-- ARGV[6] ensure FLAG      1: keep, and one in flight counts as well
+-- ARGV[7] delay NUMBER     ms
+-- ARGV[8] n NUMBER
+-- ARGV[9...] members      n of them, then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | the place of a single new message | {'stored', places in steps of 1/1024 ms}
 --       | {'mixed', words, scores}
 
+local topic_type = 'fifo'
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'last_place', 'inbox')
 local known_slots, sleeping_until, last_place = known[1], known[2], known[3]

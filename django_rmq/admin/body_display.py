@@ -1,6 +1,7 @@
 """A body in readable form: JSON with indents, text, or bytes; first through the topic's formatter.
 
-A copy has no body if its reader may not see any, which ``operations.authorization`` decides.
+A copy has no body if its reader may not see any, which ``operations.authorization`` decides. The formatter is called by
+``operations.message_view``.
 Text from Redis stays plain text here and is escaped by the templates. Characters that would affect a browser
 or a terminal (controls, bidirectional marks, invisible ones) are shown by their number.
 """

@@ -20,7 +20,7 @@ from django_rmq.admin.labels import audited
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Minute, Operations, SummedMinute
 from django_rmq.operations.chart_annotations import Annotation
-from django_rmq.templatetags.rmq_times import duration, number
+from django_rmq.templatetags.rmq_format import duration, number
 
 Values = Sequence[float | None]
 

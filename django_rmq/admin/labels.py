@@ -1,6 +1,6 @@
 """Readable and translated names of states, outcomes and reasons.
 
-``templatetags.rmq_times`` writes times and numbers, ``body_display`` bodies.
+``templatetags.rmq_format`` writes times and numbers, ``body_display`` bodies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The OpenAPI description of the API, if drf-spectacular (extra ``openapi``) is installed.
 
-Views describe their input and output with ``documented``; the statuses that any view may return are added here. Each topic whose
-BODY is a type has a component. A type's schema is JSON Schema, which OpenAPI 3.1 takes as it is. For OpenAPI 3.0, what it does
-not have is rewritten or left out.
+``documented`` describes a method of a view: its input, its output, and the statuses that it may return. ``view_schema`` makes the
+class by which drf-spectacular reads this. ``components`` has a schema for each topic whose BODY is a type: JSON Schema, which
+OpenAPI 3.1 takes as it is. For OpenAPI 3.0, what it does not have is rewritten or left out.
 """
 
 from __future__ import annotations
@@ -25,87 +25,6 @@ if TYPE_CHECKING:
 
 _Schema = dict[str, Any]
 _Serializer = type[serializers.Serializer[object]]
-
-_DATA = ("const", "default", "enum", "examples")
-"""Keywords whose values are no schemas."""
-_LATER = ("$schema", "contentEncoding", "contentMediaType", "patternProperties", "propertyNames")
-"""Keywords that OpenAPI 3.0 does not have."""
-
-
-def components(topics: Mapping[str, Topic], *, is_3_0: bool) -> dict[str, _Schema]:
-    """Return name → schema: for each topic with a type `Body_` and its name, and what that refers to."""
-    schemas: dict[str, _Schema] = {}
-    for name, topic in topics.items():
-        schema = body_schema(topic)
-        if schema is None:
-            continue
-        key = f"Body_{name}"
-        parts = {f"{key}_{part}": each for part, each in schema.pop("$defs", {}).items()}
-        for part, each in {key: schema, **parts}.items():
-            before = _walked(each, _before_3_1) if is_3_0 else each
-            schemas[part] = _walked(before, lambda one, key=key: _moved(one, key))  # type: ignore[misc]
-    return schemas
-
-
-def one_of_them(names: list[str]) -> _Schema:
-    """Return the schema of a field that is a body of any topic, ``names`` being the components of typed ones."""
-    refs: list[_Schema] = [{"$ref": f"#/components/schemas/{name}"} for name in names]
-    other = {"description": "The body of another topic"}
-    return {"anyOf": [*refs, other], "description": "Of a topic whose BODY is a type: Body_ and its name"}
-
-
-def _walked(schema: object, change: Callable[[_Schema], _Schema]) -> Any:
-    """Return ``schema`` with ``change`` applied to all schemas in it, from within, and to itself."""
-    if isinstance(schema, list):
-        return [_walked(each, change) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts: _Schema = {}
-    for name, value in schema.items():
-        if name == "properties":
-            parts[name] = {field: _walked(each, change) for field, each in value.items()}
-        else:
-            parts[name] = value if name in _DATA else _walked(value, change)
-    return change(parts)
-
-
-def _moved(schema: _Schema, key: str) -> _Schema:
-    """Return a schema that refers to components instead of the definitions that came with it."""
-    place = f"#/components/schemas/{key}_"
-    if "$ref" in schema:
-        schema["$ref"] = schema["$ref"].replace("#/$defs/", place)
-    if "mapping" in schema and "propertyName" in schema:
-        schema["mapping"] = {tag: ref.replace("#/$defs/", place) for tag, ref in schema["mapping"].items()}
-    return schema
-
-
-def _before_3_1(schema: _Schema) -> _Schema:
-    older = {name: value for name, value in schema.items() if name not in _LATER}
-    if "const" in older:
-        older["enum"] = [older.pop("const")]
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if exclusive in older:
-            older[bound], older[exclusive] = older[exclusive], True
-    if "prefixItems" in older:
-        older["items"] = {"anyOf": older.pop("prefixItems")}
-    if "examples" in older:
-        older["example"] = older.pop("examples")[0]
-    if older.get("type") == "null":
-        del older["type"]
-        older["nullable"] = True
-    return _nullable(older) if "anyOf" in older else older
-
-
-def _nullable(choice: _Schema) -> _Schema:
-    """Return a choice without null; it may be null if that was one."""
-    others = [each for each in choice["anyOf"] if each != {"nullable": True}]
-    if len(others) < len(choice["anyOf"]):
-        choice |= {"nullable": True, "anyOf": others}
-        if len(others) == 1 and "$ref" not in others[0]:
-            del choice["anyOf"]
-            choice = {**others[0], **choice}
-    return choice
-
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
@@ -141,69 +60,6 @@ MEANINGS = {
 SUCCESSES = {200: "Success", 202: "Accepted", 503: "A check failed"}
 
 HAS_OPENAPI = find_spec("drf_spectacular") is not None
-
-
-def view_schema() -> ViewInspector:
-    """Return the schema of these views; None without drf-spectacular."""
-    if not HAS_OPENAPI:
-        return ViewInspector()
-    from drf_spectacular.openapi import AutoSchema
-    from drf_spectacular.utils import PolymorphicProxySerializer
-
-    class Schema(AutoSchema):
-        """A schema in which requests refuse unknown fields."""
-
-        def _map_basic_serializer(self, serializer: object, direction: str) -> object:
-            described = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
-            if direction == "request":
-                described["additionalProperties"] = False
-            return described
-
-        def _map_serializer_field(
-            self, field: Any, direction: str, bypass_extensions: bool = False
-        ) -> object:
-            described = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
-            if direction == "request":
-                described.update(_unsaid(field, described))
-                # A body in an address is a text.
-                if field.field_name == "body" and not isinstance(field, serializers.CharField):
-                    described.update(_typed(self.registry))
-            return described
-
-        def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> object:
-            described, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
-            return described, required or isinstance(serializer, PolymorphicProxySerializer)
-
-        def get_tags(self) -> list[str]:
-            """Return the single tag of all routes."""
-            return ["rmq"]
-
-    return Schema()
-
-
-def _typed(registry: ComponentRegistry) -> _Schema:
-    """Add the types of bodies to the components, and return what a body may be. Empty: anything."""
-    from drf_spectacular.plumbing import ResolvedComponent
-    from drf_spectacular.settings import spectacular_settings
-
-    topics = get_config().topics
-    schemas = components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
-    for name, schema in schemas.items():
-        component: Any = ResolvedComponent
-        registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
-    names = [f"Body_{name}" for name in topics if f"Body_{name}" in schemas]
-    return one_of_them(names) if names else {}
-
-
-def _unsaid(field: Any, schema: _Schema) -> _Schema:
-    """Return the restrictions of a field that drf-spectacular does not describe."""
-    is_text = isinstance(field, serializers.CharField) and schema.get("type") == "string"
-    if is_text and not field.allow_blank:
-        return {"pattern": r"^[^\u0000]*$", "minLength": schema.get("minLength", 1)}
-    if isinstance(field, serializers.ListSerializer):
-        bounds = {"minItems": "min_length", "maxItems": "max_length"}
-        return {name: bound for name, of in bounds.items() if (bound := getattr(field, of, None)) is not None}
-    return {}
 
 
 def shaped(schema: _Schema) -> Callable[[_Target], _Target]:
@@ -299,3 +155,147 @@ def _examples(
         for title, value in answers.items()
     ]
     return requested + answered
+
+
+def view_schema() -> ViewInspector:
+    """Return the schema of these views; None without drf-spectacular."""
+    if not HAS_OPENAPI:
+        return ViewInspector()
+    from drf_spectacular.openapi import AutoSchema
+    from drf_spectacular.utils import PolymorphicProxySerializer
+
+    class Schema(AutoSchema):
+        """A schema in which requests refuse unknown fields."""
+
+        def _map_basic_serializer(self, serializer: object, direction: str) -> object:
+            described = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
+            if direction == "request":
+                described["additionalProperties"] = False
+            return described
+
+        def _map_serializer_field(
+            self, field: Any, direction: str, bypass_extensions: bool = False
+        ) -> object:
+            described = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
+            if direction == "request":
+                described.update(_unsaid(field, described))
+                # A body in an address is a text.
+                if field.field_name == "body" and not isinstance(field, serializers.CharField):
+                    described.update(_typed(self.registry))
+            return described
+
+        def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> object:
+            described, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
+            return described, required or isinstance(serializer, PolymorphicProxySerializer)
+
+        def get_tags(self) -> list[str]:
+            """Return the single tag of all routes."""
+            return ["rmq"]
+
+    return Schema()
+
+
+def _unsaid(field: Any, schema: _Schema) -> _Schema:
+    """Return the restrictions of a field that drf-spectacular does not describe."""
+    is_text = isinstance(field, serializers.CharField) and schema.get("type") == "string"
+    if is_text and not field.allow_blank:
+        return {"pattern": r"^[^\u0000]*$", "minLength": schema.get("minLength", 1)}
+    if isinstance(field, serializers.ListSerializer):
+        bounds = {"minItems": "min_length", "maxItems": "max_length"}
+        return {name: bound for name, of in bounds.items() if (bound := getattr(field, of, None)) is not None}
+    return {}
+
+
+_DATA = ("const", "default", "enum", "examples")
+"""Keywords whose values are no schemas."""
+_LATER = ("$schema", "contentEncoding", "contentMediaType", "patternProperties", "propertyNames")
+"""Keywords that OpenAPI 3.0 does not have."""
+
+
+def _typed(registry: ComponentRegistry) -> _Schema:
+    """Add the types of bodies to the components, and return what a body may be. Empty: anything."""
+    from drf_spectacular.plumbing import ResolvedComponent
+    from drf_spectacular.settings import spectacular_settings
+
+    topics = get_config().topics
+    schemas = components(topics, is_3_0=str(spectacular_settings.OAS_VERSION).startswith("3.0"))
+    for name, schema in schemas.items():
+        component: Any = ResolvedComponent
+        registry.register_on_missing(component(name, ResolvedComponent.SCHEMA, schema, name))
+    names = [f"Body_{name}" for name in topics if f"Body_{name}" in schemas]
+    return one_of_them(names) if names else {}
+
+
+def components(topics: Mapping[str, Topic], *, is_3_0: bool) -> dict[str, _Schema]:
+    """Return name → schema: for each topic with a type `Body_` and its name, and what that refers to."""
+    schemas: dict[str, _Schema] = {}
+    for name, topic in topics.items():
+        schema = body_schema(topic)
+        if schema is None:
+            continue
+        key = f"Body_{name}"
+        parts = {f"{key}_{part}": each for part, each in schema.pop("$defs", {}).items()}
+        for part, each in {key: schema, **parts}.items():
+            before = _walked(each, _before_3_1) if is_3_0 else each
+            schemas[part] = _walked(before, lambda one, key=key: _moved(one, key))  # type: ignore[misc]
+    return schemas
+
+
+def one_of_them(names: list[str]) -> _Schema:
+    """Return the schema of a field that is a body of any topic, ``names`` being the components of typed ones."""
+    refs: list[_Schema] = [{"$ref": f"#/components/schemas/{name}"} for name in names]
+    other = {"description": "The body of another topic"}
+    return {"anyOf": [*refs, other], "description": "Of a topic whose BODY is a type: Body_ and its name"}
+
+
+def _walked(schema: object, change: Callable[[_Schema], _Schema]) -> Any:
+    """Return ``schema`` with ``change`` applied to all schemas in it, from within, and to itself."""
+    if isinstance(schema, list):
+        return [_walked(each, change) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts: _Schema = {}
+    for name, value in schema.items():
+        if name == "properties":
+            parts[name] = {field: _walked(each, change) for field, each in value.items()}
+        else:
+            parts[name] = value if name in _DATA else _walked(value, change)
+    return change(parts)
+
+
+def _moved(schema: _Schema, key: str) -> _Schema:
+    """Return a schema that refers to components instead of the definitions that came with it."""
+    place = f"#/components/schemas/{key}_"
+    if "$ref" in schema:
+        schema["$ref"] = schema["$ref"].replace("#/$defs/", place)
+    if "mapping" in schema and "propertyName" in schema:
+        schema["mapping"] = {tag: ref.replace("#/$defs/", place) for tag, ref in schema["mapping"].items()}
+    return schema
+
+
+def _before_3_1(schema: _Schema) -> _Schema:
+    older = {name: value for name, value in schema.items() if name not in _LATER}
+    if "const" in older:
+        older["enum"] = [older.pop("const")]
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if exclusive in older:
+            older[bound], older[exclusive] = older[exclusive], True
+    if "prefixItems" in older:
+        older["items"] = {"anyOf": older.pop("prefixItems")}
+    if "examples" in older:
+        older["example"] = older.pop("examples")[0]
+    if older.get("type") == "null":
+        del older["type"]
+        older["nullable"] = True
+    return _nullable(older) if "anyOf" in older else older
+
+
+def _nullable(choice: _Schema) -> _Schema:
+    """Return a choice without null; it may be null if that was one."""
+    others = [each for each in choice["anyOf"] if each != {"nullable": True}]
+    if len(others) < len(choice["anyOf"]):
+        choice |= {"nullable": True, "anyOf": others}
+        if len(others) == 1 and "$ref" not in others[0]:
+            del choice["anyOf"]
+            choice = {**others[0], **choice}
+    return choice

@@ -12,11 +12,12 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from django_rmq.core.model.error_causes import cause_of
 from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations.message_view import ErrorView, MessageCopy, cause_of, error_in
+from django_rmq.operations.message_view import ErrorView, MessageCopy, error_in
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """Matches text that may be the name of a class. Other text by which errors are filtered may be part of a message."""

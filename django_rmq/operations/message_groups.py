@@ -1,4 +1,7 @@
-"""Groups of the messages of a state by their error, their slot, or the hour of their time, and the causes of all deaths."""
+"""Groups of the messages of a state by their error, their slot, or the hour of their time, and the causes of all deaths.
+
+Which errors are one cause is decided by ``core.model.error_causes``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import CALLS_PER_TRIP, Broker, run_all
+from django_rmq.core.model.error_causes import cause_of_pattern, error_pattern
 from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
 from django_rmq.core.model.replies import DeadGroup, error_class
 from django_rmq.core.model.status import queue_of
@@ -26,14 +30,7 @@ from django_rmq.operations import bulk, shared_reads
 from django_rmq.operations.authorization import Permission, sees_content, sees_formatted, sees_stored
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import (
-    MessageCopy,
-    cause_of_pattern,
-    error_in,
-    error_pattern,
-    error_view,
-    time_of,
-)
+from django_rmq.operations.message_view import MessageCopy, error_in, error_view, time_of
 from django_rmq.operations.messages import LONGEST_PAGE, checked, listing, ranks_of
 from django_rmq.operations.shared_reads import shared_survey
 

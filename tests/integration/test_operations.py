@@ -23,9 +23,10 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import membership, reports
 from django_rmq.core.coordination import Worker as WorkerRecord
-from django_rmq.core.coordination.assignment_storage import write_record
+from django_rmq.core.coordination.assignment_plan import write_record
 from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
+from django_rmq.core.model.error_causes import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
@@ -54,7 +55,6 @@ from django_rmq.operations import (
     shared_reads,
 )
 from django_rmq.operations.health import HealthThresholds as HealthLimits
-from django_rmq.operations.message_view import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.sending import Send
 from tests.support.brokers import Broker
 from tests.support.reports import REPORT

@@ -22,7 +22,7 @@ from django_rmq.core.coordination.assignment import (
     assign,
     moved,
 )
-from django_rmq.core.coordination.assignment_storage import MAX_SPANS, AssignmentPlan, Span
+from django_rmq.core.coordination.assignment_plan import MAX_SPANS, AssignmentPlan, Span
 
 NAMES = ["a", "b", "c", "d"]
 WORKERS = ["u", "v", "w", "x", "y", "z"]

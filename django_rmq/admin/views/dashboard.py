@@ -23,7 +23,7 @@ from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, Permission, TopicStats
 from django_rmq.operations.health import DEFAULT_THRESHOLDS, is_late, judge_schedule, judge_waiting
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
-from django_rmq.templatetags.rmq_times import duration, number
+from django_rmq.templatetags.rmq_format import duration, number
 
 TOPICS_SHOWN = 100
 """The number of topics on a page; the script that refreshes it fetches no more."""

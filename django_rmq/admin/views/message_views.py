@@ -32,6 +32,7 @@ from django_rmq.admin.views.page import (
     topic_page,
 )
 from django_rmq.core.model.body_codec import dumps
+from django_rmq.core.model.error_causes import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
@@ -44,7 +45,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY, is_redacted, sees_content, sees_stored
-from django_rmq.operations.message_view import body_columns, error_pattern
+from django_rmq.operations.message_view import body_columns
 
 LONGEST_CELL = 40
 """Maximum number of characters of a value of a body in a list."""

@@ -13,7 +13,7 @@ from django_rmq.admin.views.page import PageAddresses, Pages, page
 from django_rmq.core.model.server_info import ServerInfo, size_text
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import Operations, Permission
-from django_rmq.templatetags.rmq_times import duration, number
+from django_rmq.templatetags.rmq_format import duration, number
 
 Fact = tuple[str, str]
 

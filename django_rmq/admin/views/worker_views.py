@@ -21,7 +21,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations import Operations, Permission, RunningMessages, WorkerOverview, WorkerStack
 from django_rmq.operations.authorization import PERMISSION_OF
 from django_rmq.operations.worker_overview import ReportedWorker, processes_of
-from django_rmq.templatetags.rmq_times import number
+from django_rmq.templatetags.rmq_format import number
 
 WORKERS_SHOWN = 500
 """The number of workers on the page."""

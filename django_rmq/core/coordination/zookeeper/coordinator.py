@@ -18,7 +18,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
-from django_rmq.core.coordination.assignment_storage import (
+from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
     read_workers,
     served_topics,

@@ -1,4 +1,4 @@
-"""Times, numbers, query strings and small lines in the form of the admin's pages."""
+"""Filters and tags of the admin's templates: how times, durations and numbers are written, small lines, and query strings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The stored forms that coordinators share: the plan of an assignment, and the record of a worker for the other workers.
+"""The plan of an assignment (``AssignmentPlan``), which says which worker owns which slots since when, as coordinators store it.
 
-A plan says which worker owns which slots since when, as compact JSON:
+Which worker gets which slots is decided by ``assignment``. Here are also the records by which workers know each other. A plan is
+compact JSON:
 
     {"workers": [id, …], "times": [s, …], "topics": {name: [length, worker, time, length, worker, time, …]}}
 

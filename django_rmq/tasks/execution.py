@@ -38,8 +38,18 @@ from django_rmq.tasks.backend import priority_of
 from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
 from django_rmq.tasks.jobs import Job
 from django_rmq.tasks.record_writer import RecordWriter, Write
-from django_rmq.tasks.records import FAILED, READY, RUNNING, SUCCESSFUL, Error, TaskRecord, result_of, update
-from django_rmq.tasks.task_status import LEAST_KEPT_MS, known
+from django_rmq.tasks.records import (
+    FAILED,
+    READY,
+    RUNNING,
+    SUCCESSFUL,
+    Error,
+    TaskRecord,
+    kept_ms,
+    result_of,
+    update,
+)
+from django_rmq.tasks.task_status import known
 
 logger = safe_logger("django_rmq.tasks")
 
@@ -161,12 +171,7 @@ class Attempt:
             update(self.framework, self.result, self.record)
 
     def _kept(self, stamp: int, record: bytes) -> Call[str]:
-        # The settings may no longer have the backend of an old message. Its failure is recorded all the same.
-        backend = get_config().tasks.get(self.job.backend)
-        keep_ms = round(backend.options.result_retention * 1000) if backend else LEAST_KEPT_MS
-        # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
-        if not self.record.is_finished:
-            keep_ms = max(keep_ms, LEAST_KEPT_MS)
+        keep_ms = kept_ms(self.job.backend, self.record)
         return stored_results.store_result(self.key, stamp, keep_ms, self.message.raw, record)
 
 

@@ -1,104 +1,28 @@
 """The ``TaskRecord`` that Redis keeps of a task's attempts, and the ``TaskResult`` that programs get, which is made of it.
 
-``tasks.execution`` assigns the status of an attempt that has begun or ended, and writes the record. ``task_status``
-assigns that of a task that waits or runs, or that has died, from its message. Here is also the search for that message, which
-finds it while a topic of its backend is re-slotted, too.
+How long Redis keeps a record is decided here. ``tasks.execution`` assigns the status of an attempt that has begun or ended, and
+writes the record. ``task_status`` assigns that of a task that waits or runs, or that has died, from its message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_rmq import connections
-from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.core.commands import inspect, reslot
-from django_rmq.core.commands.broker_interface import Broker, walk
-from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.replies import CopyReply, DescribeReply, cut_error
-from django_rmq.core.model.topic import Topic, slot_counts
-from django_rmq.core.producer.placement import slot_of
+from django_rmq.conf import get_config
+from django_rmq.core.model.replies import cut_error
 from django_rmq.tasks.frameworks import Framework
 from django_rmq.tasks.frameworks import framework as framework_of
 from django_rmq.tasks.jobs import Job
 from django_rmq.tasks.task_modules import imported
 
-
-def describe_task(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
-    """Return the description of the task's message by its topic, or None if no topic has it. Raises ``RmqError``."""
-    counts = {topic.name: connections.slots_now(topic) for topic in backend.topics}
-    # A re-slotting that this process has not seen may have moved the message, so the second search asks for the
-    # counts.
-    return _first(broker, backend, member, counts) or _again(broker, backend, member)
-
-
-def _first(
-    broker: Broker, backend: TaskBackend, member: bytes, counts: Mapping[str, tuple[int, ...]]
-) -> DescribeReply | None:
-    """Look once, where these slot counts place it."""
-    # The topics are read in the order in which a task passes them. While a task is sent from the topic where it waits for
-    # its time to its queue, both have its message, and the later topic counts.
-    return _found(
-        broker,
-        [
-            inspect.describe_messages(topic, slot_of(member, slots), [member])
-            for topic in [backend.later, *backend.running]
-            for slots in counts[topic.name]
-        ],
-    )
-
-
-def _again(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
-    """Search the slots that Redis names now: a topic may have been re-slotted since this process asked last."""
-    definitions = broker.definitions()
-    counts = {
-        topic.name: slot_counts(definitions.get(topic.name) or topic.definition()) for topic in backend.topics
-    }
-    for topic in backend.topics:
-        if len(counts[topic.name]) > 1 and (
-            message := _on_its_way(broker, topic, counts[topic.name], member)
-        ):
-            return message
-    return _first(broker, backend, member, counts)
-
-
-def _on_its_way(broker: Broker, topic: Topic, counts: tuple[int, ...], member: bytes) -> DescribeReply | None:
-    """Search the slots in the order in which a mover takes the message through them: old slot, on its way, new slot."""
-    source, target = (slot_of(member, slots) for slots in counts)
-    message = _found(broker, [inspect.describe_messages(topic, source, [member])])
-    # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
-    if message is None and (slot := broker.run(reslot.reslot_progress(topic, source))).ticket:
-        # Without members to move, ``move_out`` only repeats the batch that has left the slot.
-        left = broker.run(reslot.move_out(topic, source, slot.reslot, source))
-        message = next((_leaving(row) for row in left.rows if row.member == member), None)
-    return message or _found(broker, [inspect.describe_messages(topic, target, [member])])
-
-
-def _found(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:
-    """Return the description of the last slot that knows the message."""
-    message: DescribeReply | None = None
-    for answer in walk(broker, calls):
-        for reply in answer:
-            if any(score is not None for score in reply[:5]):
-                message = reply
-    return message
-
-
-def _leaving(row: CopyReply) -> DescribeReply:
-    """Return the description that a slot would give if the message were still there."""
-    scores: dict[str, Any] = dict.fromkeys(("store", "prepare", "retry", "dead"))
-    scores[row.state] = float(row.score)
-    rest = row.rest or None
-    return (
-        DescribeReply(**scores, death=rest) if row.state == "dead" else DescribeReply(**scores, envelope=rest)
-    )
-
-
 READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
+
+LEAST_KEPT_MS = 604_800_000
+"""How long the record of a task that is not finished is kept at least, in ms: a week."""
 
 MOST_ERRORS = 20
 """The number of errors of a task that are kept: the last ones."""
@@ -172,6 +96,15 @@ class TaskRecord:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the record of a task: {error!r}") from None
+
+
+def kept_ms(backend: str, record: TaskRecord) -> int:
+    """Return how long Redis keeps a record of a task of this backend, in ms."""
+    # The settings may no longer have the backend of an old message. Its failure is recorded all the same.
+    settings = get_config().tasks.get(backend)
+    retention = LEAST_KEPT_MS if settings is None else round(settings.options.result_retention * 1000)
+    # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
+    return retention if record.is_finished else max(retention, LEAST_KEPT_MS)
 
 
 def _text(moment: datetime | None) -> str | None:

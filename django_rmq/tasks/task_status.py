@@ -1,7 +1,7 @@
 """The status of a task: from its message until it has ended, and then from the record that its last attempt kept.
 
-``find`` combines both. ``records`` searches for the message, and makes the result that programs get. What an attempt keeps is
-decided by ``execution``.
+``find`` combines both, and finds the message while a topic of its backend is re-slotted, too. ``records`` makes the result that
+programs get. What an attempt keeps is decided by ``execution``.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
 from django_rmq import connections, exceptions
 from django_rmq.conf.task_settings import TaskBackend
-from django_rmq.core.commands import stored_results
-from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands import inspect, reslot, stored_results
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.replies import Death, DescribeReply, error_class
+from django_rmq.core.model.replies import CopyReply, Death, DescribeReply, error_class
+from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.tasks.jobs import Job
-from django_rmq.tasks.records import FAILED, READY, RUNNING, Error, TaskRecord, describe_task
+from django_rmq.tasks.records import FAILED, LEAST_KEPT_MS, READY, RUNNING, Error, TaskRecord
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 RELEASED = 1
 """The stamp of the record of a task that no attempt has begun. The stamps of attempts are twice a receipt, or more."""
-
-LEAST_KEPT_MS = 604_800_000
-"""How long the record of a task that is not finished is kept at least, in ms: a week."""
 
 _GONE = Error("django_rmq.exceptions.MessageGone", "The task was cancelled, or removed from its queue.")
 
@@ -155,3 +155,77 @@ def _moment(ms: float) -> datetime:
     """Return a time of Redis as Django's settings want times."""
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     return moment if settings.USE_TZ else moment.astimezone().replace(tzinfo=None)
+
+
+def describe_task(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
+    """Return the description of the task's message by its topic, or None if no topic has it. Raises ``RmqError``."""
+    counts = {topic.name: connections.slots_now(topic) for topic in backend.topics}
+    # A re-slotting that this process has not seen may have moved the message, so the second search asks for the
+    # counts.
+    return _search_known_slots(broker, backend, member, counts) or _search_registered_slots(
+        broker, backend, member
+    )
+
+
+def _search_known_slots(
+    broker: Broker, backend: TaskBackend, member: bytes, counts: Mapping[str, tuple[int, ...]]
+) -> DescribeReply | None:
+    """Look once, where these slot counts place it."""
+    # The topics are read in the order in which a task passes them. While a task is sent from the topic where it waits for
+    # its time to its queue, both have its message, and the later topic counts.
+    return _last_description(
+        broker,
+        [
+            inspect.describe_messages(topic, slot_of(member, slots), [member])
+            for topic in [backend.later, *backend.running]
+            for slots in counts[topic.name]
+        ],
+    )
+
+
+def _search_registered_slots(broker: Broker, backend: TaskBackend, member: bytes) -> DescribeReply | None:
+    """Search the slots that Redis names now: a topic may have been re-slotted since this process asked last."""
+    definitions = broker.definitions()
+    counts = {
+        topic.name: slot_counts(definitions.get(topic.name) or topic.definition()) for topic in backend.topics
+    }
+    for topic in backend.topics:
+        if len(counts[topic.name]) > 1 and (
+            message := _search_re_slotting(broker, topic, counts[topic.name], member)
+        ):
+            return message
+    return _search_known_slots(broker, backend, member, counts)
+
+
+def _search_re_slotting(
+    broker: Broker, topic: Topic, counts: tuple[int, ...], member: bytes
+) -> DescribeReply | None:
+    """Search the slots in the order in which a mover takes the message through them: old slot, on its way, new slot."""
+    source, target = (slot_of(member, slots) for slots in counts)
+    message = _last_description(broker, [inspect.describe_messages(topic, source, [member])])
+    # A ticket means that a batch has left the old slot, and that the new slots may not have it yet.
+    if message is None and (slot := broker.run(reslot.reslot_progress(topic, source))).ticket:
+        # Without members to move, ``move_out`` only repeats the batch that has left the slot.
+        left = broker.run(reslot.move_out(topic, source, slot.reslot, source))
+        message = next((_leaving(row) for row in left.rows if row.member == member), None)
+    return message or _last_description(broker, [inspect.describe_messages(topic, target, [member])])
+
+
+def _last_description(broker: Broker, calls: list[Call[list[DescribeReply]]]) -> DescribeReply | None:
+    """Return the description of the last slot that knows the message."""
+    message: DescribeReply | None = None
+    for answer in walk(broker, calls):
+        for reply in answer:
+            if any(score is not None for score in reply[:5]):
+                message = reply
+    return message
+
+
+def _leaving(row: CopyReply) -> DescribeReply:
+    """Return the description that a slot would give if the message were still there."""
+    scores: dict[str, Any] = dict.fromkeys(("store", "prepare", "retry", "dead"))
+    scores[row.state] = float(row.score)
+    rest = row.rest or None
+    return (
+        DescribeReply(**scores, death=rest) if row.state == "dead" else DescribeReply(**scores, envelope=rest)
+    )

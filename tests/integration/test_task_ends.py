@@ -31,7 +31,7 @@ from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.tasks import execution, frameworks, record_writer, records, task_status
+from django_rmq.tasks import execution, frameworks, record_writer, task_status
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
@@ -103,12 +103,14 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
             execution.run(message)
         fail(message, raised.value)
 
+    search = task_status.describe_task
+
     def describe_task(*given: Any) -> Any:
         """Look at the message only after both attempts have failed; what is kept of them was read before."""
         monkeypatch.undo()
         for _ in range(2 - attempts_before):
             run_once()
-        return records.describe_task(*given)
+        return search(*given)
 
     for _ in range(attempts_before):
         run_once()

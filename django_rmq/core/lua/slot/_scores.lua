@@ -1,10 +1,10 @@
--- Scores: numbers without lost digits, what a score says of its message, and the scores of debounced and fifo sends.
+-- Scores: numbers without lost digits, and what a score says of its message.
 --
 -- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
 --
--- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (debounce).
+-- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (_debounce).
 -- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.
--- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (fifo_line).
+-- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (_fifo_line).
 -- Store, a retry with q deliveries left: q, which is at most 999, or on priority topics at most the floor; with
 --   RETRY_PRIORITY original the priority + q/1024. On fifo topics a retry has its old place (_retries.retry_score).
 -- Retry: the ms at which the back-off is over + q/1024.
@@ -58,66 +58,4 @@ end
 
 local function latest_due()
   return topic_type == 'fifo' and '(' .. text_of(now_ms + 1) or text_of(now_ms) -- rule: fifo_before_its_time
-end
-
--- section: debounce
--- With each send a debounced message starts to wait again, until a deadline that is MAX_WAIT after its first send. The
--- deadline is a multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on,
--- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
---
--- needs: max_wait now_ms bounded text_of
-
-local unit = math.max(1, math.ceil(max_wait / 1000))
-local function last_units()
-  return math.floor((now_ms + max_wait) / unit)
-end
-local function debounced(range_ms, units)
-  local due = math.min(now_ms + range_ms, units * unit) -- rule: debounces_for_ever
-  return text_of(due + units % 1024 / 1024)
-end
--- Returns the score of a first send.
-local function first_due(range_ms)
-  return debounced(range_ms, last_units())
-end
--- Returns the new score of a message that waits with `score` and is sent again.
-local function prolonged(range_ms, score)
-  local scored = bounded(score, 0, 8796093022207)
-  local due = math.floor(scored)
-  local first = math.ceil(due / unit)
-  local units = first + (math.floor((scored - due) * 1024) - first) % 1024 -- rule: forgets_the_first_send
-  return debounced(range_ms, math.min(units, last_units()))
-end
-
--- section: fifo_line
--- Places in the line of a fifo topic: milliseconds, and a sequence in steps of 1/1024, so that no two are equal.
--- Messages that are due at once have the lower half of a millisecond, those with a delay the upper one. A full half
--- continues in the next millisecond.
---
--- needs: store retry prepare claim control last_place now_ms text_of
-
-local STEP = 1 / 1024
-last_place = tonumber(last_place) or 0
--- In an empty slot no message can be overtaken, so after a clock was set back a place may be given again.
-local is_empty = last_place >= now_ms and redis.call('EXISTS', store, retry, prepare, claim) == 0
-if is_empty then last_place = 0 end -- rule: fifo_waits_for_the_clock
-
-local function next_place()
-  last_place = math.max(now_ms, last_place + STEP) -- rule: fifo_follows_the_clock_back
-  if last_place % 1 >= 0.5 then last_place = math.floor(last_place) + 1 end
-  return last_place
-end
--- Returns the place behind everything that is due in the same millisecond. `behind`: the last place that this call gave out.
-local function later_place(due, behind)
-  due = math.max(due, math.floor(last_place))
-  for at = due, due + 10000 do
-    local later = redis.call('ZCOUNT', store, text_of(at + 1), '+inf')
-    local found = redis.call('ZREVRANGE', store, later, later, 'WITHSCORES')
-    local top = math.max(tonumber(found[2]) or 0, behind)
-    if top < at + 0.5 then return at + 0.5 end
-    if top + STEP < at + 1 then return top + STEP end -- rule: fifo_gives_a_place_twice
-  end
-  return due + 10001
-end
-local function keep_place()
-  redis.call('HSET', control, 'last_place', text_of(last_place))
 end

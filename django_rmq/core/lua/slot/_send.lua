@@ -1,4 +1,6 @@
 -- Write messages into Store: a single one on a fast path, or many, each beside the copy that it meets.
+--
+-- Which of two copies counts, and with which score, is decided by send_merge, send_replace and send_fifo.
 
 -- section: push
 -- Push a lone message to the owner of the slot, which sleeps and has made an offer: the message is in flight at once, as

@@ -34,7 +34,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _priority_notes.note_undrained
 -- include: _priority_notes.note_sent
 -- include: _send.place
--- include: _scores.debounce
+-- include: _debounce
 local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]

@@ -1,4 +1,4 @@
--- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits.
+-- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see _debounce).
 --
 -- KEYS[1] store    ZSET  member -> due ms
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024
@@ -46,7 +46,7 @@ local function is_retry(score)
   return score <= floor
 end
 -- include: _send.place
--- include: _scores.debounce
+-- include: _debounce
 -- include: _accumulation.bodies
 -- include: _accumulation.collect
 due = max_wait > 0 and first_due(range_ms) or text_of(due)

@@ -1,6 +1,6 @@
 """Who may use the API, and which topics each user may know of, over REST and in the admin.
 
-Actions need the same permissions as in the admin, which ``operations`` checks.
+Actions need the same permissions as in the admin, which ``operations.authorization`` checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Messages that a test sends, captured at the call, and the assertions on them."""
+"""Messages that a test sends, captured at the call, and the assertions on them.
+
+In a test case of ``cases`` they are sent as well, to a broker in memory.
+"""
 
 from __future__ import annotations
 

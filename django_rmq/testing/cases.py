@@ -1,4 +1,7 @@
-"""What a test case has: a broker in memory, a clock that the test advances, and the messages that it sends."""
+"""What a test case has: a broker in memory, a clock that the test advances, and the messages that it sends.
+
+The broker is ``core.redis.in_memory``: the scripts run there as on a server.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _drain_slot(
 ) -> int:
     """Deliver what is due in one slot; return the number of deliveries."""
     from django_rmq import open_transactions
-    from django_rmq.core.consumer import invoke
+    from django_rmq.core.consumer.batch_run import call_all
     from django_rmq.observability import announcements
 
     raised: list[BaseException] = []
@@ -121,7 +121,7 @@ def _drain_slot(
                 f"drain stopped at its limit of deliveries: do listeners of {topic.name} send more messages?"
             )
         messages = _messages(broker, topic, slot, prepared)
-        failed = _settle(broker, topic, slot, prepared.receipt, messages, invoke.run(recording, messages))
+        failed = _settle(broker, topic, slot, prepared.receipt, messages, call_all(recording, messages))
         if raise_errors:
             _raise_first(topic, raised, failed)
         for error in raised:

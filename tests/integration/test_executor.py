@@ -18,11 +18,12 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import batch_run
 from django_rmq.core.consumer import failures as outcome_log
 from django_rmq.core.consumer.batch import Batch, BatchReport, PendingEnd
+from django_rmq.core.consumer.batch_run import call_all, groups
 from django_rmq.core.consumer.failures import describe
-from django_rmq.core.consumer.invoke import groups, run
+from django_rmq.core.consumer.invoke import NO_HOOKS, Hooks
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE, SharedNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread, Hooks
+from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.model import log_names
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -52,7 +53,7 @@ def numbered(count: int, topic: Topic = TOPIC) -> list[Message]:
 
 
 def outcome(function: Callable[[Any], Any], raw: bytes = b"{}", topic: Topic = TOPIC) -> Failure | None:
-    [found] = run(Listener(function), [message(raw, topic)])
+    [found] = call_all(Listener(function), [message(raw, topic)])
     return found
 
 
@@ -97,7 +98,7 @@ def test_what_a_listener_would_have_run_later_is_a_failure_and_not_a_commit() ->
     for function in (later, generator):
         failure = failed(function)
         assert "which is not run" in failure.error
-        [one, two] = run(Listener(function, 10), [message(b"1"), message(b"2")])
+        [one, two] = call_all(Listener(function, 10), [message(b"1"), message(b"2")])
         assert one is not None
         assert two is not None
 
@@ -157,7 +158,7 @@ def test_the_topics_own_back_off_is_told_how_often_the_message_has_failed() -> N
     own = Delivery(b"3", 1.0, 2, encode_envelope(Envelope(b"{}", max_retries=2)))
     given = [message(b"1", topic, left=16), message(b"2", topic, left=0)]
     given.append(Message(replace(topic, identity="key"), 3, 7, own))
-    found = run(Listener(raising(ValueError())), given)
+    found = call_all(Listener(raising(ValueError())), given)
     assert [failure and failure.delay_ms for failure in found] == [10_000, 170_000, 10_000]
     assert told == [1, 17, 1]
     assert outcome(raising(Retry(delay=1)), topic=topic) == Failure(b"{}", "failed", 1000, "Retry: ")
@@ -214,7 +215,7 @@ def test_a_cancelled_coroutine_is_a_failure() -> None:
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 def test_a_listener_that_wants_to_exit_fails_its_message_like_any_other(error: BaseException) -> None:
     for batch_size in (None, 10):
-        found = run(Listener(raising(error), batch_size), numbered(2))
+        found = call_all(Listener(raising(error), batch_size), numbered(2))
         assert [failure and (failure.member, failure.kind) for failure in found] == [
             (b"0", "failed"),
             (b"1", "failed"),
@@ -232,7 +233,7 @@ def test_an_async_listener_is_run_to_its_end() -> None:
         return m.body != 2
 
     with listener_registry.isolated():
-        found = run(listener_registry.add("prices", listener), [message(b"1"), message(b"2")])
+        found = call_all(listener_registry.add("prices", listener), [message(b"1"), message(b"2")])
     assert seen == [1, 2]
     assert found == [None, Failure(b"2", "failed", None, "the listener returned False")]
 
@@ -240,7 +241,7 @@ def test_an_async_listener_is_run_to_its_end() -> None:
 def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.LogCaptureFixture) -> None:
     error = LookupError("gone")
     given = message(b'{"sku":1}', left=4)
-    run(Listener(raising(error)), [given])
+    call_all(Listener(raising(error)), [given])
     [record] = caplog.records
     assert (record.levelno, record.exc_info and record.exc_info[1]) == (logging.WARNING, error)
     assert vars(record)["rmq_message"] == sealed_id("prices", 3, b'{"sku":1}')
@@ -263,7 +264,7 @@ def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.Lo
 def test_a_failure_is_a_warning_while_retries_are_left_and_an_error_at_death(
     caplog: pytest.LogCaptureFixture, error: Exception, left: int, level: int
 ) -> None:
-    run(Listener(raising(error)), [message(b"1", left=left)])
+    call_all(Listener(raising(error)), [message(b"1", left=left)])
     [record] = caplog.records
     assert record.levelno == level
     assert (record.exc_info is not None) == isinstance(error, KeyError)
@@ -287,7 +288,7 @@ def test_failures_that_repeat_are_one_traceback_and_counted_lines(
         raise ConnectionError(f"no database for {given.body}")
 
     for number in range(6_000):  # ten minutes of a database that is down
-        run(Listener(listener), [message(b"%d" % number, left=16)])
+        call_all(Listener(listener), [message(b"%d" % number, left=16)])
         clock.now += 0.1
     with_traceback = [record for record in caplog.records if record.exc_info]
     assert [str(record.exc_info[1]) for record in with_traceback if record.exc_info] == [
@@ -297,14 +298,14 @@ def test_failures_that_repeat_are_one_traceback_and_counted_lines(
     assert len(caplog.records) < 12
     assert sum(record.getMessage().count("more since the last line") for record in caplog.records) >= 5
     # The first message of another kind is not hidden by them.
-    run(Listener(listener), [message(b"1", left=0)])
+    call_all(Listener(listener), [message(b"1", left=0)])
     assert caplog.records[-1].levelno == logging.ERROR and caplog.records[-1].exc_info
 
 
 def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "django_rmq"):
         for number in range(5):
-            run(Listener(raising(ValueError("bad"))), [message(b"%d" % number)])
+            call_all(Listener(raising(ValueError("bad"))), [message(b"%d" % number)])
         outcome_log.log_done(TOPIC, 3, [b"a", b"b"])
     assert [record.levelname for record in caplog.records] == ["WARNING", *["DEBUG"] * 6]
     assert [vars(record)["rmq_event"] for record in caplog.records] == ["failed"] * 5 + ["done"] * 2
@@ -321,8 +322,8 @@ def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
     error = LookupError("S3CRET\nS3CRET")
     error.__cause__ = cause
     for raised in (error, Retry("S3CRET"), Reject("S3CRET"), Exception()):
-        run(Listener(raising(raised)), [message(b'"S3CRET"')])
-    run(Listener(lambda given: given.reject("S3CRET")), [message(b'"S3CRET"')])
+        call_all(Listener(raising(raised)), [message(b'"S3CRET"')])
+    call_all(Listener(lambda given: given.reject("S3CRET")), [message(b'"S3CRET"')])
     first, *_ = caplog.records
     assert "(LookupError)" in first.getMessage() and "raise error" in first.getMessage()
     for record in caplog.records:
@@ -372,7 +373,7 @@ def test_groups_hold_fresh_messages_together_and_each_retry_alone() -> None:
 
 def test_a_batch_listener_gets_lists_and_commits_them() -> None:
     sizes: list[int] = []
-    assert run(Listener(lambda many: sizes.append(len(many)), 4), numbered(10)) == [None] * 10
+    assert call_all(Listener(lambda many: sizes.append(len(many)), 4), numbered(10)) == [None] * 10
     assert sizes == [4, 4, 2]
 
 
@@ -384,7 +385,7 @@ def test_messages_of_a_batch_may_have_fates_of_their_own() -> None:
         many[3].retry(delay="0s")
 
     topic = replace(TOPIC, backoff=BackOff(function=lambda _: 7))
-    assert run(Listener(listener, 10), numbered(5, topic)) == [
+    assert call_all(Listener(listener, 10), numbered(5, topic)) == [
         Failure(b"0", "failed", 2000, "later"),
         Failure(b"1", "rejected", None, "never"),
         Failure(b"2", "failed", 7000, "retry"),
@@ -407,7 +408,7 @@ def test_a_batch_that_fails_is_handed_out_one_by_one(how: str) -> None:
         many[0].outcome = None
         return True
 
-    found = run(Listener(listener, 10), numbered(4))
+    found = call_all(Listener(listener, 10), numbered(4))
 
     assert calls == [[0, 1, 2, 3], [0], [1], [2], [3]]
     assert [failure and failure.kind for failure in found] == [None, None, "failed", None]
@@ -415,7 +416,7 @@ def test_a_batch_that_fails_is_handed_out_one_by_one(how: str) -> None:
 
 def test_undecodable_messages_are_left_out_of_a_batch() -> None:
     seen: list[int] = []
-    found = run(
+    found = call_all(
         Listener(lambda many: seen.extend(m.body for m in many), 10),
         [message(b"1"), message(b"{"), message(b"2"), message(b"\xff")],
     )
@@ -425,7 +426,7 @@ def test_undecodable_messages_are_left_out_of_a_batch() -> None:
 
 def test_a_batch_of_undecodable_messages_calls_nobody() -> None:
     seen: list[Any] = []
-    found = run(Listener(seen.append, 10), [message(b"{"), message(b"[")])
+    found = call_all(Listener(seen.append, 10), [message(b"{"), message(b"[")])
     assert [failure and failure.kind for failure in found] == ["undecodable"] * 2
     assert seen == []
 
@@ -653,8 +654,10 @@ def test_a_message_whose_end_is_not_recorded_is_not_done_for_the_parent() -> Non
 
 def test_whoever_runs_a_listener_by_itself_waits_for_its_ends() -> None:
     events = list[str]()
-    assert run(Listener(lambda message: Recorded(events, "it")), numbered(1)) == [None]
-    [failure] = run(Listener(lambda message: Recorded(events, "it", ValueError("no record"))), numbered(1))
+    assert call_all(Listener(lambda message: Recorded(events, "it")), numbered(1)) == [None]
+    [failure] = call_all(
+        Listener(lambda message: Recorded(events, "it", ValueError("no record"))), numbered(1)
+    )
     assert failure is not None
     assert failure.error.startswith("ValueError: no record")
 

@@ -24,7 +24,7 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.schedules import declarations
 from django_rmq.core.schedules.stepper import Stepper
 from django_rmq.exceptions import Cancelled, OperationRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, ledger_audit
+from django_rmq.operations import Actor, Operations, topic_audit
 from django_rmq.operations import undeclared_topics as retirement
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
@@ -117,7 +117,7 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
         bodies = (b'"stray"',) if topic.collects else None
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
         broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
-        *_, found = ledger_audit.find_strays(broker(), topic, repair=True)
+        *_, found = topic_audit.find_strays(broker(), topic, repair=True)
         (looked,) = broker().run(inspect.describe_messages(topic, own, [b"k"]))
         return found, looked.envelope
 

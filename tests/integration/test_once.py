@@ -35,7 +35,7 @@ from django_rmq import database_access as databases_of_outbox
 from django_rmq.checks import check_outbox_tables, check_tables
 from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, fetch, inspect, operate
-from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.batch_run import call_all
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
@@ -97,7 +97,7 @@ def deliver(
     clock.advance("5ms")
     prepared = broker.run(fetch.prepare(declared, 0, "test", None, 100))
     messages = [Message(declared, 0, prepared.receipt, given) for given in prepared.deliveries]
-    return messages, invoke.run(found, messages)
+    return messages, call_all(found, messages)
 
 
 def give_back(broker: InMemoryBroker, messages: list[Message]) -> None:

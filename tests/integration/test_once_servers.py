@@ -12,7 +12,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_rmq import Message
-from django_rmq.core.consumer import invoke
+from django_rmq.core.consumer.batch_run import call_all
 from django_rmq.core.model.envelope import Envelope, encode_envelope, new_origin
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import Topic, TopicType
@@ -52,7 +52,7 @@ def call(
 ) -> list[Failure | None]:
     """Call a listener with ``once`` for a delivery."""
     found = Listener("payments", OnceListener("listener", listener, ALIAS), batch_size)
-    return invoke.run(found, [Message(TOPIC, 0, receipt, each) for each in given])
+    return call_all(found, [Message(TOPIC, 0, receipt, each) for each in given])
 
 
 def write(message: Message) -> None:

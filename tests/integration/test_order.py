@@ -15,7 +15,7 @@ import pytest
 from django_rmq.core import reslotting
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands import send as send_commands
-from django_rmq.core.consumer import invoke, thread_executor
+from django_rmq.core.consumer import batch_run, invoke, thread_executor
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -143,7 +143,7 @@ def test_retries_of_a_fifo_topic_are_listed_in_their_place() -> None:
     topic = fifo(max_retries=3)
     lefts = [3, 2, 3, 3, 3, 2, 2]
     messages = [Message(topic, 0, 1, Delivery(b"%d" % n, 1.0, left)) for n, left in enumerate(lefts)]
-    listed = [[message.delivery.member for message in group] for group in invoke.groups(messages, 2)]
+    listed = [[message.delivery.member for message in group] for group in batch_run.groups(messages, 2)]
     assert listed == [[b"0"], [b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"6"]]
 
 
@@ -332,7 +332,7 @@ def test_what_a_list_holds_back_is_given_back_uncharged_behind_the_first_failure
     if kind == "drain":
         prepared = broker.run(fetch.prepare(topic, 0, "test", None, 10))
         messages = [Message(topic, 0, prepared.receipt, given) for given in prepared.deliveries]
-        assert invoke.run(Listener(topic.name, listener, 10), messages) == [None]
+        assert batch_run.call_all(Listener(topic.name, listener, 10), messages) == [None]
         return
     with Worker(broker, topic, coroutine if kind == "coroutine" else listener, batch_size=10):
         eventually(lambda: live(broker, topic) == 0, "the end of all", 60)

@@ -21,8 +21,8 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import async_executor
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.consumer.invoke import NO_HOOKS
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import NO_HOOKS
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType

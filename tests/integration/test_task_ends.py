@@ -23,11 +23,12 @@ from django_rmq.core import reslotting
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.ack import BrokerDeliveryControl
-from django_rmq.core.consumer import invoke
 from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.batch_run import call_all
 from django_rmq.core.consumer.failures import failure_of
+from django_rmq.core.consumer.invoke import NO_HOOKS
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import NO_HOOKS, ExecutorThread
+from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
@@ -617,7 +618,7 @@ def test_a_task_whose_end_redis_does_not_take_is_not_acknowledged(
         listener_registry.discover()
         listener = listener_registry.listeners()["tasks.default"]
         with ThreadPoolExecutor(1) as pool:
-            ending = pool.submit(invoke.run, listener, [message])
+            ending = pool.submit(call_all, listener, [message])
             if is_full_for_long:
                 (failure,) = ending.result(30)
                 assert failure is not None

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message, typed_bodies
-from django_rmq.core.consumer.invoke import CallGroup, run
+from django_rmq.core.consumer.batch_run import call_all
+from django_rmq.core.consumer.invoke import CallGroup
 from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
@@ -183,7 +184,7 @@ def test_a_body_that_does_not_fit_is_dead_at_once_and_reaches_no_listener() -> N
         batch_size: int | None = None
 
     old = message(PRICES, b'{"shop":7}')
-    (failure,) = run(Listener, [old])  # type: ignore[arg-type]
+    (failure,) = call_all(Listener, [old])  # type: ignore[arg-type]
     assert failure is not None
     assert (failure.kind, failure.delay_ms) == ("rejected", None)
     assert failure.error == (
@@ -191,7 +192,7 @@ def test_a_body_that_does_not_fit_is_dead_at_once_and_reaches_no_listener() -> N
         "lines: Field required; at: Field required"
     )
     Listener.batch_size = 10
-    outcomes = run(Listener, [message(PRICES, STORED), old])  # type: ignore[arg-type]
+    outcomes = call_all(Listener, [message(PRICES, STORED), old])  # type: ignore[arg-type]
     assert [outcome and outcome.kind for outcome in outcomes] == [None, "rejected"]
     assert [[one.body for one in group] for group in called] == [[CHANGED]]
 
@@ -204,7 +205,7 @@ def test_an_invalid_send_within_a_listener_is_a_failure_like_any_other() -> None
         def function(_: Message[Any]) -> None:
             encode_body(PRICES, {})
 
-    (failure,) = run(Listener, [message(PRICES, STORED)])  # type: ignore[arg-type]
+    (failure,) = call_all(Listener, [message(PRICES, STORED)])  # type: ignore[arg-type]
     assert failure is not None
     assert failure.kind == "failed"
 

@@ -1,6 +1,6 @@
 """Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep.
 
-Each names the receipt of its delivery. A stale receipt changes nothing, so a call may be repeated after a lost reply. Here is
+Those that end a delivery name its receipt. A stale receipt changes nothing, so a call may be repeated after a lost reply. Here is
 also the ``DeliveryControl`` of messages, by which a listener extends its delivery and reports progress.
 """
 

@@ -9,6 +9,6 @@ from django_rmq.core.consumer.dispatcher import (
     WorkerCallbacks,
     WorkerOptions,
 )
-from django_rmq.core.consumer.thread_executor import Hooks
+from django_rmq.core.consumer.invoke import Hooks
 
 __all__ = ["AssignmentCallbacks", "Dispatcher", "Hooks", "WorkerCallbacks", "WorkerOptions"]

@@ -25,10 +25,9 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
 from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_failed_run
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.invoke import Coroutine, await_group, await_one
+from django_rmq.core.consumer.invoke import Coroutine, Hooks, await_group, await_one
 from django_rmq.core.consumer.shared_notes import MARKS, ThreadNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import Hooks
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.delivered_message import Message

@@ -6,15 +6,24 @@ A thread (``thread_executor``) and the event loop (``async_executor``) run batch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import failures
-from django_rmq.core.consumer.batch import Batch, BatchReport, BatchResults, Outcome, PendingEnd, ReportQueue
-from django_rmq.core.consumer.invoke import CallEnd, groups, holds, in_line, outcome_of
+from django_rmq.core.consumer.batch import (
+    Batch,
+    BatchReport,
+    BatchResults,
+    ListenerLike,
+    Outcome,
+    PendingEnd,
+    ReportQueue,
+)
+from django_rmq.core.consumer.invoke import CallEnd, call_group, call_one, outcome_of
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE
 from django_rmq.core.model.delivered_message import Message
+from django_rmq.core.model.replies import Failure
 
 FLUSH_SECONDS = 0.1
 """Seconds that results of a running batch may wait before they are reported."""
@@ -215,3 +224,87 @@ def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
     """
     rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
     mailbox.put(BatchReport(batch, [], [], rest, 0.0, True))
+
+
+def holds(failure: Failure | None) -> bool:
+    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is tried again."""
+    return failure is not None and failure.kind not in ("rejected", "cancelled")
+
+
+def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
+
+    The messages behind it are given back without using a retry, even if the listener was called with them: no later
+    message may succeed before that one. Such messages may have no outcome at all.
+    """
+    of = {id(message): (message, failure) for message, failure in outcomes}
+    ended: list[Outcome] = []
+    for message in group:
+        if id(message) not in of:
+            break
+        ended.append(of[id(message)])
+        if holds(ended[-1][1]):
+            break
+    return ended
+
+
+def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``.
+
+    Retries come last, but on fifo topics in their place.
+    """
+    if messages and messages[0].topic.is_fifo:  # rule: lists_retries_last
+        return _groups_in_line(messages, size)
+    together: list[list[Message]] = []
+    fresh: list[Message] = []
+    for message in messages:
+        if _has_failed(message):
+            together.append([message])
+        else:
+            fresh.append(message)
+    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + together
+
+
+def _has_failed(message: Message) -> bool:
+    # The envelope is read only if the message has fewer retries than its topic.
+    left = message.retries_left
+    return left < message.topic.max_retries and left < message.max_retries
+
+
+def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    groups: list[list[Message]] = []
+    has_room = False
+    for message in messages:
+        is_fresh = not _has_failed(message)
+        if is_fresh and has_room and len(groups[-1]) < size:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+        has_room = is_fresh
+    return groups
+
+
+def call_all(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
+    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
+
+    On a strict fifo topic the outcomes end with the first message that holds the slot.
+    """
+    outcomes: dict[int, Failure | None] = {}
+    size = listener.batch_size
+    lists = deque(groups(messages, size) if size else [[message] for message in messages])
+    while lists:
+        group = lists.popleft()
+        ended = (
+            call_group(listener.function, group)
+            if size
+            else [(group[0], outcome_of(group[0], call_one(listener.function, group[0], group[0])))]
+        )
+        if ended is None:
+            lists.extendleft([message] for message in reversed(group))
+            continue
+        if group[0].topic.is_strict:
+            ended = in_line(group, ended)
+            if len(ended) < len(group) or holds(ended[-1][1]):
+                lists.clear()
+        outcomes.update((id(message), outcome) for message, outcome in ended)
+    return [outcomes[id(message)] for message in messages if id(message) in outcomes]

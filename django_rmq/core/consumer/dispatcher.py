@@ -26,6 +26,7 @@ from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch_planner import FetchPlanner, FetchReplies, RoundTrips
 from django_rmq.core.consumer.heartbeat import BackgroundThreads
+from django_rmq.core.consumer.invoke import NO_HOOKS, Hooks
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeoutExceeded,
@@ -46,7 +47,6 @@ from django_rmq.core.consumer.slots import (
     SlotSchedule,
     SlotTable,
 )
-from django_rmq.core.consumer.thread_executor import NO_HOOKS, Hooks
 from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger

@@ -19,10 +19,11 @@ from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
 from django_rmq.core.consumer.capacity import Capacity
+from django_rmq.core.consumer.invoke import Hooks
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
 from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotTable
-from django_rmq.core.consumer.thread_executor import ExecutorThread, Hooks
+from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery

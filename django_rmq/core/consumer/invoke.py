@@ -5,15 +5,13 @@ Which messages of a batch may begin, and when their outcomes are reported, is de
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_rmq.core import forked_copies
 from django_rmq.core.consumer import failures
 from django_rmq.core.consumer.batch import (
-    ListenerLike,
     Outcome,
     PendingEnd,
 )
@@ -27,7 +25,33 @@ from django_rmq.core.consumer.failures import (
 )
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import Cancelled, InvalidBody
+
+
+class Hooks(NamedTuple):
+    """Hooks around listeners; the Django layer closes database connections here."""
+
+    before: Callable[[], None] = lambda: None
+    """Called before a thread begins a batch."""
+    after: Callable[[], None] = lambda: None
+    """Called after a batch, and after each failure in it."""
+    end: Callable[[], None] = lambda: None
+    """Called when a thread ends."""
+    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], object]] = lambda topic, function: (
+        function
+    )
+    """Called once per batch; returns the function that is called in the listener's place with its argument,
+    and calls it."""
+    overlapping: Callable[[Topic, Callable[[Any], Awaitable[Any]]], Callable[[Any], Awaitable[Any]]] = (
+        lambda topic, function: function
+    )
+    """The same for a listener that is a coroutine function. The function that it returns is awaited in the event loop."""
+    loop_end: Callable[[], None] = lambda: None
+    """Called when the event loop has ended."""
+
+
+NO_HOOKS = Hooks()
 
 CallEnd = Failure | PendingEnd | None
 """How a call of a listener for one message has ended. None: the message is to be committed."""
@@ -172,90 +196,6 @@ def call_group(function: Callable[[Any], object], messages: list[Message]) -> li
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises
         group.raised(error)
         return None
-
-
-def holds(failure: Failure | None) -> bool:
-    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is tried again."""
-    return failure is not None and failure.kind not in ("rejected", "cancelled")
-
-
-def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
-
-    The messages behind it are given back without using a retry, even if the listener was called with them: no later
-    message may succeed before that one. Such messages may have no outcome at all.
-    """
-    of = {id(message): (message, failure) for message, failure in outcomes}
-    ended: list[Outcome] = []
-    for message in group:
-        if id(message) not in of:
-            break
-        ended.append(of[id(message)])
-        if holds(ended[-1][1]):
-            break
-    return ended
-
-
-def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
-    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``.
-
-    Retries come last, but on fifo topics in their place.
-    """
-    if messages and messages[0].topic.is_fifo:  # rule: lists_retries_last
-        return _groups_in_line(messages, size)
-    together: list[list[Message]] = []
-    fresh: list[Message] = []
-    for message in messages:
-        if _has_failed(message):
-            together.append([message])
-        else:
-            fresh.append(message)
-    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + together
-
-
-def _has_failed(message: Message) -> bool:
-    # The envelope is read only if the message has fewer retries than its topic.
-    left = message.retries_left
-    return left < message.topic.max_retries and left < message.max_retries
-
-
-def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
-    groups: list[list[Message]] = []
-    has_room = False
-    for message in messages:
-        is_fresh = not _has_failed(message)
-        if is_fresh and has_room and len(groups[-1]) < size:
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-        has_room = is_fresh
-    return groups
-
-
-def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
-    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
-
-    On a strict fifo topic the outcomes end with the first message that holds the slot.
-    """
-    outcomes: dict[int, Failure | None] = {}
-    size = listener.batch_size
-    lists = deque(groups(messages, size) if size else [[message] for message in messages])
-    while lists:
-        group = lists.popleft()
-        ended = (
-            call_group(listener.function, group)
-            if size
-            else [(group[0], outcome_of(group[0], call_one(listener.function, group[0], group[0])))]
-        )
-        if ended is None:
-            lists.extendleft([message] for message in reversed(group))
-            continue
-        if group[0].topic.is_strict:
-            ended = in_line(group, ended)
-            if len(ended) < len(group) or holds(ended[-1][1]):
-                lists.clear()
-        outcomes.update((id(message), outcome) for message, outcome in ended)
-    return [outcomes[id(message)] for message in messages if id(message) in outcomes]
 
 
 Coroutine = Callable[[Any], Awaitable[Any]]

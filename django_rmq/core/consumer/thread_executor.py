@@ -7,46 +7,20 @@ thread that hangs is replaced by ``executor_pool``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_rmq.core import forked_copies
 from django_rmq.core.consumer.batch import Batch, ReportQueue
 from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_failed_run
-from django_rmq.core.consumer.invoke import call_group, call_one
+from django_rmq.core.consumer.invoke import Hooks, call_group, call_one
 from django_rmq.core.consumer.shared_notes import ThreadNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.topic import Topic
 
 logger = safe_logger("django_rmq.consumer")
-
-
-class Hooks(NamedTuple):
-    """Hooks around listeners; the Django layer closes database connections here."""
-
-    before: Callable[[], None] = lambda: None
-    """Called before a thread begins a batch."""
-    after: Callable[[], None] = lambda: None
-    """Called after a batch, and after each failure in it."""
-    end: Callable[[], None] = lambda: None
-    """Called when a thread ends."""
-    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], object]] = lambda topic, function: (
-        function
-    )
-    """Called once per batch; returns the function that is called in the listener's place with its argument,
-    and calls it."""
-    overlapping: Callable[[Topic, Callable[[Any], Awaitable[Any]]], Callable[[Any], Awaitable[Any]]] = (
-        lambda topic, function: function
-    )
-    """The same for a listener that is a coroutine function. The function that it returns is awaited in the event loop."""
-    loop_end: Callable[[], None] = lambda: None
-    """Called when the event loop has ended."""
-
-
-NO_HOOKS = Hooks()
 
 
 class ExecutorThread(threading.Thread):
@@ -211,6 +185,3 @@ class ExecutorThread(threading.Thread):
 
 
 forked_copies.watch(ExecutorThread)
-
-
-__all__ = ["NO_HOOKS", "ExecutorThread", "Hooks"]

@@ -3,7 +3,8 @@
 Each worker renews its session with one small script about once a second, by the clock of Redis, and learns what changed: the
 membership has a version, the assignment a number. The worker with the smallest id makes the assignment, and writes it on
 condition that both are unchanged since it read them, so two workers that both believe to be the first cannot both write. If the
-first worker does not write it, the next one does after a session, and so on. All others only read.
+first worker does not write it, the next one does after a session, and so on. All others only read. Whose turn it is, is decided
+by ``shared_coordinator``; here is how Redis stores it.
 """
 
 from __future__ import annotations

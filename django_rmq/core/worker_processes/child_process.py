@@ -24,7 +24,13 @@ from typing import Any, NoReturn
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
-from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD, HARD_TIMEOUT_EXCEEDED, RECYCLE, SERVER
+from django_rmq.core.worker_processes.exit_codes import (
+    CLEAN,
+    DONE_FOR_GOOD,
+    HARD_TIMEOUT_EXCEEDED,
+    RECYCLE,
+    SERVER,
+)
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -38,9 +44,6 @@ after the server is back."""
 
 OLD_ENOUGH = 30.0
 """Seconds after which a child's death says nothing about the next one's."""
-
-CLEAN = (DONE_FOR_GOOD, RECYCLE)
-"""The ends that leave nothing to settle."""
 
 FINISH_SECONDS = 5.0
 """Seconds for the functions that user code has registered with ``atexit``, after a child has announced its end."""

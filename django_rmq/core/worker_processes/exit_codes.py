@@ -8,3 +8,6 @@ FORCED: something was not settled in time. USAGE: a successor would fail too. SE
 unavailable. WATCHDOG: only of the whole command, the last process that could work hung. HARD_TIMEOUT_EXCEEDED: only the end
 of the process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked to end, or has reached its limit of
 messages or memory, and needs a successor."""
+
+CLEAN = (DONE_FOR_GOOD, RECYCLE)
+"""The ends that leave nothing to settle. Any other end is a death."""

@@ -26,13 +26,18 @@ from django_rmq.core.forked_copies import SignalHandler
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.limits import SHUTDOWN_SECONDS
 from django_rmq.core.worker_processes.child_process import (
-    CLEAN,
     FINISH_SECONDS,
     ChildProcess,
     Orphans,
     log_end,
 )
-from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD, FORCED, USAGE, WATCHDOG
+from django_rmq.core.worker_processes.exit_codes import (
+    CLEAN,
+    DONE_FOR_GOOD,
+    FORCED,
+    USAGE,
+    WATCHDOG,
+)
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 logger = safe_logger("django_rmq.consumer")

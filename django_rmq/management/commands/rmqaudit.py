@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.model.topic import Topic
 from django_rmq.management.rmq_command import Options, RmqCommand, ago, one_line
 from django_rmq.operations import Operations
-from django_rmq.operations.ledger_audit import DRIFTS, Audit, audit, check_is_settled, find_strays, overdue
+from django_rmq.operations.topic_audit import DRIFTS, Audit, audit, check_is_settled, find_strays, overdue
 
 UNDRAINED_SECONDS = 60.0
 """Seconds below which a slot with waiting messages is not listed."""

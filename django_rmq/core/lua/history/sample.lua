@@ -22,27 +22,27 @@ end
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 9 do
-  local store, claim = slots_keys[i], slots_keys[i + 6]
+  local store, prepare, retry, dead_set, stats, control, claim, claimants, claims = unpack(slots_keys, i, i + 8)
   local waiting, running, resting, dead, held = 0, 0, 0, 0, 0
   -- Most of many slots are empty, which one command says.
-  if redis.call('EXISTS', store, slots_keys[i + 1], slots_keys[i + 2], slots_keys[i + 3], claim) > 0 then
+  if redis.call('EXISTS', store, prepare, retry, dead_set, claim) > 0 then
     -- A slot with a key of a foreign type is left out; the others are still counted.
-    waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
-    resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
+    waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', prepare)
+    resting, dead = redis.pcall('ZCARD', retry), redis.pcall('ZCARD', dead_set)
     -- If a key of its claims has a foreign type, only the claimed messages are not counted.
     held = redis.pcall('ZCARD', claim)
-    if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', slots_keys[i + 7])) ~= 'number'
-      or type(redis.pcall('HLEN', slots_keys[i + 8])) ~= 'number')) then held = 0 end
+    if type(held) ~= 'number' or (held > 0 and (type(redis.pcall('ZCARD', claimants)) ~= 'number'
+      or type(redis.pcall('HLEN', claims)) ~= 'number')) then held = 0 end
   end
   -- Most counters of a slot have never been raised, and are not there.
-  local counters = redis.pcall('HGETALL', slots_keys[i + 4])
+  local counters = redis.pcall('HGETALL', stats)
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due, oldest_here, undrained_here = waiting, nil, nil
     local known = {}
     if resting > 0 or running > 0 or (waiting > 0 and topic_type == 'priority') then
       -- pcall: if this key has a foreign type, only these values are unknown.
-      known = redis.pcall('HMGET', slots_keys[i + 5], 'undrained_since', 'timeout')
+      known = redis.pcall('HMGET', control, 'undrained_since', 'timeout')
       if known.err then known = {} end
     end
     if topic_type ~= 'priority' and waiting > 0 then
@@ -51,8 +51,7 @@ for i = 1, #slots_keys, 9 do
     elseif waiting > 0 then
       undrained_here = tonumber(known[1] or nil)
     end
-    local others, since = overdue(slots_keys[i + 2], resting, slots_keys[i + 1], running, tonumber(known[2] or nil) or timeout,
-      claim, held, slots_keys[i + 7], slots_keys[i + 8])
+    local others, since = overdue(retry, resting, prepare, running, tonumber(known[2] or nil) or timeout, claim, held, claimants, claims)
     if others > 0 then
       due = due + others
       if topic_type == 'priority' then

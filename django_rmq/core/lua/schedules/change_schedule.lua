@@ -2,6 +2,8 @@
 --
 -- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
 --
+-- A tick is ready, writing (into its slot), written (until it is due), or retracting (it is taken back).
+--
 -- ARGV[1] name
 -- ARGV[2] field          spec, override, paused, walls or removed
 -- ARGV[3] value          empty: none

@@ -25,6 +25,7 @@ local function note_failure(member, what, text, score, failure)
     now_ms, score) .. string.sub(text, 1, 1024))
 end
 
+-- Whether another copy of the member waits or rests.
 local function waits(member)
   return redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
 end
@@ -40,7 +41,8 @@ local function forget(member)
   redis.call('HDEL', failures, member)
 end
 
--- Put a message into Dead. The caller has removed the dying copy from its set. `kept`: the body that it had there.
+-- Put a message into Dead. The caller has removed the dying copy from its set. `kept`: the body that it had there. `failed`: 1
+-- if its last attempt failed just now, which `failure` does not count yet; else 0.
 local function die(member, reason, text, score, failure, failed, kept)
   local died = redis.call('ZADD', dead, text_of(now_ms), member) == 0
   -- A message can be dead and alive: a newer copy of a dead message dies, and its death replaces the earlier one.

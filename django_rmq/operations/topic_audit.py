@@ -1,4 +1,4 @@
-"""The audit of a topic: its ledgers compared with what Redis holds, and its strays.
+"""The audit of a topic: its ledgers compared with what Redis holds, its strays, and what is overdue in it.
 
 A stray is a loose record, which belongs to no message, or a misplaced message, which waits in a wrong slot. The audit reads
 every slot, so it is for the command ``rmqaudit``, and not for pages. ``audit_trail`` records what people did.

@@ -51,7 +51,8 @@ for i = 1, #slots_keys, 9 do
     elseif waiting > 0 then
       undrained_here = tonumber(known[1] or nil)
     end
-    local others, since = overdue(retry, resting, prepare, running, tonumber(known[2] or nil) or timeout, claim, held, claimants, claims)
+    local own_timeout = tonumber(known[2] or nil) or timeout
+    local others, since = overdue(retry, resting, prepare, running, own_timeout, claim, held, claimants, claims)
     if others > 0 then
       due = due + others
       if topic_type == 'priority' then

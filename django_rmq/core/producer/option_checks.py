@@ -1,7 +1,7 @@
 """Checks of the options of a send: each returns the value in its final form, or raises ``InvalidMessage``.
 
 They run before anything is written, so that a mistake never sends a part of a call. Times are in ms here; ``placement`` converts
-durations and datetimes. Which options a type of topics takes is decided there, too.
+durations and datetimes, and refuses naive ones. Which options a type of topics takes is decided there, too.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
 
-from django_rmq import connections
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin.views import action_views as pages
 from django_rmq.admin.views import cause_views, export_views
@@ -35,7 +34,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 from tests.support.programs import kill_all
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
@@ -68,12 +67,12 @@ def broker(
     monkeypatch.setattr(pages, "SLICE_SECONDS", 60.0)
     monkeypatch.setattr(pages, "COUNT_SECONDS", 60.0)
     found = Broker(redis_client, prefix)
-    rmq = {
-        "REDIS": redis_url,
-        "TOPICS": TOPICS,
-        "ADMIN": {"PAGE_SIZE": 10, "FORMATTER": {"secret": f"{__name__}.redact"}},
-    }
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+    with project_on(
+        found,
+        REDIS=redis_url,
+        TOPICS=TOPICS,
+        ADMIN={"PAGE_SIZE": 10, "FORMATTER": {"secret": f"{__name__}.redact"}},
+    ):
         yield found
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import DatabaseError, connection
-from django.test import Client, modify_settings, override_settings
+from django.test import Client, modify_settings
 from django.urls import reverse
 from django.utils import translation
 
-from django_rmq import connections
 from django_rmq.admin import labels
 from django_rmq.admin.charts import MOST_LISTED
 from django_rmq.conf import get_config
@@ -24,6 +23,7 @@ from django_rmq.core.model.keys import code_versions_key
 from django_rmq.core.model.worker_report import CodeVersion
 from django_rmq.operations import Actor, Operations, Permission, TopicRule, actions, shared_reads
 from django_rmq.worker.worker_reports import ABSENT_MS, MOST_VERSIONS, ReportDuty
+from tests.support.brokers import project_on
 
 NAMES = ("timed", "other")
 SECRET = "other"
@@ -33,10 +33,7 @@ SECRET = "other"
 def shop(broker: Any) -> Iterator[Any]:
     """A broker with two topics that have been sampled for an hour. No answer is shared."""
     topics = {name: {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms"} for name in NAMES}
-    with (
-        override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics}),
-        connections.replaced_broker(broker),
-    ):
+    with project_on(broker, TOPICS=topics):
         now = broker.now_ms() // 60_000
         for name in NAMES:
             for minute in range(now - 60, now + 1):

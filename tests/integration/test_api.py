@@ -25,7 +25,7 @@ from django_rmq.core.commands import stored_results
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.opaque_ids import from_base64url, sealed_id
 from django_rmq.operations import Permission as Needed
-from tests.support.brokers import OracleBroker, intercept
+from tests.support.brokers import OracleBroker, intercept, project_on
 from tests.support.programs import (
     ALL,
     Program,
@@ -207,8 +207,7 @@ def test_a_full_topic_is_507_and_a_part_that_is_refused_is_told(program: Program
 
 
 def test_sends_are_counted_per_user_and_over_all_processes(broker: Any) -> None:
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": "3/h"}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, API={"SEND_RATE": "3/h"}):
         one, other = Program(user_with(*ALL)), Program(user_with(*ALL))
         path, two = "topics/ranked/messages/", {"messages": [{"body": n, "priority": 50} for n in range(2)]}
         one.ok("POST", path, two, 202)
@@ -306,10 +305,7 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_the_order_and_the_limits_of_a_topic_are_told(name: str) -> None:
     given, told = SHAPED[name]
     topics = {"it": {"SLOTS": 1, **given}}
-    with (
-        override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics}),
-        connections.replaced_broker(OracleBroker("m:")),
-    ):
+    with project_on(OracleBroker("m:"), TOPICS=topics):
         answer = Program(user_with(*ALL)).ok("GET", "topics/it/")
     fields = {"order", "on_duplicate", "max_wait_ms", "accumulate", "max_rate", "slot_rate", "max_in_flight"}
     assert {field: answer[field] for field in fields} == {**dict.fromkeys(fields), **told}
@@ -394,8 +390,7 @@ def mask(topic: str, body: Any) -> Any:
 
 
 def test_redacted_bodies_are_shown_to_nobody_and_cannot_be_searched(program: Program, broker: Any) -> None:
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "ADMIN": {"FORMATTER": f"{__name__}.mask"}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, ADMIN={"FORMATTER": f"{__name__}.mask"}):
         program.ok("POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202)
         (copy,) = program.ok("GET", "topics/timed/messages/")["results"]
         assert (copy["body"], copy["redacted"]) == ("***et", True)
@@ -484,8 +479,7 @@ def test_who_may_not_search_bodies_cannot_try_keys_and_bodies_out(broker: Any, m
     blind = Program(user_with(*(one for one in ALL if one is not Needed.VIEW_BODIES)))
     told = [blind.refused(403, "permission_denied", method, one, body).content for one in addresses]
     assert told[0] == told[1]
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "ADMIN": {"FORMATTER": f"{__name__}.mask"}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, ADMIN={"FORMATTER": f"{__name__}.mask"}):
         told = [everything.refused(409, "refused", method, one, body).content for one in addresses]
     assert told[0] == told[1]
     assert len(everything.ok("GET", "topics/timed/messages/")["results"]) == 1
@@ -519,8 +513,7 @@ def test_an_ensured_send_counts_for_the_limits_and_is_executed_once_by_key(
     for _ in range(2):
         answer = program.ok("POST", address, sent, 202, Idempotency_Key="a")
         assert answer["outcomes"] == {"stored": 1}
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": "1/min"}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, API={"SEND_RATE": "1/min"}):
         limited = Program(user_with(*ALL))
         limited.ok("POST", address, sent, 202)
         limited.refused(429, "too_many_sends", "POST", address, sent)
@@ -805,8 +798,7 @@ def test_the_metrics_are_among_the_routes(broker: Any) -> None:
 
 def test_who_must_not_know_of_all_topics_gets_no_metrics_but_with_their_own_token(broker: Any) -> None:
     hidden = {"API": {"PERMISSION": f"{__name__}.OnlyTimed"}, "METRICS": {"TOKEN": "a-token-of-prometheus"}}
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, **hidden}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, **hidden):
         Program(user_with(Needed.VIEW)).refused(403, "permission_denied", "GET", "metrics")
         shown = {"Authorization": "Bearer a-token-of-prometheus"}
         scraped = Program()("GET", "metrics", **shown)

@@ -21,7 +21,7 @@ from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, consumption
 from django_rmq.operations.consumption import Deliveries, SettledDelivery
 from django_rmq.testing import Clock, clock_from_now
-from tests.support.brokers import ClusterBroker, direct, set_clock
+from tests.support.brokers import ClusterBroker, direct, project_on, set_clock
 from tests.support.programs import Consumer, broker_of_project
 from tests.support.servers import RedisCluster
 from tests.support.workers import LONG, Heard, Worker, audit, cluster_of, eventually, total
@@ -423,8 +423,7 @@ def test_a_receipt_is_for_its_topic_and_slot_only(broker: Any) -> None:
 
 def test_on_a_cluster_all_is_the_same(redis_cluster: RedisCluster, prefix: str) -> None:
     client = cluster_of(redis_cluster)
-    rmq = {"REDIS": {"CLUSTER": redis_cluster.url}, "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq), connections.replaced_broker(ClusterBroker(client, prefix)):
+    with project_on(ClusterBroker(client, prefix), REDIS={"CLUSTER": redis_cluster.url}, TOPICS=TOPICS):
         consumer = Consumer("narrow")
         body = {"messages": [{"body": n, "priority": 100} for n in range(12)]}
         first = consumer.ok("POST", "topics/narrow/messages/", body, 202, Idempotency_Key="k")

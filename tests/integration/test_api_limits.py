@@ -15,7 +15,6 @@ from django.core.cache import cache
 from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
-from django_rmq import connections
 from django_rmq.api import view
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, send, ticks
@@ -26,7 +25,7 @@ from django_rmq.operations import Actor, Permission, request_limits
 from django_rmq.operations.long_poll import LongPollLimiter, seats
 from django_rmq.operations.request_limits import SendCharge
 from django_rmq.testing import Clock
-from tests.support.brokers import OracleBroker
+from tests.support.brokers import OracleBroker, project_on
 from tests.support.programs import ALL, Program, broker_of_project, user_with
 from tests.support.workers import LONG, eventually
 
@@ -47,8 +46,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @contextmanager
 def limited(broker: Any, **api: Any) -> Iterator[None]:
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": None, **api}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, API={"SEND_RATE": None, **api}):
         yield
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import reports, stored_actions, stored_results
 from django_rmq.core.model.keys import background_actions_key
@@ -25,6 +24,7 @@ from django_rmq.operations import Actor, Filter, Operations, background_actions,
 from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
+from tests.support.brokers import project_on
 from tests.support.workers import LONG, eventually, live, send
 
 TOPICS = {
@@ -35,8 +35,7 @@ TOPICS = {
 
 @pytest.fixture
 def shop(broker: Any) -> Iterator[Any]:
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS):
         yield broker
 
 

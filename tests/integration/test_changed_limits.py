@@ -15,10 +15,9 @@ from uuid import uuid4
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import limits
 from django_rmq.core.model.changed_limits import ChangedLimits, decode, limited
@@ -30,6 +29,7 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.worker import listener_registry
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import ReportDuty
+from tests.support.brokers import project_on
 from tests.support.workers import LONG, Listener, eventually, live, send
 
 TOPICS = {
@@ -52,13 +52,12 @@ LIMITED = Topic("free", TopicType.RANGE_MERGE, slots=4)
 @pytest.fixture
 def shop(broker: Any) -> Iterator[Any]:
     """A broker with the topics of this module."""
-    rmq = {
-        "REDIS": "redis://127.0.0.1:1/0",
-        "TOPICS": TOPICS,
-        "TOPIC_DEFAULTS": {"TIMEOUT": "90s"},
-        "SCHEDULES": {"nightly": {"TOPIC": "free", "CRON": "0 3 * * *", "BODY": 1}},
-    }
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(
+        broker,
+        TOPICS=TOPICS,
+        TOPIC_DEFAULTS={"TIMEOUT": "90s"},
+        SCHEDULES={"nightly": {"TOPIC": "free", "CRON": "0 3 * * *", "BODY": 1}},
+    ):
         yield broker
 
 

@@ -27,7 +27,7 @@ from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavaila
 from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
-from tests.support.brokers import OracleBroker
+from tests.support.brokers import OracleBroker, project_on
 from tests.support.workers import LONG, Worker, broker_on
 
 TOPICS = {
@@ -128,13 +128,9 @@ def test_a_long_member_is_named_by_its_sealed_digest(watched: Watched) -> None:
 
 
 def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) -> None:
-    rmq = {
-        "BROKER": "memory",
-        "EVENTS": True,
-        "TOPICS": TOPICS,
-        "ADMIN": {"FORMATTER": {"later": "builtins.repr"}},
-    }
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(
+        broker, BROKER="memory", EVENTS=True, TOPICS=TOPICS, ADMIN={"FORMATTER": {"later": "builtins.repr"}}
+    ):
         watching = Watched(broker)
         result = send_message("later", {"card": 4111})
         watching.until(len)
@@ -144,7 +140,7 @@ def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) ->
 
 
 def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS):
         assert connections.events() is None
         assert not observability.are_sends_watched("work")
         with pytest.raises(OperationRefused, match="EVENTS"):
@@ -238,11 +234,7 @@ def test_an_event_shows_no_control_characters() -> None:
 
 
 def test_rmqstats_says_that_events_are_off(broker: Any) -> None:
-    with (
-        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
-        connections.replaced_broker(broker),
-        pytest.raises(CommandError, match="EVENTS"),
-    ):
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS), pytest.raises(CommandError, match="EVENTS"):
         call_command("rmqstats", "--events")
 
 

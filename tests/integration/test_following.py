@@ -11,12 +11,12 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import Message, Reject, Retry, cancel_message, connections, listener, send_message
+from django_rmq import Message, Reject, Retry, cancel_message, listener, send_message
 from django_rmq.api.messages import StatusAnswer
 from django_rmq.exceptions import Cancelled
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 
 pytestmark = pytest.mark.django_db
 
@@ -51,11 +51,7 @@ def still(settings: dict[str, Any]) -> Iterator[Clock]:
 @pytest.fixture
 def live(settings: dict[str, Any], redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
     found = Broker(redis_client, prefix)
-    with (
-        override_settings(RMQ={"REDIS": redis_url, **settings}),
-        connections.replaced_broker(found),
-        isolated(),
-    ):
+    with project_on(found, REDIS=redis_url, **settings), isolated():
         yield found
 
 

@@ -31,7 +31,7 @@ from django_rmq.operations.outbox import Known
 from django_rmq.outbox import contents
 from django_rmq.outbox.contents import Waiting
 from django_rmq.testing import Clock
-from tests.support.brokers import OracleBroker
+from tests.support.brokers import OracleBroker, project_on
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -43,10 +43,7 @@ MANY = {f"topic-{number:04}": {"TYPE": "fixed_time", "SLOTS": 1} for number in r
 @contextlib.contextmanager
 def in_memory(topics: dict[str, Any], clock: Clock | None = None, **rmq: Any) -> Iterator[Any]:
     broker = OracleBroker("m:", clock or Clock(NOW))
-    with (
-        override_settings(RMQ={"BROKER": "memory", "TOPICS": topics, **rmq}),
-        connections.replaced_broker(broker),
-    ):
+    with project_on(broker, BROKER="memory", TOPICS=topics, **rmq):
         yield broker
 
 

@@ -11,11 +11,10 @@ import pytest
 from django.test import AsyncRequestFactory, override_settings
 from health_check.views import HealthCheckView
 
-from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.testing import Clock
-from tests.support.brokers import OracleBroker
+from tests.support.brokers import OracleBroker, project_on
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},
@@ -27,7 +26,7 @@ NAME = "django_rmq.health_check.RmqHealthCheck"
 @pytest.fixture
 def broker() -> Iterator[OracleBroker]:
     broker = OracleBroker("m:", Clock(1_800_000_000_000))
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS):
         yield broker
 
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
 from benchmarks.admin import register_workers
-from django_rmq import connections
 from django_rmq.admin.views.dashboard import TOPICS_SHOWN
 from django_rmq.conf import get_config
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations, shared_reads
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 
 pytestmark = pytest.mark.django_db
 
@@ -36,8 +35,7 @@ def many(redis_url: str) -> Iterator[Broker]:
     prefix = "many-topics:"
     broker = Broker(client, prefix)
     register_workers(client, prefix, TOPICS, SLOTS, WORKERS)
-    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, REDIS=redis_url, KEY_PREFIX=prefix, TOPICS=TOPICS):
         yield broker
     client.delete(*client.scan_iter(f"*{prefix}*"))
     client.close()

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -19,7 +18,7 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission, SearchResult
 from django_rmq.operations.messages import SCANNED_PER_PAGE
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 from tests.support.programs import kill_all
 
 pytestmark = pytest.mark.django_db
@@ -39,12 +38,7 @@ def redact(topic: str, body: Any) -> Any:
 @pytest.fixture
 def shop(redis_client: Any, prefix: str) -> Iterator[Broker]:
     broker = Broker(redis_client, prefix)
-    rmq = {
-        "REDIS": "redis://127.0.0.1:1/0",
-        "TOPICS": TOPICS,
-        "ADMIN": {"FORMATTER": {"cards": f"{__name__}.redact"}},
-    }
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS, ADMIN={"FORMATTER": {"cards": f"{__name__}.redact"}}):
         yield broker
 
 

@@ -41,7 +41,7 @@ from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.scrape_page import metrics
 from django_rmq.operations import topic_survey
 from django_rmq.testing import Clock
-from tests.support.brokers import Broker, OracleBroker
+from tests.support.brokers import Broker, OracleBroker, project_on
 from tests.support.servers import absent
 from tests.support.workers import Heard, broker_on, client_of, eventually, flush
 from tests.support.workers import Worker as RunningWorker
@@ -210,7 +210,7 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     monkeypatch.setattr(topic_survey, "LIVE_SLOTS", 64)
     clock, client = Clock(1_800_000_000_000), client_of(redis_url)
     broker: Any = Broker(client, prefix, clock)
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS):
         broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
         found = scraped()
         assert ("rmq_messages_sent_total", "large") not in found and (
@@ -480,7 +480,7 @@ def test_the_page_answers_nobody_else(broker: Any, shown: str) -> None:
 
 
 def test_without_a_token_it_takes_a_permission(broker: Any, db: None, django_user_model: type[User]) -> None:
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS):
         user = django_user_model.objects.create_user("ann")
         for shown in ("", "Bearer None", "Bearer "):
             assert answer(shown, user).status_code == 403
@@ -539,10 +539,7 @@ SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 
 
 def told_names() -> set[str]:
-    with (
-        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "OUTBOX": True}),
-        connections.replaced_broker(OracleBroker("m:")),
-    ):
+    with project_on(OracleBroker("m:"), BROKER="memory", TOPICS=TOPICS, OUTBOX=True):
         broker: Any = connections.get_broker()
         broker.servers = lambda: [
             ServerInfo("Redis", {"role": "master", "used_memory": "5", "maxmemory": "9"}, {})

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
-from django_rmq import connections
-from tests.support.brokers import OracleBroker
+from tests.support.brokers import OracleBroker, project_on
 from tests.support.programs import ALL, Program, user_with
 
 pytestmark = pytest.mark.django_db
@@ -46,8 +45,7 @@ HOSTILE = [
 @pytest.fixture
 def broker() -> Iterator[OracleBroker]:
     found = OracleBroker("m:")
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": None}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+    with project_on(found, TOPICS=TOPICS, API={"SEND_RATE": None}):
         yield found
 
 

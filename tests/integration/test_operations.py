@@ -19,7 +19,6 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import membership, reports
 from django_rmq.core.coordination import Worker as WorkerRecord
@@ -56,7 +55,7 @@ from django_rmq.operations import (
 )
 from django_rmq.operations.health import HealthThresholds as HealthLimits
 from django_rmq.sending import Send
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 from tests.support.reports import REPORT
 from tests.support.sends import everything
 from tests.support.servers import RedisServer
@@ -79,11 +78,7 @@ TOPICS = {
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The broker that every purpose uses, and settings with topics of every kind."""
     url = request.getfixturevalue("redis_url") if request.param == "redis" else "redis://127.0.0.1:1/0"
-    with (
-        broker_on(request) as found,
-        override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}),
-        connections.replaced_broker(found),
-    ):
+    with broker_on(request) as found, project_on(found, REDIS=url, TOPICS=TOPICS):
         yield found
 
 
@@ -842,7 +837,7 @@ def test_limits_and_higher_priorities_hold_messages(broker: Any, operations: Ope
         **TOPICS,
         "slow": {"TYPE": "priority", "SLOTS": 1, "MAX_RATE": 5, "MAX_IN_FLIGHT": 1, "SERIAL": False},
     }
-    with override_settings(RMQ={**settings.RMQ, "TOPICS": topics}), connections.replaced_broker(broker):
+    with project_on(broker, **{**settings.RMQ, "TOPICS": topics}):
         topic = topic_of("slow")
         broker.send_replace(topic, 0, [100, 500, 900], [b"low", b"middle", b"high"])
         assert reasons(operations, "slow", 0, b"low") == ["no_worker", "behind", "rate"]
@@ -1071,10 +1066,7 @@ def busy(request: pytest.FixtureRequest) -> Iterator[tuple[Operations, redis.Red
     with RedisServer() as server:
         client = client_of(server.url)
         broker = Broker(client)
-        with (
-            override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}),
-            connections.replaced_broker(broker),
-        ):
+        with project_on(broker, REDIS=server.url, TOPICS=TOPICS):
             for name, per_slot, error in (
                 ("timed", 25_000, "shop.Boom: " + "x" * 900),
                 ("ranked", 50_000, ""),

@@ -21,7 +21,7 @@ from django_rmq.core.server_checks import flaws
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.worker import startup
 from tests.contract.keyspaces import RedisKeyspace
-from tests.support.brokers import Broker, ClusterBroker, OracleBroker
+from tests.support.brokers import Broker, ClusterBroker, OracleBroker, project_on
 from tests.support.servers import RedisCluster, RedisServer, ask
 from tests.support.workers import client_of, cluster_of
 
@@ -230,8 +230,5 @@ def test_of_memory_nothing_is_said() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "DURABILITY": "strict"}):
         assert check_redis() == []
         startup.check_start(get_config().topics.values())
-    with (
-        override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}),
-        connections.replaced_broker(OracleBroker()),
-    ):
+    with project_on(OracleBroker(), TOPICS=TOPICS):
         assert connections.server_flaws([]) == []

@@ -15,7 +15,6 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.keys import answer_key, slot_keys
@@ -25,7 +24,7 @@ from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable
 from django_rmq.metrics import RmqCollector
 from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats, topic_survey
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 from tests.support.programs import Program, user_with
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
@@ -49,8 +48,7 @@ def broker(
     monkeypatch.setattr(shared_reads, "KEPT_SECONDS", 600.0)
     monkeypatch.setattr(shared_reads, "_kept", {})
     found = Broker(redis_client, prefix)
-    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+    with project_on(found, REDIS=redis_url, KEY_PREFIX=prefix, TOPICS=TOPICS):
         pay, payback = (Operations(Actor("me", "test")).permitted(name) for name in ("pay", "payback"))
         found.send_replace(pay, 0, [1000, 2000], [b"1", b"2"])
         found.send_replace(pay, 1, [4_000_000_000_000], [b"3"])

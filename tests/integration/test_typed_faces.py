@@ -13,10 +13,9 @@ from drf_spectacular.settings import spectacular_settings
 from drf_spectacular.validation import validate_schema
 from jsonschema import Draft202012Validator
 
-from django_rmq import connections
 from django_rmq.api.schema import components
 from django_rmq.conf import get_config
-from tests.support.brokers import OracleBroker, direct
+from tests.support.brokers import OracleBroker, direct, project_on
 from tests.support.programs import ALL, Program, kill_all, user_with
 
 pytestmark = pytest.mark.django_db
@@ -39,10 +38,7 @@ SEND = "v1/topics/prices/messages/"
 @pytest.fixture
 def broker() -> Iterator[OracleBroker]:
     found = OracleBroker("m:")
-    with (
-        override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": TOPICS}),
-        connections.replaced_broker(found),
-    ):
+    with project_on(found, TOPICS=TOPICS):
         yield found
 
 

@@ -23,7 +23,7 @@ from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, decode_delet
 from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, background_actions, bulk, undo
 from django_rmq.operations.authorization import Permission, TopicRule
-from tests.support.brokers import Broker
+from tests.support.brokers import Broker, project_on
 from tests.support.servers import RedisServer
 from tests.support.workers import live, send
 
@@ -35,8 +35,7 @@ TOPICS = {
 
 @pytest.fixture
 def shop(broker: Any) -> Iterator[Any]:
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=TOPICS):
         yield broker
 
 

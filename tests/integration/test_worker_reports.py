@@ -18,10 +18,9 @@ import pytest
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.admin.views.worker_views import SILENT_MS
 from django_rmq.conf import get_config
 from django_rmq.core.commands import history, reports
@@ -47,6 +46,7 @@ from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
+from tests.support.brokers import project_on
 from tests.support.reports import REPORT, join, report
 from tests.support.workers import LONG, Heard, Listener, Worker, eventually, live, send
 
@@ -57,8 +57,7 @@ NAMES = ("timed", "other", "idle")
 def shop(broker: Any) -> Iterator[Any]:
     """A broker with three topics, all of which have listeners."""
     topics = {name: {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms"} for name in NAMES}
-    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": topics, "CODE_VERSION": "2026.11.3"}
-    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+    with project_on(broker, TOPICS=topics, CODE_VERSION="2026.11.3"):
         yield broker
 
 
@@ -614,8 +613,9 @@ def test_progress_is_shown_with_its_text_to_who_may_read_bodies(
     told = {one["topic"]: one for one in viewer.get("/api/rmq/running/").json()["results"]}
     assert (told["timed"]["progress"], told["timed"]["progress_text"]) == (0.999, "")
     # A topic whose bodies are redacted shows no text to anybody.
-    rmq = {**settings.RMQ, "ADMIN": {"FORMATTER": {"timed": "tests.browser.shop.redaction.hide_numbers"}}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(shop):
+    with project_on(
+        shop, **settings.RMQ, ADMIN={"FORMATTER": {"timed": "tests.browser.shop.redaction.hide_numbers"}}
+    ):
         assert "card 4111" not in reader.get(running).content.decode()
     report(shop, "live", calls=calls[1:], running=1)
     assert "Progress" not in reader.get(running).content.decode()

@@ -111,6 +111,18 @@ def oracle_broker(clock: Callable[[], int] | None = None) -> Iterator[OracleBrok
         yield broker
 
 
+@contextmanager
+def project_on(broker: Any, **rmq: Any) -> Iterator[None]:
+    """Give the project these settings, and this broker in place of the one that they name."""
+    from django.test import override_settings
+
+    from django_rmq import connections
+
+    server = {} if "BROKER" in rmq else {"REDIS": "redis://127.0.0.1:1/0"}
+    with override_settings(RMQ={**server, **rmq}), connections.replaced_broker(broker):
+        yield
+
+
 class _Direct(Methods):
     """A broker that the package built, with the methods of those here."""
 

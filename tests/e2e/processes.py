@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import preloaded
-from tests.support.workers import eventually
+from tests.support.workers import LONG, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,6 +122,11 @@ class WorkerProcess:
 
     def wait(self, seconds: float = 30) -> int:
         return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """Ask it to end, and check that it does so cleanly."""
+        self.signal()
+        assert self.wait(LONG) == 0, self.output
 
 
 def state_of(task: Path) -> str:

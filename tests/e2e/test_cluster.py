@@ -50,8 +50,7 @@ def test_what_a_killed_process_held_is_handed_out_again_at_once(
     )
     assert total(broker, WORK, "expired") == 1, "what ran is charged"
     assert happened.lines("begun").count("held") == 2
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
 
 
 def test_killed_processes_lose_nothing_and_nothing_overlaps(start: Start, load: Load) -> None:
@@ -62,8 +61,7 @@ def test_killed_processes_lose_nothing_and_nothing_overlaps(start: Start, load: 
         eventually(lambda: len(worker.children) == 2, "two children")
         load.kill(worker.children[done % 2])
     load.wait()
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     load.examine()
     assert load.charged() <= 4 * 2, "only what each thread of the dead processes ran was charged"
     assert worker.output.count("killed by SIGKILL") == 4
@@ -93,8 +91,7 @@ def test_replacing_all_processes_under_load_loses_nothing(start: Start, load: Lo
     eventually(lambda: len(set(worker.children) - before) == 2, "the successors", 20)
     worker.signal(signal.SIGHUP)
     load.wait()
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     found = load.examine()
     assert not found.doubled
     assert load.charged() == 0
@@ -114,8 +111,7 @@ def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: L
         return "mailbox.py" in worker.output and "in run" in worker.output
 
     eventually(are_written, "the stacks")
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
 
 
 # --- two commands
@@ -144,8 +140,7 @@ def test_two_commands_share_the_slots_and_one_that_is_stopped_hands_over_at_once
     print(f"taken over {spent:.2f} s after SIGTERM")
     assert first.wait() == 0
     load.wait()
-    second.signal()
-    assert second.wait() == 0
+    second.end()
     found = load.examine()
     assert not found.doubled, "nothing was handed out again"
     assert load.charged() == 0
@@ -168,8 +163,7 @@ def test_slots_are_handed_over_while_a_listener_still_runs(
     happened.go()
     assert first.wait() == 0
     happened.wait("done", 21)
-    second.signal()
-    assert second.wait() == 0
+    second.end()
     assert Counter(happened.lines("begun")) == Counter(["held", *map(str, range(20))])
     assert total(broker, WORK, "failed") == total(broker, WORK, "expired") == 0
 

@@ -42,8 +42,7 @@ def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_li
         eventually(lambda: "A background task failed (database default: " in worker.output, "the line")
         seen = len(happened.lines("done"))
         eventually(lambda: len(happened.lines("done")) > seen + 2, "ticks after the restart")
-        worker.signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        worker.end()
     assert "Traceback" not in worker.output
 
 

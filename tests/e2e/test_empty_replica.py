@@ -110,6 +110,5 @@ def test_all_go_on_after_a_replica_without_data_was_promoted(
         heard = [name for name in happened.lines("done") if name.startswith("every-second")]
         assert len(heard) == len(set(heard)), "each tick once"
         for worker in workers:
-            worker.signal()
-            assert worker.wait(60) == 0
+            worker.end()
             assert "Traceback" not in worker.output

@@ -43,8 +43,7 @@ def test_a_listener_that_ends_its_process_with_any_code_is_charged_at_once_and_t
     send(broker, ONE_SLOT, named("y"))
     eventually(lambda: live(broker, ONE_SLOT) == 0, "everything")
     eventually(lambda: len(worker.children) == int(processes), "all processes")
-    worker.signal()
-    assert worker.wait(LONG) == 0
+    worker.end()
     assert sorted(happened.lines("done")) == ["x", "y"]
 
 

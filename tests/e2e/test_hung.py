@@ -97,5 +97,4 @@ def test_a_worker_without_a_free_thread_is_not_ready_and_gives_up_its_slots_unti
     happened.go()
     eventually(is_ready, "being ready again", PATIENCE)
     eventually(lambda: live(broker, wide) == 0, "the end of all", PATIENCE)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()

@@ -88,8 +88,7 @@ def test_a_message_that_kills_its_process_runs_seventeen_times_and_takes_no_neig
     # One thread: what another one runs at the instant of a kill is charged as well, and rightly so.
     worker = start("poison", "-t", "1", WORKER_POINTS="")
     load.wait(120)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     found = load.examine()
     assert found.runs["poison0"] == DELIVERIES
     assert (total(broker, POISON, "died"), total(broker, POISON, "committed")) == (1, 80)
@@ -107,8 +106,7 @@ def test_beside_other_threads_a_killing_message_costs_each_neighbour_two_retries
     load.send(6, ms=1_500)
     worker = start("killing", "-t", "2", WORKER_POINTS="")
     load.wait(120)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     found = load.examine()
     deliveries = 1 + KILLING.max_retries
     assert found.runs.pop("poison0") == deliveries

@@ -41,8 +41,7 @@ def test_an_outage_of_redis_costs_a_few_lines_even_if_a_process_dies_meanwhile(
         eventually(client.ping, "Redis", 30)
         send(broker, WORK, named(*range(20)))
         happened.wait("done", 21)
-        worker.signal()
-        assert worker.wait() == 0
+        worker.end()
         client.close()
     # Two processes, of each some lines per kind of trouble; and the death with its follower.
     assert 4 <= len(lines) <= 30, "\n".join(lines)

@@ -58,8 +58,7 @@ def test_a_process_that_cannot_replace_a_thread_is_not_ready_and_gives_way(
     (tmp_path / "no-threads").unlink()
     happened.wait("begun", 2)
     eventually(lambda: is_ready(port), "being ready again", 30)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
 
 
 @pytest.mark.slow

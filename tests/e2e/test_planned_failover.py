@@ -66,5 +66,4 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
             assert re.search(r"work: balanced over 4 slots", managed("rmqaudit", "work"))
         ran = Counter(happened.lines("done"))
         assert len(ran) == COUNT and set(ran.values()) == {1}
-        worker.signal()
-        assert worker.wait() == 0
+        worker.end()

@@ -156,8 +156,7 @@ def test_a_topic_gets_more_and_fewer_slots_while_it_is_in_use(
     assert len(found.runs) == len(load.sent())
     assert broker.definitions()[load.topic]["slots"] == 4
     for one in (worker, late):
-        one.signal(signal.SIGTERM)
-        assert one.wait() == 0, one.output
+        one.end()
 
 
 @keyed_topic

@@ -45,8 +45,7 @@ def test_a_time_out_is_changed_while_old_and_new_processes_send_and_consume(
     newer.ready()
     assert "follows Redis" not in send(new)
     assert "TIMEOUT is 30 here and 60 in Redis" in send(old), "an old process starts once more, or comes back"
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     send(old)
     send(new)
     eventually(lambda: total(broker, BRIEF, "committed") == len(names), "all commits")

@@ -70,6 +70,5 @@ def test_progress_of_a_dead_worker_is_gone_with_its_delivery(
     assert after.worker != before.worker
     happened.go()
     eventually(lambda: told(broker, body).state == "done", "the end")
-    second.signal()
-    assert second.wait() == 0
+    second.end()
     assert told(broker, body).progress == 1

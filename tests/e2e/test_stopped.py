@@ -56,8 +56,7 @@ def test_a_stop_longer_than_the_heartbeat_and_shorter_than_the_time_out_costs_no
     stopped_for(8, first.child(), load.path)
     load.wait()
     for worker in (first, second):
-        worker.signal()
-        assert worker.wait() == 0
+        worker.end()
     assert not load.examine().doubled
     assert load.charged() == 0
 
@@ -73,8 +72,7 @@ def test_a_stop_longer_than_the_time_out_overlaps_only_with_what_ran(
     load.send(40, ms=5)
     load.wait()
     for worker in (first, second):
-        worker.signal()
-        assert worker.wait() == 0
+        worker.end()
     found = examine(read(load.path), load.due)
     print(f"{len(found.overlapping)} overlaps, {load.charged()} charged")
     assert not (found.lost or found.unexpected or found.early or found.disordered)

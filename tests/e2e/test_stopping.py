@@ -53,8 +53,7 @@ def test_listeners_that_hang_are_ended_and_their_neighbours_are_neither_charged_
     more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async))}
     worker = start("hanging", "--processes", "2", "-t", "3", "--shutdown-timeout", "1", **more)
     eventually(lambda: live(broker, HANGING) == 0, "everything", 90)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     lines = ledger.read(tmp_path / "ledger")
     ended = Counter(line.name for line in lines if line.word == "end")
     assert set(ended) == {message["name"] for message in (*hung, *slow)}, "nothing is lost"
@@ -76,8 +75,7 @@ def test_a_listener_that_hangs_because_nobody_reads_what_it_prints_is_ended(
         "hanging", "--processes", "2", "-t", "2", "--shutdown-timeout", "1", WORKER_LISTENERS="stopping"
     )
     eventually(lambda: live(broker, HANGING) == 0, "the end of the message", 30)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     assert (total(broker, HANGING, "overran"), total(broker, HANGING, "committed")) == (1, 1)
     assert "a listener exceeded HARD_TIMEOUT" in worker.output
 
@@ -118,8 +116,7 @@ def test_a_command_cancels_what_runs_in_another_process(
     )
     assert answer.stdout == "hanging: 1 notified\n", answer
     eventually(lambda: live(broker, HANGING) == 0, "the end")
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     assert [line.word for line in ledger.read(tmp_path / "ledger") if line.word == "cancelled"] == [
         "cancelled"
     ]

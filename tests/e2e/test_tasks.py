@@ -86,8 +86,7 @@ def test_a_worker_runs_tasks_with_no_topic_declared(work: Callable[..., WorkerPr
     (worker_id,) = set(each[0].worker_ids)
     assert len(worker_id) > 8
     assert {result.attempts for result in each} == {1}
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
 
 
 def test_a_task_whose_worker_is_killed_runs_again_and_its_result_counts_both_attempts(

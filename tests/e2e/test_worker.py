@@ -65,8 +65,7 @@ def test_a_quiet_worker_ends_what_runs_and_gives_its_slots_away_until_it_resumes
     ask_all(broker, "resume", 2)
     happened.wait("done", 2)
     eventually(lambda: are_all(broker, "working") and topics_served(broker) == {"work"}, "working")
-    worker.signal()
-    assert worker.wait(LONG) == 0
+    worker.end()
 
 
 def test_a_stop_of_its_workers_ends_the_command_as_one_sigterm_does(
@@ -152,8 +151,7 @@ def test_max_messages_replaces_the_process_and_max_idle_time_ends_it(
 def test_a_process_that_uses_more_than_max_memory_is_replaced(start: Start, happened: Happened) -> None:
     worker = start("one-slot", "--max-memory", "1")
     eventually(lambda: worker.output.count("is above the limit of") >= 2, "two replacements", 20)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
 
 
 def test_flags_come_from_the_environment_too(start: Start, broker: Broker, happened: Happened) -> None:
@@ -210,8 +208,7 @@ def work(message):
     eventually(lambda: worker.output.count("Consuming work") == 2, "beginning again", 30)
     send(broker, WORK, named("c"))
     happened.wait("new", 1)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     assert happened.lines("old") == ["a", "b2", "b3", "b4", "b5", "b6"]
     assert live(broker, WORK) == 0
 
@@ -304,8 +301,7 @@ def test_a_worker_that_starts_before_its_redis_waits_for_it(start: Start, happen
         eventually(lambda: "Consuming" in worker.output, "the start")
         send(Broker(client_of(url), worker.prefix), WORK, named("x"))
         happened.wait("done", 1)
-        worker.signal()
-        assert worker.wait(LONG) == 0
+        worker.end()
     assert "The server answers after" in worker.output
     assert "Traceback" not in worker.output
 
@@ -315,8 +311,7 @@ def test_sigterm_while_a_worker_waits_for_its_redis_is_a_clean_end(start: Start)
         url = server.url
     worker = start("work", url=url)
     eventually(lambda: "No worker process starts" in worker.output, "a line")
-    worker.signal()
-    assert worker.wait(LONG) == 0
+    worker.end()
     assert "Traceback" not in worker.output
 
 
@@ -327,8 +322,7 @@ def test_a_worker_that_starts_before_its_zookeeper_waits_for_it(start: Start) ->
     eventually(lambda: "No worker process starts" in worker.output, "a line")
     assert f"ZooKeeper at {hosts} does not answer" in worker.output
     assert worker.process.poll() is None, "it waits for its server"
-    worker.signal()
-    assert worker.wait(LONG) == 0
+    worker.end()
 
 
 def test_a_burst_does_not_wait_for_its_redis(start: Start) -> None:
@@ -360,8 +354,7 @@ def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(
     send(broker, BRIEF, named("poison", do="abort"))
     worker = start("brief")
     eventually(lambda: total(broker, BRIEF, "died") == 1 and live(broker, BRIEF) == 0, "dying", 30)
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     assert happened.lines("begun").count("poison") == 2, "1 + MAX_RETRIES"
     assert {str(i) for i in range(5)} == set(happened.lines("done"))
     ledger = broker.audit_ledger(BRIEF, 0)
@@ -397,8 +390,7 @@ def test_listeners_use_the_database_on_several_threads_and_leave_no_connections(
         return found
 
     eventually(lambda: open_databases() == 0, "closing")
-    worker.signal()
-    assert worker.wait() == 0
+    worker.end()
     with sqlite3.connect(tmp_path / "worker.sqlite3") as database:
         rows = database.execute("SELECT name, thread FROM inserted").fetchall()
     database.close()

@@ -153,8 +153,7 @@ def test_workers_that_come_and_go_under_load_lose_nothing(crew: Crew, load: Load
     for done in (450, 550, 650):
         load.wait_for(done)
         leaving = workers.pop(0)
-        leaving.signal()
-        assert leaving.wait() == 0
+        leaving.end()
     load.wait()
     end(*workers)
     assert not load.examine().doubled

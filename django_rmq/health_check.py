@@ -4,6 +4,8 @@
 
     path("health/", HealthCheckView.as_view(checks=["django_rmq.health_check.RmqHealthCheck"]))
 
+The address at which workers themselves answer probes (HEALTH_ADDRESS) is the part of ``core.worker_processes.supervisor``.
+
 With limits: ``checks=[("django_rmq.health_check.RmqHealthCheck", {"max_age": 600, "max_dead": 1000})]``.
 """
 

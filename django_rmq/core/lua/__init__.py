@@ -16,7 +16,7 @@ A script's header declares its keys and arguments (`header`). In its code, these
     the text of that section, or of a fragment without sections. It includes no other. It says
     ``-- needs: store kind [claim]``: the script has bound these names before; those in brackets are nil where it has none
     of that name.
-``-- include: _ledger.outcomes where OUTCOME_RETENTION``
+``-- include: _outcomes.notes where OUTCOME_RETENTION``
     that section in the script's second form, ``"commit+outcomes"``, which topics with OUTCOME_RETENTION use. In the first
     form the names that the section ``offers`` are nil. The keys and arguments of the section belong to the second
     form only: the keys follow all others, and the arguments precede them.

@@ -2,6 +2,7 @@
 
 The work of a child, and the settling of its messages after a death, are passed in. A listener that hangs in a thread is noticed
 by the ``watchdog``; here a whole child hangs.
+When a child is replaced because it has processed or needs too much is decided in it, by ``worker.worker_process``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
--- Write messages into Store: a single one on a fast path, or many, each beside the copy that it meets.
+-- How a send writes messages, in three ways: `push` puts a lone one into flight at once, `single` is the fast way of one message
+-- into Store, and `place` the way of many, each beside the copy that it meets.
 --
 -- Which of two copies counts, and with which score, is decided by send_merge, send_replace and send_fifo.
 

@@ -27,8 +27,8 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _accumulation.bodies
 -- include: _death_record
 -- include: _priority_notes.note_undrained

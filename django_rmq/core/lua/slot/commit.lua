@@ -28,8 +28,8 @@ local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _sleep.opens_gate
 -- The listener finished before it learned of the cancellation: the message has succeeded.

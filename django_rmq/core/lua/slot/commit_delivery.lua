@@ -23,8 +23,8 @@ if sizes[prepare] ~= size then return 'unsure' end -- rule: commit_delivery_coun
 local sleeping_until = known[3]
 -- include: _now where OUTCOME_RETENTION
 -- include: _scores.numbers where OUTCOME_RETENTION
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.note_delivery where OUTCOME_RETENTION
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _outcomes.note_delivery where OUTCOME_RETENTION
 -- include: _sleep.wake
 local digests = first == last and #ARGV[first] == size * 12 and ARGV[first]
 -- rule: whole_success_leaves_no_outcome

@@ -17,7 +17,7 @@
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.counts
+-- include: _ledger
 -- include: _trash
 for i = first, most_kept > 0 and last or 0, 2 do
   local died = redis.call('ZSCORE', dead, ARGV[i + 1])

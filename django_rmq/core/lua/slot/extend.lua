@@ -16,7 +16,7 @@
 if last < first then return {} end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 -- include: _now
--- include: _ledger.counts
+-- include: _ledger
 -- include: _retries.shortened_by
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))

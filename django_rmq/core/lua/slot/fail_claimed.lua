@@ -16,7 +16,7 @@
 
 -- check: types
 if (last - first + 1) / 3 > 1000 then return redis.error_reply('ERR too many members') end
--- include: _ledger.counts
+-- include: _ledger
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')

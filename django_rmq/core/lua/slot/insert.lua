@@ -35,7 +35,7 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger.counts
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _priority_notes.note_undrained
 -- include: _priority_notes.note_sent

@@ -31,7 +31,7 @@ if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger.counts
+-- include: _ledger
 -- include: _priority_notes.note_undrained
 -- include: _accumulation.bodies
 redis.call('HDEL', control, '')

@@ -30,7 +30,7 @@ local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets', 'undra
 local undrained_since = known[4]
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.counts
+-- include: _ledger
 -- include: _priority_notes.note_undrained
 if known[1] ~= reslot or not known[2] then return { 'stale' } end -- rule: moved_out_of_an_open_slot
 local staged = redis.call('HMGET', leaving, 'ticket', 'target', 'rows')

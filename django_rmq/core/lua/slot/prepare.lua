@@ -93,8 +93,8 @@ if noted and mistyped('zset', inserting) then return mistyped('zset', inserting)
 -- include: _scores.kinds
 -- include: _retries.own_limits
 -- include: _retries.budget
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 if not is_settled then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end

@@ -21,8 +21,8 @@
 -- check: types
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.outcomes
--- include: _ledger.counts
+-- include: _outcomes.notes
+-- include: _ledger
 local record, prefix = redis.call('HGET', inflight, member), receipt .. ' '
 -- rule: zombie_reports_progress
 if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then

@@ -23,7 +23,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _scores.numbers
 -- include: _scores.kinds
 -- include: _retries.retry_score
--- include: _ledger.counts
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _retries.promote_due
 -- include: _priority_notes.note_undrained

@@ -28,8 +28,8 @@ limit = math.min(limit, 1000)
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _priority_notes.note_undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store
 local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit) -- rule: purge_within_bounds

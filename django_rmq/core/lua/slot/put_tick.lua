@@ -35,7 +35,7 @@ if latest == generation and last >= due and taken == '' then return { 'known' } 
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.counts
+-- include: _ledger
 -- include: _sleep.wake
 local function is_retry(score)
   return score <= 999

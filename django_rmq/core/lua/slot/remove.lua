@@ -30,8 +30,8 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _scores.numbers
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _priority_notes.note_undrained
 -- include: _delivery_end.mark_delivery
 -- include: _trash

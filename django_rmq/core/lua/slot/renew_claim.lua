@@ -17,7 +17,7 @@
 -- check: types
 if not (lease >= 1 and lease <= 86400000) then return redis.error_reply('ERR lease is out of bounds') end
 -- include: _now
--- include: _ledger.counts
+-- include: _ledger
 -- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')

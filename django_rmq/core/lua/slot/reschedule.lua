@@ -22,7 +22,7 @@ local sleeping_until, max_retries, last_place = known[1], tonumber(known[2] or m
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger.counts
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _fifo_line
 for i = first, last, 2 do

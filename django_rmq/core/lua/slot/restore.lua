@@ -31,7 +31,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger.counts
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _priority_notes.note_undrained
 -- include: _accumulation.bodies

@@ -27,7 +27,7 @@ local outcome = (last == due or last == -due) and last or 0 -- rule: a_retractio
 if latest >= generation then -- rule: a_retraction_takes_a_later_tick
   return outcome < 0 and 'removed' or outcome > 0 and 'written' or 'unwritten'
 end
--- include: _ledger.counts
+-- include: _ledger
 redis.call('HDEL', control, '')
 -- A score of a retry shows that the tick was delivered before.
 local score = tonumber(redis.call('ZSCORE', store, member) or 0)

@@ -42,8 +42,8 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _sleep.opens_gate
 -- include: _accumulation.bodies

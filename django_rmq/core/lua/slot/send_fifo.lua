@@ -46,7 +46,7 @@ if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
 end
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _scores.numbers
--- include: _ledger.counts
+-- include: _ledger
 -- include: _fifo_line
 local function is_retry()
   return false

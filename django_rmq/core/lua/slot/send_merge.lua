@@ -41,7 +41,7 @@ if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
 end
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
 -- include: _scores.numbers
--- include: _ledger.counts
+-- include: _ledger
 local function is_retry(score)
   return score <= floor
 end

@@ -47,7 +47,7 @@ if known.err then return known end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
--- include: _ledger.counts
+-- include: _ledger
 -- include: _priority_notes.note_undrained
 -- include: _priority_notes.note_sent
 -- include: _send.place

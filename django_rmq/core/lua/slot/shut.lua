@@ -26,7 +26,7 @@ local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
 if known > tonumber(reslot) then return 'stale' end -- rule: a_later_re_slotting_is_overruled
 if known == tonumber(reslot) then return 'known' end -- rule: a_slot_is_shut_again
 local noted = redis.call('HGET', control, 'inserting')
--- include: _ledger.counts
+-- include: _ledger
 -- include: _insertion_end
 -- An interrupted insertion holds Store under its other name, where the re-slotting would not look for messages.
 if noted then end_insertion() end -- rule: shuts_what_it_does_not_see

@@ -43,8 +43,8 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score
--- include: _ledger.outcomes where OUTCOME_RETENTION
--- include: _ledger.counts
+-- include: _outcomes.notes where OUTCOME_RETENTION
+-- include: _ledger
 -- include: _sleep.wake
 -- include: _sleep.opens_gate
 -- include: _accumulation.bodies

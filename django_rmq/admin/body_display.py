@@ -13,7 +13,8 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from django.utils.translation import gettext as _
 
@@ -29,6 +30,8 @@ MAX_SHOWN = 65_536
 MAX_TOKENS = 8_000
 """Maximum number of coloured pieces on a page; a body with more is shown in one colour."""
 BYTES_OF_DUMP = 4_096
+
+Record = TypeVar("Record")
 
 _TOKEN = re.compile(
     r'(?P<key>"(?:[^"\\]|\\.)*"(?=:))|(?P<text>"(?:[^"\\]|\\.)*")'
@@ -66,8 +69,8 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
         return ShownBody("withheld", (("", _("The formatter of this topic failed. See the log.")),))
 
 
-def summary(topic: Topic, raw: bytes, length: int = 120) -> str:
-    """Return one line of the body for a list."""
+def summary(topic: Topic, raw: bytes, length: int = 120, key: str | None = None) -> str:
+    """Return one line of the body for a list, behind the key of the message if it has one."""
     if is_redacted(topic.name):
         # The rest of a long body does not matter here, but the formatter has to see all of it.
         shown = show_body(topic, raw)
@@ -77,7 +80,8 @@ def summary(topic: Topic, raw: bytes, length: int = 120) -> str:
         line = raw[:length].hex(" ")
     else:
         line = visible(raw[: length * 4].decode("utf-8", "backslashreplace")).replace("\n", "⏎")
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+    cut = line if len(line) <= length else f"{line[: length - 1]}…"
+    return cut if key is None else f"{visible(key)}  {cut}"
 
 
 def visible(text: str) -> str:
@@ -92,6 +96,15 @@ def _is_seen(char: str) -> bool:
 def _number(char: str) -> str:
     code = ord(char)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def readable(record: Record) -> Record:
+    """Return a dataclass or a named tuple with every invisible character of its texts replaced by its number."""
+    shown: Any = record
+    names = getattr(shown, "_fields", None) or [one.name for one in fields(shown)]
+    texts = {name: visible(text) for name in names if isinstance(text := getattr(shown, name), str)}
+    changed: Record = shown._replace(**texts) if hasattr(shown, "_replace") else replace(shown, **texts)
+    return changed
 
 
 def _is_text(raw: bytes) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from django_rmq.admin.charts import Sparkline, Values, depths, known_values, rates, sparkline
-from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Minute, Operations, TopicStats
 from django_rmq.operations.health import runs_too_long
@@ -106,40 +105,44 @@ def _small(values: Values) -> Sparkline | None:
 
 @dataclass(frozen=True, slots=True)
 class DashboardRow:
-    """One topic on the dashboard. If not all slots were read, the figures are the workers' last sample."""
+    """One topic on the dashboard."""
 
-    topic: Topic
+    figures: TopicStats
+    depth: TopicStats | Depth
+    """The figures with the depths: those of the workers' last sample, if not all slots were read."""
+    recent: Recent
     url: str
-    store: int
-    due: int
-    prepare: int
-    retry: int
-    dead: int
-    claims: int
-    unleased: int
-    """How many of the claimed messages have a lease that has ended."""
     oldest_seconds: float | None
     undrained_seconds: float | None
     """Priority topics: the longest time for which a slot has not been empty."""
     running_seconds: float | None
     """The time since the first delivery began that runs now."""
-    paused: str
-    """all, part, or empty."""
-    workers: int
-    sampled_ms: int | None
-    """When the figures were sampled. None: they are current."""
-    is_partial: bool
-    """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
-    problems: Sequence[str]
-    trends: Trends
-    sent: float | None = None
-    merged: float | None = None
-    done: float | None = None
-    failed: float | None = None
 
     @property
     def later(self) -> int:
-        return max(self.store - self.due, 0)
+        return max(self.depth.store - self.depth.due, 0)
+
+    @property
+    def paused(self) -> str:
+        """all, part, or empty."""
+        return "all" if self.figures.is_paused else "part" if self.figures.is_partly_paused else ""
+
+    @property
+    def sampled_ms(self) -> int | None:
+        """When the depths were sampled. None: they are current."""
+        return (
+            self.recent.sample.sampled_ms if self.depth is not self.figures and self.recent.sample else None
+        )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
+        return self.figures.is_partial and self.depth is self.figures
+
+    @property
+    def problems(self) -> list[str]:
+        texts = (self.figures.definition_problem, *self.figures.problems, self.recent.problem)
+        return [text for text in texts if text]
 
     @property
     def runs_long(self) -> bool:
@@ -154,7 +157,7 @@ class DashboardRow:
     @property
     def has_ages(self) -> bool:
         """Whether waiting messages have a time."""
-        return not self.topic.is_priority
+        return not self.figures.topic.is_priority
 
 
 def _depth_of(figures: TopicStats, recent: Recent) -> TopicStats | Depth:
@@ -165,31 +168,8 @@ def _depth_of(figures: TopicStats, recent: Recent) -> TopicStats | Depth:
 
 def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
     depth = _depth_of(figures, recent)
-    is_sampled = depth is not figures
-    return DashboardRow(
-        figures.topic,
-        url,
-        depth.store,
-        depth.due,
-        depth.prepare,
-        depth.retry,
-        depth.dead,
-        depth.claimed,
-        figures.unleased,
-        _seconds_since(depth.oldest_due_ms, figures.now_ms),
-        _seconds_since(depth.undrained_since_ms, figures.now_ms),
-        _seconds_since(figures.running_since_ms, figures.now_ms),
-        "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
-        figures.consumers,
-        recent.sample.sampled_ms if is_sampled and recent.sample else None,
-        figures.is_partial and not is_sampled,
-        [text for text in (figures.definition_problem, *figures.problems, recent.problem) if text],
-        recent.trends,
-        recent.sent,
-        recent.merged,
-        recent.done,
-        recent.failed,
-    )
+    instants = (depth.oldest_due_ms, depth.undrained_since_ms, figures.running_since_ms)
+    return DashboardRow(figures, depth, recent, url, *(_seconds_since(at, figures.now_ms) for at in instants))
 
 
 def _seconds_since(at_ms: int | None, now_ms: int) -> float | None:

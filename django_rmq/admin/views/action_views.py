@@ -7,7 +7,6 @@ several requests is kept in the user's session until the action ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import uuid4
@@ -29,11 +28,11 @@ from django_rmq.admin.views.page import (
     show_outcomes,
     show_problems,
     show_slot_outcomes,
+    shown_errors,
     so_far,
     topic_page,
 )
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, NotPermitted, UnknownTopic
 from django_rmq.operations import BulkProgress, Limits, Operations, Permission, Trace
 
 _TRACES = "rmq_traces"
@@ -93,10 +92,10 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
     """Perform an action on messages or the topic, after a question if there is one."""
     places = pages.places(topic.name)
     back = back_of(request.POST.get("back"))
-    leave = f"{places.topic}?{back}"
+    leave = f"{places['topic']}?{back}"
     name = request.POST.get("act", "")
     if request.method != "POST":
-        return HttpResponseRedirect(places.topic)
+        return HttpResponseRedirect(places["topic"])
     if name in ("pause", "resume"):
         run = operations.pause(topic.name) if name == "pause" else operations.resume(topic.name)
         show_slot_outcomes(request, _("Pause") if name == "pause" else _("Resume"), run.result())
@@ -106,8 +105,11 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
         messages.error(request, _("This action is not available for these messages."))
         return HttpResponseRedirect(leave)
     form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
-    answer = _act_on_named if act.named is not None else _act_on_all
-    return answer(pages, request, operations, _ActionRequest(act, topic, state, form, leave, back))
+    act_on = _act_on_named if act.named is not None else _act_on_all
+    response: HttpResponse = HttpResponseRedirect(leave)
+    with shown_errors(request):
+        response = act_on(pages, request, operations, _ActionRequest(act, topic, state, form, leave, back))
+    return response  # noqa: RET504 - after an error it leads back
 
 
 def _act_on_named(
@@ -123,19 +125,12 @@ def _act_on_named(
         operations.declared(topic.name, act.permission)
         chosen = Chosen(topic, state, ids)
         carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
-        question = act.question(chosen, len(ids), True)
-        return _ask(pages, request, requested, question, carried)
+        return _ask(pages, request, requested, act.question(chosen, len(ids), True), carried)
     assert act.named is not None
     answers = form.cleaned_data if form.is_bound and form.is_valid() else {}
-    try:
-        done = act.named(operations, Chosen(topic, state, ids, answers=answers))
-    except CallerError as error:
-        if isinstance(error, NotPermitted | UnknownTopic):
-            raise
-        messages.error(request, str(error))
-    else:
-        undo = undo_form(pages, request, done.undo, topic, back) if done.undo else ""
-        show_outcomes(request, str(act.label), done.outcomes, undo)
+    done = act.named(operations, Chosen(topic, state, ids, answers=answers))
+    undo = undo_form(pages, request, done.undo, topic, back) if done.undo else ""
+    show_outcomes(request, str(act.label), done.outcomes, undo)
     return HttpResponseRedirect(leave)
 
 
@@ -152,38 +147,30 @@ def _act_on_all(
         messages.error(request, _("This filter cannot be used for this action."))
         return HttpResponseRedirect(leave)
     carried = [("act", act.name), ("state", state), ("back", back), *form_of_filter.values]
-    try:
-        if not (form.is_bound and form.is_valid()):
-            # To count is permitted to more people than the action.
-            operations.declared(topic.name, act.permission)
-            run = act.sweep(
-                operations, Chosen(topic, state, wanted=wanted), Limits(seconds=COUNT_SECONDS), True
-            )
-            counted = run.result()
-            count = counted.outcomes.get("matching", 0)
-            if not count and counted.is_complete:
-                messages.warning(request, _("No messages match."))
-                return HttpResponseRedirect(leave)
-            if counted.is_complete:
-                carried.append(("asked", str(count)))
-            question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
-            cause = ""
-            if wanted.cause:
-                cause = cause_text(operations.listing(topic.name, state, wanted=wanted, limit=1).copies)
-            return _ask(pages, request, requested, question, carried, form_of_filter.described(cause))
-        if "background" in request.POST and act.background is not None:
-            rate = form.cleaned_data.get("rate")
-            keep = not form.cleaned_data.get("for_good")
-            operations.start_action(topic.name, act.background, state, wanted, rate=rate, keep=keep)
-            messages.success(request, _("Workers do this in the background; you can leave this page."))
-            return HttpResponseRedirect(pages.url("background"))
-        chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
-        return _go_on(pages, request, operations, requested, chosen, carried)
-    except CallerError as error:
-        if isinstance(error, NotPermitted | UnknownTopic):
-            raise
-        messages.error(request, str(error))
-        return HttpResponseRedirect(leave)
+    if not (form.is_bound and form.is_valid()):
+        # To count is permitted to more people than the action.
+        operations.declared(topic.name, act.permission)
+        chosen = Chosen(topic, state, wanted=wanted)
+        counted = act.sweep(operations, chosen, Limits(seconds=COUNT_SECONDS), True).result()
+        count = counted.outcomes.get("matching", 0)
+        if not count and counted.is_complete:
+            messages.warning(request, _("No messages match."))
+            return HttpResponseRedirect(leave)
+        if counted.is_complete:
+            carried.append(("asked", str(count)))
+        question = act.question(chosen, count, counted.is_complete)
+        cause = ""
+        if wanted.cause:
+            cause = cause_text(operations.listing(topic.name, state, wanted=wanted, limit=1).copies)
+        return _ask(pages, request, requested, question, carried, conditions=form_of_filter.described(cause))
+    if "background" in request.POST and act.background is not None:
+        rate = form.cleaned_data.get("rate")
+        keep = not form.cleaned_data.get("for_good")
+        operations.start_action(topic.name, act.background, state, wanted, rate=rate, keep=keep)
+        messages.success(request, _("Workers do this in the background; you can leave this page."))
+        return HttpResponseRedirect(pages.url("background"))
+    chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
+    return _go_on(pages, request, operations, requested, chosen, carried)
 
 
 @dataclass
@@ -304,21 +291,21 @@ def _ask(
     request: HttpRequest,
     requested: _ActionRequest,
     question: str,
-    carried: Sequence[tuple[str, str]],
-    conditions: Sequence[tuple[str, str]] = (),
+    carried: list[tuple[str, str]],
+    **more: object,
 ) -> HttpResponse:
     act, topic = requested.act, requested.topic
-    context = {
-        "heading": act.label,
-        "question": question,
-        "conditions": conditions,
-        "form": requested.form,
-        "carried": carried,
-        "danger": act.is_danger,
-        "kept": kept_sentence() if act.keeps else "",
-        "in_background": act.background is not None,
-        "submit": _("Yes, do it"),
-        "urls": pages.places(topic.name),
-        "back_url": requested.leave,
-    }
-    return pages.render(request, "topic/confirm.html", context, topic)
+    return pages.confirm_page(
+        request,
+        question,
+        carried,
+        act=pages.places(topic.name)["act"],
+        back_url=requested.leave,
+        topic=topic,
+        heading=act.label,
+        form=requested.form,
+        danger=act.is_danger,
+        kept=kept_sentence() if act.keeps else "",
+        in_background=act.background is not None,
+        **more,
+    )

@@ -10,20 +10,19 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_rmq.admin.body_display import visible
-from django_rmq.admin.labels import STATES
+from django_rmq.admin.body_display import readable
 from django_rmq.admin.views.page import (
-    PageAddresses,
     Pages,
     back_of,
+    live_page,
     outcomes_sentence,
     page,
     show_outcomes,
     show_problems,
+    shown_errors,
 )
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import Deletion, Operations, Permission, undo
 from django_rmq.operations.authorization import PERMISSION_OF
 
@@ -45,17 +44,12 @@ ACTION_STATES = {
 }
 
 
-@page(Permission.VIEW)
-def background_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Show the actions in the background, and stop the one that was chosen."""
-    if request.method == "POST":
-        try:
-            operations.stop_action(request.POST.get("action", ""))
-            messages.success(request, _("The action was stopped. What it has done stays done."))
-        except OperationRefused as error:
-            messages.error(request, str(error))
-        return HttpResponseRedirect(pages.url("background"))
-    return pages.render(request, "topic/background.html", _context(pages, operations))
+def _stop(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
+    """Stop the action that was chosen."""
+    with shown_errors(request):
+        operations.stop_action(request.POST.get("action", ""))
+        messages.success(request, _("The action was stopped. What it has done stays done."))
+    return HttpResponseRedirect(pages.url("background"))
 
 
 @page(Permission.VIEW)
@@ -63,14 +57,12 @@ def undo_view(pages: Pages, request: HttpRequest, operations: Operations) -> Htt
     """Bring back what an action has deleted; then show the page from which that was asked."""
     topic, leave = request.POST.get("topic", ""), pages.url("background")
     if topic:
-        leave = f"{pages.places(topic).topic}?{back_of(request.POST.get('back'))}"
+        leave = f"{pages.url('change', quote(topic))}?{back_of(request.POST.get('back'))}"
     if request.method == "POST":
-        try:
+        with shown_errors(request):
             progress = operations.undo(request.POST.get("deletion", "")).result()
             show_outcomes(request, _("Undo"), progress.outcomes)
             show_problems(request, progress)
-        except OperationRefused as error:
-            messages.error(request, str(error))
     return HttpResponseRedirect(leave)
 
 
@@ -91,13 +83,8 @@ def kept_sentence() -> str:
     }
 
 
-@page(Permission.VIEW)
-def background_live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Return the table alone, for the script that refreshes it."""
-    return pages.fragment(request, "topic/_background.html", _context(pages, operations))
-
-
-def _context(pages: Pages, operations: Operations) -> dict[str, object]:
+def _background(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
+    """Return the actions in the background, and the deletions that can be undone."""
     actions, now_ms = operations.background_actions(), operations.broker.now_ms()
     return {
         "heading": _("In the background"),
@@ -107,22 +94,21 @@ def _context(pages: Pages, operations: Operations) -> dict[str, object]:
         "undo_url": pages.url("undo"),
         "kept": kept_sentence(),
         "deletions": [_deletion_line(pages, operations, one) for one in operations.undoable()],
-        "urls": PageAddresses(live=pages.url("background_live")),
+        "urls": {"live": pages.url("background_live")},
     }
+
+
+background_view, background_live_view = live_page(
+    _background, "topic/background.html", "topic/_background.html", act=_stop
+)
 
 
 def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[str, object]:
     topic = operations.config.topics.get(one.topic)
     return {
-        "id": one.id,
+        "row": readable(one),
         "kind": _DELETION_KINDS[one.kind],
-        "topic": one.topic,
         "url": pages.url("change", quote(one.topic)),
-        "described": visible(one.described),
-        "kept": one.kept,
-        "by": visible(one.by),
-        "began_ms": one.began_ms,
-        "until_ms": one.until_ms,
         "may_undo": topic is not None and operations.may(topic, PERMISSION_OF[one.kind]),
     }
 
@@ -130,25 +116,14 @@ def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[
 def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
     action, state = one.action, one.state(now_ms)
     return {
-        "id": action.id,
+        "row": readable(one),
+        "action": readable(action),
         "kind": KINDS[action.kind],
-        "topic": action.topic,
         "url": pages.url("change", quote(action.topic)),
-        "messages": STATES.get(action.state, action.state),
-        "described": visible(action.described),
-        "by": visible(action.by),
-        "started_ms": action.started_ms,
         "state": state,
         "state_text": ACTION_STATES[state],
-        "is_open": one.ended_ms is None,
         "may_stop": state in ("running", "waiting"),
-        "done": one.done,
-        "total": action.total,
-        "is_exact": action.is_exact,
         "outcomes": outcomes_sentence(one.outcomes) if one.done else "",
         "rate": one.rate(now_ms),
         "seconds_left": one.seconds_left(now_ms),
-        "ended_ms": one.ended_ms,
-        "stopped_by": visible(one.stopped_by),
-        "problem": visible(one.problem),
     }

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.charts import Sparkline, sparkline
 from django_rmq.admin.page_actions import sweeping_acts
-from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
+from django_rmq.admin.views.page import Pages, page, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY
@@ -68,7 +68,7 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
         "found": causes,
         "may_look_longer": not (is_long or causes.is_complete),
         "now_ms": now_ms,
-        "urls": PageAddresses() if topic is None else pages.places(topic.name),
+        "urls": {} if topic is None else pages.places(topic.name),
         "all_url": pages.url("causes"),
     }
     return pages.render(request, "topic/causes.html", context, topic)
@@ -88,11 +88,11 @@ def _group_line(
         "error_class": visible(group.error_class),
         "error": visible(group.error),
         "spark": _spark(group, now_ms),
-        "url": f"{places.topic}?{query}",
+        "url": f"{places['topic']}?{query}",
         "back": query,
         "samples": [_address(pages, topic, one, "message", query) for one in group.samples],
         "edit_url": _address(pages, topic, group.samples[0], "edit", query) if may_edit else "",
-        "act_url": places.act,
+        "act_url": places["act"],
         "acts": sweeping_acts(operations, topic, "dead", wanted),
     }
 

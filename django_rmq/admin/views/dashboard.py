@@ -16,7 +16,7 @@ from django_rmq.admin import charts
 from django_rmq.admin.dashboard_rows import DashboardTotals, read_recent, row_of
 from django_rmq.admin.labels import state_label
 from django_rmq.admin.views.findings_panel import findings_panel
-from django_rmq.admin.views.page import PageAddresses, Pages, page, topic_page
+from django_rmq.admin.views.page import Pages, live_page, topic_page
 from django_rmq.admin.views.page import number as number_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
@@ -65,22 +65,10 @@ class Link:
     alarm: bool = False
 
 
-@page(Permission.VIEW)
-def changelist_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Show all topics."""
-    return pages.render(request, "topic/change_list.html", _dashboard(pages, request, operations))
-
-
-@page(Permission.VIEW)
-def live_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Return the current figures of the dashboard."""
-    return pages.fragment(request, "topic/_dashboard_live.html", _dashboard(pages, request, operations))
-
-
 @topic_page(Permission.VIEW)
 def pin_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Put a topic among the first of this user's dashboard, or back to its place."""
-    response: HttpResponse = HttpResponseRedirect(pages.places(topic.name).topic)
+    response: HttpResponse = HttpResponseRedirect(pages.url("change", quote(topic.name)))
     if request.method != "POST":
         return response
     names = [name for name in pinned(request) if name != topic.name]
@@ -104,22 +92,31 @@ def pinned(request: HttpRequest) -> list[str]:
 
 
 def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
+    """Return all topics."""
     links = [
+        Link(_("Workers"), pages.url("workers")),
+        Link(_("Running now"), pages.url("running")),
+        Link(_("In the background"), pages.url("background")),
         Link(_("Dead by cause"), pages.url("causes")),
         _schedules_link(operations, pages.url("schedules")),
         Link(_("Servers"), pages.url("servers")),
     ]
     if operations.config.uses_outbox:
-        links.insert(0, _outbox_link(operations, pages.url("outbox")))
-    links.insert(0, Link(_("Workers"), pages.url("workers"), "", False))
-    links.insert(1, Link(_("Running now"), pages.url("running")))
-    links.insert(2, Link(_("In the background"), pages.url("background")))
+        links.insert(3, _outbox_link(operations, pages.url("outbox")))
     return {
         **_figures(pages, operations, request.GET, pinned(request)),
         "links": links,
-        "spark_labels": _spark_labels(),
+        "spark_labels": {
+            "due": _("Due in the last hour"),
+            "done": _("Done per minute in the last hour"),
+            "dead": _("Dead in the last hour"),
+            "late": _("Lateness of 99 of 100 messages in the last hour"),
+        },
         "search_url": pages.url("search"),
     }
+
+
+changelist_view, live_view = live_page(_dashboard, "topic/change_list.html", "topic/_dashboard_live.html")
 
 
 def _outbox_link(operations: Operations, url: str) -> Link:
@@ -171,13 +168,13 @@ def _figures(
     show, sort = query.get("show", ""), query.get("sort", "")
     show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
     listed = _listed(topics, pinned, show, sort)
+    all_listed = [one.topic for one in listed]
     count = max(1, -(-len(listed) // TOPICS_SHOWN))
     at = min(max(number_of(query.get("p")), 1), count)
     shown = {one.topic.name: one for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
     recent = read_recent(operations, topics, shown)
     given = {"q": search, "show": show, "sort": sort}
     return {
-        "overview": True,
         "rows": [row_of(one, recent[name], pages.url("change", quote(name))) for name, one in shown.items()],
         "pinned": pinned,
         "show": show,
@@ -186,7 +183,9 @@ def _figures(
         "orders": {name: _query({**given, "sort": "" if name == sort else name}) for name in _ORDERS},
         "states": {state: state_label(state) for state in ("store", "prepare", "retry")},
         "totals": DashboardTotals.of(topics, recent, seen.workers),
-        "trends": _trends(operations, [one.topic for one in listed]),
+        "trends": charts.annotated(
+            operations, charts.of_several(operations.shared_hour(all_listed)), all_listed
+        ),
         "findings": findings_panel(
             pages, operations.shared_health(topics, seen.problem, only_these=bool(search))
         ),
@@ -199,21 +198,7 @@ def _figures(
         "pages": count,
         "previous": _query(given, at - 1) if at > 1 else "",
         "next": _query(given, at + 1) if at < count else "",
-        "urls": PageAddresses(live=pages.url("dashboard_live") + _query(given, at)),
-    }
-
-
-def _trends(operations: Operations, listed: Sequence[Topic]) -> charts.AnnotatedCharts:
-    """Return charts of all topics that are listed, on whichever page."""
-    return charts.annotated(operations, charts.of_several(operations.shared_hour(listed)), listed)
-
-
-def _spark_labels() -> dict[str, str]:
-    return {
-        "due": _("Due in the last hour"),
-        "done": _("Done per minute in the last hour"),
-        "dead": _("Dead in the last hour"),
-        "late": _("Lateness of 99 of 100 messages in the last hour"),
+        "urls": {"live": pages.url("dashboard_live") + _query(given, at)},
     }
 
 

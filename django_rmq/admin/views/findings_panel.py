@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.contrib.admin.utils import quote
 from django.templatetags.static import static
 from django.utils.translation import ngettext
 
@@ -100,5 +101,5 @@ def _url(pages: Pages, one: Finding) -> str:
         return pages.url(name)
     if not one.topic:
         return ""
-    topic = pages.places(one.topic).topic
+    topic = pages.url("change", quote(one.topic))
     return topic if where == "topic" else f"{topic}?tab={where}"

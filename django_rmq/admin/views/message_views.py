@@ -16,14 +16,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq.admin.body_display import show_body, summary, visible
+from django_rmq.admin.body_display import readable, show_body, summary, visible
 from django_rmq.admin.forms import BodyForm, FilterForm, SendForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES, Text
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.admin.views.page import (
     LONGEST_ID,
-    Banner,
-    PageAddresses,
     Pages,
     back_of,
     page,
@@ -35,14 +33,7 @@ from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.error_causes import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import (
-    CallerError,
-    InvalidMessage,
-    InvalidRequest,
-    LostRace,
-    MessageGone,
-    ServerTrouble,
-)
+from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, ServerTrouble
 from django_rmq.operations import Followed, MessageCopy, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY, is_redacted, sees_content, sees_stored
 from django_rmq.operations.message_view import body_columns
@@ -77,7 +68,7 @@ def message_view(
             "now_ms": operations.broker.now_ms(),
             "urls": places,
             "back": back,
-            "back_url": f"{places.topic}?{back}",
+            "back_url": f"{places['topic']}?{back}",
             "here": _("Message"),
         },
         topic,
@@ -98,19 +89,13 @@ def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) ->
     may_edit = operations.may(topic, *EDITED_REPLAY, Permission.VIEW_BODIES)
     query = urlencode({"state": copy.queue, "back": back})
     return {
-        "copy": copy,
-        "id": copy.id,
-        "state": copy.queue,
+        "copy": readable(copy),
         "state_name": STATES[copy.queue],
         "state_note": STATE_NOTES[copy.queue],
         "body": None if copy.raw is None else show_body(topic, copy.raw),
-        "key": None if copy.key is None else visible(copy.key),
-        "slot_basis": visible(copy.slot_basis or ""),
         "headers": [(visible(str(name)), visible(str(value))) for name, value in copy.headers.items()],
         "reason": REASONS.get(copy.failed, copy.failed),
         "mark": MARKS.get(copy.mark, copy.mark),
-        "error": visible(copy.error),
-        "error_class": visible(copy.error_class),
         "withheld": copy.raw is None or redacted,
         "acts": named_acts(operations, topic, copy.queue),
         "stack_url": pages.url("stack", quote(topic.name), copy.id)
@@ -225,7 +210,6 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
         "found": result,
         "lines": [_found_line(pages, operations, copy, request, text) for copy in result.copies],
         "now_ms": operations.broker.now_ms(),
-        "urls": PageAddresses(),
     }
     return pages.render(request, "topic/search.html", context)
 
@@ -233,11 +217,10 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
 def _found_line(
     pages: Pages, operations: Operations, copy: MessageCopy, request: HttpRequest, text: str
 ) -> dict[str, object]:
-    place = pages.places(copy.topic.name).topic
+    place = pages.url("change", quote(copy.topic.name))
     filtered = "text" if sees_stored(operations.actor, copy.topic.name) else "error"
     return {
         **list_line(pages, copy.topic, copy, request),
-        "topic": copy.topic.name,
         "state": STATES[copy.queue],
         "topic_url": f"{place}?{urlencode({'tab': copy.queue, filtered: text})}",
     }
@@ -247,14 +230,11 @@ def list_line(pages: Pages, topic: Topic, copy: MessageCopy, request: HttpReques
     """Return what the line of a list shows of a message."""
     if copy.raw is None:
         line = _("%(size)s bytes, %(id)s") % {"size": copy.size, "id": copy.id.rpartition("~")[2][:16]}
-    elif copy.key is not None:
-        line = f"{visible(copy.key)}  {summary(topic, copy.raw)}"
     else:
-        line = summary(topic, copy.raw)
+        line = summary(topic, copy.raw, key=copy.key)
     error = copy.error.partition("\n")[0][:200]
     return {
         "copy": copy,
-        "id": copy.id,
         "summary": line or _("(empty)"),
         "error": visible(error or copy.error_class),
         "reason": REASONS.get(copy.failed, copy.failed),
@@ -269,41 +249,31 @@ def edit_view(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
 ) -> HttpResponse:
     """Show the form for another body of a dead message, and replay the message with it."""
-    places = pages.places(topic.name)
-    leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
-    form: BodyForm
-    banner: Banner | None = None
-    status = 200
+    leave = f"{pages.url('change', quote(topic.name))}?{back_of(request.GET.get('back'))}"
     if request.method == "POST":
         form = BodyForm(topic, request.POST)
-        if form.is_valid():
-            try:
-                done = operations.replay_edited(topic.name, short_id(message_id), form.cleaned_data["body"])
-            except (InvalidMessage, LostRace) as error:
-                form.add_error(None, str(error))
-            except ServerTrouble as error:
-                # The form stays, with what was typed.
-                banner, status = pages.banner_of(request, error)
-            else:
-                show_outcomes(request, _("Edit and replay"), done.outcomes)
-                return HttpResponseRedirect(leave)
     else:
         dead = _dead_copy(operations, topic, short_id(message_id))
         if dead is None:
             messages.warning(request, _("This message is no longer dead."))
             return HttpResponseRedirect(leave)
         form = BodyForm(topic, initial={"body": _editable(dead)})
-    context = {
-        "heading": _("Edit and replay"),
-        "submit": _("Replay with this body"),
-        "why": _why_it_died(operations, topic, short_id(message_id)),
-        "form": form,
-        "banner": banner,
-        "notes": _notes(topic),
-        "urls": places,
-        "back_url": leave,
-    }
-    return pages.render(request, "topic/form.html", context, topic, status)
+
+    def replay() -> None:
+        done = operations.replay_edited(topic.name, short_id(message_id), form.cleaned_data["body"])
+        show_outcomes(request, _("Edit and replay"), done.outcomes)
+
+    return pages.form_page(
+        request,
+        form,
+        replay,
+        back_url=leave,
+        topic=topic,
+        heading=_("Edit and replay"),
+        submit=_("Replay with this body"),
+        why=_why_it_died(operations, topic, short_id(message_id)),
+        notes=_notes(topic),
+    )
 
 
 def _dead_copy(operations: Operations, topic: Topic, message_id: str) -> MessageCopy | None:
@@ -346,34 +316,15 @@ def _editable(copy: MessageCopy) -> str:
 @topic_page(Permission.VIEW, Permission.SEND)
 def send_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Show the form for a message, and send it."""
-    places = pages.places(topic.name)
     form = SendForm(topic, request.POST if request.method == "POST" else None)
-    banner: Banner | None = None
-    status = 200
-    if request.method == "POST" and form.is_valid():
-        try:
-            sent = operations.send(topic.name, form.cleaned_data["body"], **form.options)
-        except (InvalidMessage, LostRace) as error:
-            form.add_error(None, str(error))
-        except ServerTrouble as error:
-            # The form stays, with what was typed.
-            banner, status = pages.banner_of(request, error)
-        else:
-            show_outcomes(request, _("Send"), {sent.status: 1})
-            return HttpResponseRedirect(places.topic)
-    return pages.render(
-        request,
-        "topic/form.html",
-        {
-            "heading": _("Send a message"),
-            "submit": _("Send"),
-            "form": form,
-            "banner": banner,
-            "urls": places,
-            "back_url": places.topic,
-        },
-        topic,
-        status,
+
+    def send() -> None:
+        sent = operations.send(topic.name, form.cleaned_data["body"], **form.options)
+        show_outcomes(request, _("Send"), {sent.status: 1})
+
+    back_url, heading = pages.url("change", quote(topic.name)), _("Send a message")
+    return pages.form_page(
+        request, form, send, back_url=back_url, topic=topic, heading=heading, submit=_("Send")
     )
 
 
@@ -392,7 +343,8 @@ def timeline(one: MessageStatus) -> list[TimelineStep]:
     sent = TimelineStep(
         _("Sent"), None, _("When it was sent, and how often sends were merged, is not recorded.")
     )
-    return [sent, *steps, *_coming(one)]
+    coming = [TimelineStep(_("Next delivery"), _ms(one.due))] if one.due else []
+    return [sent, *steps, *coming]
 
 
 def _known(one: MessageStatus) -> Iterator[TimelineStep]:
@@ -403,18 +355,12 @@ def _known(one: MessageStatus) -> Iterator[TimelineStep]:
     failures = one.attempts - (1 if succeeded or runs else 0)
     if one.first_failed and one.first_failed != one.last_failed:
         yield TimelineStep(_("Failed for the first time"), _ms(one.first_failed))
-    if one.last_failed:
+    if one.last_failed or (failures > 0 and ended):
         times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
             "count": failures
         }
-        yield TimelineStep(
-            _("Failed"), _ms(one.last_failed), f"{times}, {one.error_class}" if one.error_class else times
-        )
-    elif failures > 0 and ended:
-        times = ngettext("%(count)s failure in all", "%(count)s failures in all", failures) % {
-            "count": failures
-        }
-        yield TimelineStep(_("Failed"), None, f"{times}, {one.error_class}" if one.error_class else times)
+        note = f"{times}, {one.error_class}" if one.error_class else times
+        yield TimelineStep(_("Failed"), _ms(one.last_failed), note)
     if one.delivered:
         yield TimelineStep(_("Delivered"), _ms(one.delivered), visible(one.worker))
     if one.progress_at and one.progress is not None:
@@ -423,11 +369,6 @@ def _known(one: MessageStatus) -> Iterator[TimelineStep]:
         yield TimelineStep(_("Progress"), _ms(one.progress_at), f"{note}: {text}" if text else note)
     if ended:
         yield TimelineStep(END_NAMES[one.state], _ms(one.ended), REASONS.get(one.reason, one.reason))
-
-
-def _coming(one: MessageStatus) -> Iterator[TimelineStep]:
-    if one.due:
-        yield TimelineStep(_("Next delivery"), _ms(one.due))
 
 
 def _ms(when: datetime | None) -> float | None:

@@ -12,8 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.body_display import summary, visible
-from django_rmq.admin.views.page import PageAddresses, Pages, page, show_outcomes
-from django_rmq.exceptions import CallerError, NotPermitted
+from django_rmq.admin.views.page import Pages, page, show_outcomes, shown_errors
 from django_rmq.operations import Operations, OutboxRow, Permission
 from django_rmq.operations.health import is_old_in_outbox
 
@@ -58,7 +57,7 @@ def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
             "retry": operations.actor.may(Permission.SEND),
             "delete": operations.actor.may(Permission.DELETE),
         },
-        "urls": PageAddresses(act=pages.url("outbox")),
+        "urls": {"act": pages.url("outbox")},
     }
     return pages.render(request, "topic/outbox.html", context)
 
@@ -73,50 +72,32 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
         messages.warning(request, _("No message was selected."))
     elif act == "delete" and "confirmed" not in request.POST:
         operations.actor.require(Permission.DELETE)
-        return _ask(pages, request, ids)
+        question = ngettext(
+            "Delete %(count)s message from the outbox? It will never be sent.",
+            "Delete %(count)s messages from the outbox? They will never be sent.",
+            len(ids),
+        ) % {"count": number_format(len(ids))}
+        carried = [("act", "delete"), *(("id", one) for one in ids)]
+        return pages.confirm_page(
+            request, question, carried, act=leave, back_url=leave, heading=_("Delete"), danger=True
+        )
     else:
-        try:
+        with shown_errors(request):
             if act == "retry":
                 show_outcomes(request, _("Retry"), operations.retry_outbox(ids))
             else:
                 show_outcomes(request, _("Delete"), operations.delete_outbox(ids))
-        except CallerError as error:
-            if isinstance(error, NotPermitted):
-                raise
-            messages.error(request, str(error))
     return HttpResponseRedirect(leave)
-
-
-def _ask(pages: Pages, request: HttpRequest, ids: list[str]) -> HttpResponse:
-    question = ngettext(
-        "Delete %(count)s message from the outbox? It will never be sent.",
-        "Delete %(count)s messages from the outbox? They will never be sent.",
-        len(ids),
-    ) % {"count": number_format(len(ids))}
-    context = {
-        "heading": _("Delete"),
-        "question": question,
-        "carried": [("act", "delete"), *(("id", one) for one in ids)],
-        "danger": True,
-        "submit": _("Yes, do it"),
-        "urls": PageAddresses(act=pages.url("outbox")),
-        "back_url": pages.url("outbox"),
-    }
-    return pages.render(request, "topic/confirm.html", context)
 
 
 def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, object]:
     topic = operations.topics().get(one.topic)
     if one.raw is None or topic is None:
         text = _("%(size)s bytes") % {"size": one.size}
-    elif one.key is not None:
-        text = f"{visible(one.key)}  {summary(topic, one.raw)}"
+    elif one.act in ("remove", "cancel") and topic.keyed:
+        text = visible(one.raw.decode())
     else:
-        text = (
-            summary(topic, one.raw)
-            if one.act not in ("remove", "cancel") or not topic.keyed
-            else visible(one.raw.decode())
-        )
+        text = summary(topic, one.raw, key=one.key)
     return {
         "row": one,
         "summary": text or _("(empty)"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
@@ -13,11 +14,12 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from django import VERSION as DJANGO
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.formats import number_format
@@ -31,9 +33,13 @@ from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
+    CallerError,
     ConfigurationError,
+    InvalidMessage,
+    InvalidRequest,
     LostRace,
     NotPermitted,
+    OperationRefused,
     RmqError,
     ServerTrouble,
     UnknownSchedule,
@@ -94,20 +100,10 @@ class Banner:
     text: str
 
 
-@dataclass(slots=True)
-class PageAddresses:
-    """The addresses to which a page links."""
-
-    topic: str = ""
-    live: str = ""
-    act: str = ""
-    send: str = ""
-    log: str = ""
-    claims: str = ""
-    causes: str = ""
-    pin: str = ""
-    export: str = ""
-
+_PLACES = {"topic": "change", "log": "history", "causes": "topic_causes"} | {
+    name: name for name in ("live", "act", "send", "claims", "pin", "export")
+}
+"""Place to which the pages of a topic link → the name of its address."""
 
 _log_throttled = LogThrottle(logging.getLogger("django_rmq.admin"))
 
@@ -166,6 +162,32 @@ def topic_page(
     return decorate
 
 
+def live_page(
+    shown: Callable[..., dict[str, object]],
+    template: str,
+    part: str,
+    *,
+    act: Callable[..., HttpResponse] | None = None,
+    guard: Callable[[View], View] | None = None,
+) -> tuple[View, View]:
+    """Return two views of what ``shown`` returns: a page, and the part of it that its script refreshes.
+
+    ``act``: what a POST to the page does. ``guard``: ``page`` or ``topic_page``, by default for all who may view.
+    """
+
+    def whole(pages: Pages, request: HttpRequest, *of: object, **named: object) -> HttpResponse:
+        if request.method == "POST" and act is not None:
+            return act(pages, request, *of, **named)
+        topic = next((one for one in of if isinstance(one, Topic)), None)
+        return pages.render(request, template, shown(pages, request, *of, **named), topic)
+
+    def live(pages: Pages, request: HttpRequest, *of: object, **named: object) -> HttpResponse:
+        return pages.fragment(request, part, shown(pages, request, *of, **named))
+
+    guard = guard or page(Permission.VIEW)
+    return guard(whole), guard(live)
+
+
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """The pages of RMQ within one admin site.
 
@@ -208,19 +230,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the address of one of RMQ's pages on this admin site."""
         return reverse(f"admin:django_rmq_topic_{name}", args=args, current_app=self.admin_site.name)
 
-    def places(self, topic: str) -> PageAddresses:
-        quoted = quote(topic)
-        return PageAddresses(
-            topic=self.url("change", quoted),
-            live=self.url("live", quoted),
-            act=self.url("act", quoted),
-            send=self.url("send", quoted),
-            log=self.url("history", quoted),
-            claims=self.url("claims", quoted),
-            causes=self.url("topic_causes", quoted),
-            pin=self.url("pin", quoted),
-            export=self.url("export", quoted),
-        )
+    def places(self, topic: str) -> dict[str, str]:
+        """Return the addresses to which the pages of a topic link."""
+        return {place: self.url(name, quote(topic)) for place, name in _PLACES.items()}
 
     # --- answers
 
@@ -263,7 +275,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             (capfirst(str(self.opts.verbose_name_plural)), self.url("changelist")),
         ]
         if topic:
-            crumbs.append((topic, self.places(topic).topic))
+            crumbs.append((topic, self.url("change", quote(topic))))
         if here:
             crumbs.append((here, ""))
         return [*crumbs[:-1], (crumbs[-1][0], "")]
@@ -280,15 +292,55 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         response["X-RMQ-Fragment"] = "1"
         return response
 
+    def confirm_page(
+        self,
+        request: HttpRequest,
+        question: str,
+        carried: Sequence[tuple[str, str]],
+        *,
+        act: str,
+        back_url: str,
+        topic: Topic | None = None,
+        **more: object,
+    ) -> TemplateResponse:
+        """Return a page that asks a question. The form of its answer carries fields to the address ``act``."""
+        context = {"question": question, "carried": carried, "urls": {"act": act}, "back_url": back_url}
+        return self.render(request, "topic/confirm.html", {**context, **more}, topic)
+
+    def form_page(
+        self,
+        request: HttpRequest,
+        form: forms.Form,
+        act: Callable[[], object],
+        *,
+        back_url: str,
+        topic: Topic | None = None,
+        **more: object,
+    ) -> HttpResponse:
+        """Return a page with a form. If valid values were sent, do ``act`` and go to ``back_url``.
+
+        An error that another value may avoid is shown with the form, and so is a server that is unavailable.
+        """
+        banner: Banner | None = None
+        status = 200
+        if form.is_bound and form.is_valid():
+            try:
+                act()
+            except (InvalidMessage, InvalidRequest, OperationRefused, LostRace) as error:
+                form.add_error(None, str(error))
+            except ServerTrouble as error:
+                # The form stays, with what was typed.
+                banner, status = self.banner_of(request, error)
+            else:
+                return HttpResponseRedirect(back_url)
+        context = {"form": form, "banner": banner, "back_url": back_url}
+        return self.render(request, "topic/form.html", {**context, **more}, topic, status)
+
     def error_page(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Return a page that shows an error, in place of one that cannot be shown."""
         banner, status = self.banner_of(request, error)
-        response = self.render(
-            request,
-            "error.html",
-            {"banner": banner, "urls": PageAddresses(), "again": request.get_full_path()},
-            status=status,
-        )
+        context = {"banner": banner, "again": request.get_full_path()}
+        response = self.render(request, "error.html", context, status=status)
         if status == 503:
             response["Retry-After"] = "5"
         return response
@@ -328,6 +380,17 @@ def _topic_rule(request: HttpRequest) -> TopicRule | None:
 
 
 # --- messages above the next page
+
+
+@contextmanager
+def shown_errors(request: HttpRequest) -> Iterator[None]:
+    """Show why an action is not possible. What the user may not do or know of is raised, as are errors of servers."""
+    try:
+        yield
+    except CallerError as error:
+        if isinstance(error, NotPermitted | UnknownTopic | UnknownSchedule):
+            raise
+        messages.error(request, str(error))
 
 
 def outcomes_sentence(outcomes: Mapping[str, int]) -> str:

@@ -11,9 +11,8 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.labels import timing_text
-from django_rmq.admin.views.page import Banner, PageAddresses, Pages, page, show_outcomes
+from django_rmq.admin.views.page import Pages, page, show_outcomes, shown_errors
 from django_rmq.core.model.schedule import CATCH_UP
-from django_rmq.exceptions import CallerError, NotPermitted, ServerTrouble, UnknownSchedule
 from django_rmq.operations import Operations, Permission, ScheduleStats
 from django_rmq.operations.health import is_schedule_late
 
@@ -55,14 +54,14 @@ def schedules_view(pages: Pages, request: HttpRequest, operations: Operations) -
             "run": operations.actor.may(Permission.SEND),
             "edit": operations.actor.may(Permission.EDIT),
         },
-        "urls": PageAddresses(act=pages.url("schedules")),
+        "urls": {"act": pages.url("schedules")},
     }
     return pages.render(request, "topic/schedules.html", context)
 
 
 def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     name, act = request.POST.get("name", ""), request.POST.get("act", "")
-    try:
+    with shown_errors(request):
         if act == "run":
             operations.run_schedule(name)
             show_outcomes(request, _("Run now"), {"stored": 1})
@@ -74,10 +73,6 @@ def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
             show_outcomes(request, _("Reset"), {operations.reset_schedule(name): 1})
         else:
             messages.error(request, _("This action is not available for these messages."))
-    except CallerError as error:
-        if isinstance(error, (NotPermitted, UnknownSchedule)):
-            raise
-        messages.error(request, str(error))
     return HttpResponseRedirect(pages.url("schedules"))
 
 
@@ -92,36 +87,23 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
         "timezone": rule.timezone,
         "catch_up": rule.catch_up,
     }
-    banner: Banner | None = None
-    status = 200
     form = ScheduleForm(request.POST or None, initial=before, auto_id="rmq-%s", label_suffix="")
-    if request.method == "POST" and form.is_valid():
+
+    def edit() -> None:
         changes = {**form.cleaned_data, "cron": form.cleaned_data["cron"].strip() or None}
-        try:
-            show_outcomes(request, _("Edit"), {operations.edit_schedule(one.name, changes): 1})
-        except CallerError as error:
-            if isinstance(error, NotPermitted):
-                raise
-            form.add_error(None, str(error))
-        except ServerTrouble as error:
-            # The form stays, with what was typed.
-            banner, status = pages.banner_of(request, error)
-        else:
-            return HttpResponseRedirect(pages.url("schedules"))
-    context = {
-        "heading": _("Edit schedule %(name)s") % {"name": one.name},
-        "title": one.name,
-        "form": form,
-        "banner": banner,
-        "notes": [
-            _("The settings say: %(timing)s. What is changed here stays after a deployment.")
-            % {"timing": timing_text(one.declared)}
-        ],
-        "submit": _("Save"),
-        "back_url": pages.url("schedules"),
-        "urls": PageAddresses(),
-    }
-    return pages.render(request, "topic/form.html", context, status=status)
+        show_outcomes(request, _("Edit"), {operations.edit_schedule(one.name, changes): 1})
+
+    note = _("The settings say: %(timing)s. What is changed here stays after a deployment.")
+    return pages.form_page(
+        request,
+        form,
+        edit,
+        back_url=pages.url("schedules"),
+        heading=_("Edit schedule %(name)s") % {"name": one.name},
+        title=one.name,
+        notes=[note % {"timing": timing_text(one.declared)}],
+        submit=_("Save"),
+    )
 
 
 def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, object]:
@@ -131,8 +113,8 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "catch_up": CATCH_UPS.get(one.schedule.catch_up, one.schedule.catch_up),
         "declared": visible(timing_text(one.declared)) if one.override else "",
         "is_late": is_schedule_late(one),
-        "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "problem": visible(one.problem),
+        "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
         "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
         "edit_url": pages.url("schedule", quote(one.name)),
     }

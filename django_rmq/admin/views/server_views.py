@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.views.page import PageAddresses, Pages, page
+from django_rmq.admin.views.page import Pages, page
 from django_rmq.core.model.server_info import ServerInfo, size_text
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import Operations, Permission
@@ -39,7 +39,6 @@ def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> 
         "slow": slow,
         "slow_note": slow_note,
         "now_ms": operations.broker.now_ms(),
-        "urls": PageAddresses(),
     }
     return pages.render(request, "topic/servers.html", context)
 

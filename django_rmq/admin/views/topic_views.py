@@ -20,12 +20,11 @@ from django_rmq.admin import charts
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard_rows import DashboardRow, read_recent, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
-from django_rmq.admin.labels import CLAIM_STATES, STATES, audited, state_label, timing_text
+from django_rmq.admin.labels import CLAIM_STATES, STATES, StateLabel, audited, state_label, timing_text
 from django_rmq.admin.views import message_views
 from django_rmq.admin.views.dashboard import pinned
 from django_rmq.admin.views.findings_panel import findings_panel
 from django_rmq.admin.views.page import (
-    PageAddresses,
     Pages,
     back_of,
     number,
@@ -35,8 +34,8 @@ from django_rmq.admin.views.page import (
 )
 from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, NotPermitted, OperationRefused, RmqError, WrongType
-from django_rmq.operations import ClaimStats, Operations, Permission, SlotStats
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, WrongType
+from django_rmq.operations import ClaimStats, Operations, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
 
 SLOTS_SHOWN = 256
@@ -54,7 +53,7 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
     return {
         "panel": "admin/django_rmq/topic/_slots.html",
         "workers": _workers(operations, topic),
-        "slots": [_row(one) for one in page.rows],
+        "slots": page.rows,
         "fullest": max((one.counts.store for one in page.rows), default=0) or 1,
         "skew_note": note if page.skew else _("All slots are empty."),
         "part_note": _("Slots %(first)s to %(last)s of %(slots)s.")
@@ -63,21 +62,6 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
         else "",
         "previous": first - SLOTS_SHOWN if first else None,
         "next": last + 1 if last + 1 < topic.slots else None,
-    }
-
-
-def _row(one: SlotStats) -> dict[str, object]:
-    return {
-        "slot": one.slot,
-        "owner": one.worker,
-        "owner_short": one.worker[:8],
-        "since_ms": one.since_ms,
-        "store": one.counts.store,
-        "prepare": one.counts.prepare,
-        "retry": one.counts.retry,
-        "dead": one.counts.dead,
-        "paused": one.counts.paused,
-        "problem": one.problem,
     }
 
 
@@ -91,16 +75,8 @@ def _workers(operations: Operations, topic: Topic) -> list[dict[str, object]]:
         worker = one.member.worker
         shared = topic.name in one.shared
         if shared or any(served.name == topic.name for served in worker.topics):
-            workers.append(
-                {
-                    "short": worker.id[:8],
-                    "host": worker.host,
-                    "pid": worker.pid,
-                    "threads": worker.threads,
-                    "owned": topic.slots if shared else one.slots.get(topic.name, 0),
-                    "since_ms": worker.started * 1000,
-                }
-            )
+            owned = topic.slots if shared else one.slots.get(topic.name, 0)
+            workers.append({"worker": worker, "owned": owned, "since_ms": worker.started * 1000})
     return workers
 
 
@@ -170,7 +146,7 @@ def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[s
 @topic_page(Permission.VIEW, Permission.PAUSE)
 def limits_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
     """Change the limits of a topic at run time, or return it to its settings."""
-    back_url = f"{pages.places(topic.name).topic}?tab=settings"
+    back_url = f"{pages.url('change', quote(topic.name))}?tab=settings"
     if request.method == "POST" and request.POST.get("act") == "reset":
         operations.reset_limits(topic.name)
         messages.success(
@@ -178,24 +154,25 @@ def limits_view(pages: Pages, request: HttpRequest, operations: Operations, topi
         )
         return HttpResponseRedirect(back_url)
     form = LimitsForm(operations.topic_limits(topic.name), request.POST if request.method == "POST" else None)
-    if form.is_bound and form.is_valid():
+
+    def change() -> None:
         if form.values:
             operations.change_limits(topic.name, form.values)
         else:
             operations.reset_limits(topic.name)
         messages.success(request, _("The limits were changed. Workers apply them within five seconds."))
-        return HttpResponseRedirect(back_url)
-    heading = _("Limits of %(topic)s") % {"topic": topic.name}
-    context = {
-        "heading": heading,
-        "here": _("Limits"),
-        "form": form,
-        "notes": [_("What was changed here takes precedence over the settings, also after a deployment.")],
-        "submit": _("Save"),
-        "back_url": back_url,
-        "urls": pages.places(topic.name),
-    }
-    return pages.render(request, "topic/form.html", context, topic)
+
+    return pages.form_page(
+        request,
+        form,
+        change,
+        back_url=back_url,
+        topic=topic,
+        heading=_("Limits of %(topic)s") % {"topic": topic.name},
+        here=_("Limits"),
+        notes=[_("What was changed here takes precedence over the settings, also after a deployment.")],
+        submit=_("Save"),
+    )
 
 
 @topic_page(Permission.VIEW)
@@ -231,11 +208,11 @@ def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic:
 def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, object]:
     figures = operations.topic(topic.name)
     places = pages.places(topic.name)
-    row = row_of(figures, read_recent(operations, [figures], {topic.name})[topic.name], places.topic)
+    row = row_of(figures, read_recent(operations, [figures], {topic.name})[topic.name], places["topic"])
     asked_tab = request.GET.get("tab", "")
     tab = asked_tab if asked_tab in (*STATES, "slots", "history", "settings") else "store"
     query = {"tab": tab} | {name: request.GET[name][:8] for name in ("hours", "first") if name in request.GET}
-    places.live = f"{places.live}?{urlencode(query)}"
+    places["live"] += f"?{urlencode(query)}"
     limits = operations.topic_limits(topic.name)
     context: dict[str, object] = {
         # The badges show the limits in effect.
@@ -273,37 +250,32 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
 class Tab:
     """A tab of a topic."""
 
-    name: str
-    label: str
+    label: StateLabel
     url: str
     current: bool
-    count: int | None = None
-    alarm: bool = False
-    word: str = ""
-    """The state of its messages in plain words, if its label is another one."""
+    count: int | None
+    alarm: bool
 
 
 def _tabs(row: DashboardRow, current: str) -> list[Tab]:
-    counts = {"store": row.store, "prepare": row.prepare, "retry": row.retry, "dead": row.dead}
-    if row.claims or current == "claim":
-        counts["claim"] = row.claims
-    labels = {state: state_label(state) for state in counts}
-    tabs = [
+    counts = {state: getattr(row.depth, state) for state in ("store", "prepare", "retry", "dead")}
+    if row.depth.claimed or current == "claim":
+        counts["claim"] = row.depth.claimed
+    labels = {state: state_label(state) for state in counts} | {
+        "slots": StateLabel(_("Consumers and slots"), ""),
+        "history": StateLabel(_("History"), ""),
+        "settings": StateLabel(_("Settings"), ""),
+    }
+    return [
         Tab(
-            state,
-            labels[state].name,
-            f"{row.url}?tab={state}",
-            state == current,
-            count,
-            state == "dead" and count > 0,
-            labels[state].word,
+            label,
+            f"{row.url}?tab={name}",
+            name == current,
+            counts.get(name),
+            name == "dead" and row.depth.dead > 0,
         )
-        for state, count in counts.items()
+        for name, label in labels.items()
     ]
-    tabs.append(Tab("slots", _("Consumers and slots"), f"{row.url}?tab=slots", current == "slots"))
-    tabs.append(Tab("history", _("History"), f"{row.url}?tab=history", current == "history"))
-    tabs.append(Tab("settings", _("Settings"), f"{row.url}?tab=settings", current == "settings"))
-    return tabs
 
 
 MOST_SECONDS = 10.0
@@ -320,11 +292,10 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
         claims = operations.claims(topic.name)
         if request.method == "POST":
             return _act_on_claims(pages, request, operations, topic, claims)
-    except CallerError as error:
-        if isinstance(error, NotPermitted):
-            raise
+    except (InvalidRequest, OperationRefused) as error:
         messages.error(request, str(error))
-        return HttpResponseRedirect(places.topic if isinstance(error, OperationRefused) else places.claims)
+        place = "topic" if isinstance(error, OperationRefused) else "claims"
+        return HttpResponseRedirect(places[place])
     context = {
         "heading": _("Claims"),
         "lines": [
@@ -333,7 +304,7 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
         ],
         "now_ms": time.time() * 1000,
         "acts": CLAIM_ACTS if operations.may(topic, PERMISSION_OF["return claims"]) else {},
-        "urls": PageAddresses(topic=places.topic, act=places.claims),
+        "urls": {"topic": places["topic"], "act": places["claims"]},
     }
     return pages.render(request, "topic/claims.html", context, topic)
 
@@ -343,7 +314,7 @@ def _act_on_claims(
 ) -> HttpResponse:
     """Return the claims of a consumer, after a question."""
     name, consumer = request.POST.get("act", ""), request.POST.get("consumer", "")
-    places = pages.places(topic.name)
+    claims_url = pages.url("claims", quote(topic.name))
     held = [one for one in claims if one.consumer == consumer]
     if name not in CLAIM_ACTS:
         messages.error(request, _("This action is not available for these messages."))
@@ -351,15 +322,15 @@ def _act_on_claims(
         messages.warning(request, _("This query no longer holds anything."))
     elif "confirmed" not in request.POST:
         operations.declared(topic.name, PERMISSION_OF["return claims"])
-        context = {
-            "heading": CLAIM_ACTS[name],
-            "question": _claims_question(name, consumer, sum(one.messages for one in held)),
-            "carried": [("act", name), ("consumer", consumer)],
-            "submit": _("Yes, do it"),
-            "urls": PageAddresses(topic=places.topic, act=places.claims),
-            "back_url": places.claims,
-        }
-        return pages.render(request, "topic/confirm.html", context, topic)
+        return pages.confirm_page(
+            request,
+            _claims_question(name, consumer, sum(one.messages for one in held)),
+            [("act", name), ("consumer", consumer)],
+            act=claims_url,
+            back_url=claims_url,
+            topic=topic,
+            heading=CLAIM_ACTS[name],
+        )
     else:
         run = operations.return_claims(topic.name, consumer, spent=name == "spend")
         until = time.monotonic() + MOST_SECONDS
@@ -370,7 +341,7 @@ def _act_on_claims(
         run.close()
         show_outcomes(request, str(CLAIM_ACTS[name]), run.progress.outcomes)
         show_problems(request, run.progress)
-    return HttpResponseRedirect(places.claims)
+    return HttpResponseRedirect(claims_url)
 
 
 def _claims_question(name: str, consumer: str, count: int) -> str:

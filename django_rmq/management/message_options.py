@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
-from django.core.management import CommandError
-
 from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
-from django_rmq.management.rmq_command import Options, at_least, duration
-from django_rmq.operations import Filter
+from django_rmq.exceptions import MessageGone
+from django_rmq.management.rmq_command import Options, UsageError, at_least, duration
+from django_rmq.operations import Filter, MessageCopy, Operations
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
@@ -126,10 +125,39 @@ def name_of(topic: Topic, options: Options) -> dict[str, Any]:
         name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None
     }
     if not is_named(options) or ("id" in arguments and len(arguments) > 1):
-        raise CommandError("Name the message by --id, or by --key or --body.", returncode=2)
+        raise UsageError("Name the message by --id, or by --key or --body.")
     if "body" in arguments and topic.body != "text":
-        try:
-            arguments["body"] = exact_json(arguments["body"])
-        except ValueError as error:
-            raise CommandError(f"--body is not JSON: {error}", returncode=2) from None
+        arguments["body"] = json_of("--body", arguments["body"])
     return arguments
+
+
+def json_of(flag: str, text: str) -> object:
+    """Read JSON that a person has typed."""
+    try:
+        return exact_json(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} is not JSON: {error}") from None
+
+
+def chosen_ids(operations: Operations, options: Options, wanted: Filter, filters: str) -> list[str]:
+    """Return the ids of the messages that the options name; none if all that ``wanted`` selects are meant.
+
+    ``filters``: the options that filter. Raises ``UsageError`` unless messages are chosen in exactly one way.
+    """
+    if sum((is_named(options), options["all"], not wanted.is_empty)) != 1:
+        raise UsageError(
+            f"choose messages: use --id, --key or --body, or filters ({filters}, --older-than, --newer-than, "
+            "--slot), or --all"
+        )
+    if not is_named(options):
+        return []
+    arguments = name_of(operations.config.topic(options["topic"]), options)
+    return arguments["id"] if "id" in arguments else [operations.id_of(options["topic"], **arguments)]
+
+
+def copies_of(operations: Operations, name: str, message_id: str) -> list[MessageCopy]:
+    """Return the copies of a message; none if there is no such message."""
+    try:
+        return operations.get(name, message_id)
+    except MessageGone:
+        return []

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -33,8 +33,8 @@ from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from django_rmq.core.model.stored_actions import ActionProgress
-    from django_rmq.operations import BulkProgress, BulkRun, Operations
+    from django_rmq.core.model.stored_actions import ActionKind
+    from django_rmq.operations import BulkProgress, BulkRun, Filter, Operations
 
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
@@ -42,6 +42,18 @@ UNREAD = 128 + signal.SIGPIPE
 
 Options = Mapping[str, Any]
 """The options of a command as argparse has read them."""
+
+
+class UsageError(CommandError):
+    """The options of a command do not fit together, or a value is not valid."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, returncode=2)
+
+
+def exit_code_of(error: type[RmqError]) -> int:
+    """Return the exit code of a command that ends with an error."""
+    return 3 if issubclass(error, ServerTrouble) else 1 if issubclass(error, LostRace) else 2
 
 
 class RmqCommand(BaseCommand):
@@ -79,8 +91,7 @@ class RmqCommand(BaseCommand):
             error.returncode = 2
             raise
         except RmqError as error:
-            returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
-            raise CommandError(one_line(str(error)), returncode=returncode) from error
+            raise CommandError(one_line(str(error)), returncode=exit_code_of(type(error))) from error
         except BrokenPipeError:
             discard_output(sys.stdout)
             raise SystemExit(UNREAD) from None
@@ -116,12 +127,27 @@ class RmqCommand(BaseCommand):
         if not options["interactive"]:
             return
         if not sys.stdin.isatty():
-            raise CommandError(f"{question} Use --no-input if the command cannot ask", returncode=2)
+            raise UsageError(f"{question} Use --no-input if the command cannot ask")
         if input(f"{question} Type {wanted} to continue: ").strip() != wanted:
             raise CommandError("nothing was done", returncode=1)
 
     def print_json(self, value: object) -> None:
         self.stdout.write(dumps(value, indent=2))
+
+    def print_answer(self, value: object, text: str, options: Options) -> None:
+        """Print an answer: ``value`` with the option --json, otherwise ``text``."""
+        if options["json"]:
+            self.print_json(value)
+        else:
+            self.stdout.write(text)
+
+    def print_table(self, rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> None:
+        """Print rows in aligned columns, those in ``right`` aligned to the right."""
+        self.print_lines(table(rows, right=right))
+
+    def print_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.stdout.write(line)
 
     def confirmed(
         self, name: str, count: Callable[[], BulkRun], done: str, question: str, word: str, options: Options
@@ -145,25 +171,25 @@ class RmqCommand(BaseCommand):
 
     def print_count(self, what: str, progress: BulkProgress, done: str, options: Options) -> None:
         """Print how many messages a dry run has counted; ``done`` is what would be done to them."""
-        if options["json"]:
-            self.print_json(progress_as_json(progress))
-            return
         count = progress.outcomes.get("matching", 0)
         limit = options.get("limit") or count
         more = f" (at most {limit} of {count})" if limit < count else _rest(progress)
-        self.stdout.write(f"{what}: {messages_text(min(count, limit))} would be {done}{more}")
+        text = f"{what}: {messages_text(min(count, limit))} would be {done}{more}"
+        self.print_answer(progress_as_json(progress), text, options)
 
     def print_outcomes(self, what: str, progress: BulkProgress, options: Options) -> None:
         """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
-        if options["json"]:
-            self.print_json(progress_as_json(progress))
-        else:
-            self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}")
+        text = f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}"
+        self.print_answer(progress_as_json(progress), text, options)
         self.raise_problems(progress)
 
-    def print_started(self, started: ActionProgress) -> None:
-        """Print which action workers do in the background."""
-        action = started.action
+    def start_in_background(
+        self, kind: ActionKind, state: str, wanted: Filter, options: Options, **how: Any
+    ) -> None:
+        """Let workers do an action on all messages that ``wanted`` selects, and print which it is."""
+        if options["limit"] is not None:
+            raise UsageError("--background takes no --limit")
+        action = self.operations().start_action(options["topic"], kind, state, wanted, **how).action
         number = messages_text(action.total) if action.is_exact else f"up to {messages_text(action.total)}"
         self.stdout.write(f"{action.id}: {action.kind} of {number} of {action.topic}, in the background")
 
@@ -328,7 +354,7 @@ def instant_of(flag: str, text: str) -> datetime:
     except ValueError:
         instant = None
     if instant is None:
-        raise CommandError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00", returncode=2)
+        raise UsageError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00")
     return make_aware(instant) if is_naive(instant) else instant
 
 

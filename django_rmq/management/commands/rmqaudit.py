@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management.rmq_command import Options, RmqCommand, ago, one_line
+from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, ago, one_line
 from django_rmq.operations import Operations
 from django_rmq.operations.topic_audit import DRIFTS, Audit, audit, check_is_settled, find_strays, overdue
 
@@ -59,7 +59,7 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         if options["repair"] and not options["strays"]:
-            raise CommandError("--repair requires --strays", returncode=2)
+            raise UsageError("--repair requires --strays")
         if options["dry_run"]:
             options["adopt"] = options["repair"] = False
         operations = self.operations()

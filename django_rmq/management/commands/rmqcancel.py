@@ -32,10 +32,7 @@ class Command(RmqCommand):
             outcomes = operations.cancel(name, arguments["id"]).outcomes
         else:
             outcomes = {operations.cancel_sent(name, **arguments): 1}
-        if options["json"]:
-            self.print_json({"outcomes": outcomes})
-        else:
-            self.stdout.write(f"{name}: {outcomes_text(outcomes)}")
+        self.print_answer({"outcomes": outcomes}, f"{name}: {outcomes_text(outcomes)}", options)
         missed = sum(count for word, count in outcomes.items() if word not in ("deleted", "notified"))
         if missed:
             raise CommandError(

@@ -7,9 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError
-
-from django_rmq.management.rmq_command import Options, RmqCommand, ago, one_line, table
+from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, ago, one_line
 from django_rmq.operations import ClaimStats
 
 
@@ -42,7 +40,7 @@ class Command(RmqCommand):
             self._return(options)
             return
         if options["consumer"] or options["spent"]:
-            raise CommandError("--consumer and --spent need --return", returncode=2)
+            raise UsageError("--consumer and --spent need --return")
         operations = self.operations()
         claims = [one for topic in self.topics(options["topics"]) for one in operations.claims(topic.name)]
         if options["json"]:
@@ -53,13 +51,11 @@ class Command(RmqCommand):
             return
         now_ms = time.time() * 1000
         heads = ("topic", "consumer", "claim", "state", "slots", "messages", "lease", "query")
-        rows = [heads, *_rows(claims, now_ms)]
-        for line in table(rows, right=(2, 4, 5, 6)):
-            self.stdout.write(line)
+        self.print_table([heads, *_rows(claims, now_ms)], right=(2, 4, 5, 6))
 
     def _return(self, options: Options) -> None:
         if len(options["topics"]) != 1:
-            raise CommandError("--return needs the name of one topic", returncode=2)
+            raise UsageError("--return needs the name of one topic")
         (topic,) = self.topics(options["topics"])
         operations = self.operations()
         consumer = options["consumer"]

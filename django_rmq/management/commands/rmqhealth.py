@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,6 @@ from django_rmq.operations.health import (
     USUAL_UNDRAINED,
     Finding,
     Health,
-    HealthThresholds,
     Severity,
 )
 
@@ -90,15 +90,8 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
     def handle(self, *args: object, **options: Any) -> None:
-        limits = HealthThresholds(
-            max_age=options["max_age"],
-            max_dead=options["max_dead"],
-            needs_workers=not options["no_workers"],
-            max_outbox_age=options["max_outbox_age"],
-            max_schedule_lateness=options["max_schedule_lateness"],
-            max_running=options["max_running"],
-            lateness=DEFAULT_THRESHOLDS.lateness,
-        )
+        given = {name: value for name, value in options.items() if name.startswith("max_")}
+        limits = replace(DEFAULT_THRESHOLDS, needs_workers=not options["no_workers"], **given)
         names = [topic.name for topic in self.topics(options["topics"])] if options["topics"] else None
         health = self.operations().health(limits, names, patience=options["patience"])
         if options["json"]:
@@ -106,8 +99,7 @@ class Command(RmqCommand):
                 {"ok": health.is_well, "findings": [finding.as_json() for finding in health.findings]}
             )
         else:
-            for line in self._lines(health, everything=options["verbosity"] > 1):
-                self.stdout.write(line)
+            self.print_lines(self._lines(health, everything=options["verbosity"] > 1))
         if not health.is_well:
             first = health.troubles[0]
             about = f"{first.topic}: " if first.topic else ""

@@ -17,7 +17,6 @@ from django_rmq.management.rmq_command import (
     ended_by_signals,
     one_line,
     outcomes_text,
-    table,
 )
 from django_rmq.operations import OutboxRow
 
@@ -76,11 +75,8 @@ class Command(RmqCommand):
         for one in topics:
             counts["waiting"] += one.messages
             counts["refused"] += one.refused
-        if options["json"]:
-            self.print_json(counts)
-        else:
-            sentence = "{sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
-            self.stdout.write(f"outbox: {sentence.format_map(counts)}")
+        sentence = "outbox: {sent} sent, {failed} failed; {waiting} rows still wait, {refused} are refused"
+        self.print_answer(counts, sentence.format_map(counts), options)
         self._require_answers(problems or silent)
         if counts["failed"]:
             raise CommandError(
@@ -121,8 +117,7 @@ class Command(RmqCommand):
             rows.append(
                 (one.id, one.topic, one.act, sent, str(one.attempts), state, one_line(one.error)[:100])
             )
-        for line in table(rows, right=(4,)):
-            self.stdout.write(line)
+        self.print_table(rows, right=(4,))
 
     def _require_answers(self, problems: list[str]) -> None:
         """Raise ``CommandError`` if a database did not answer; what the others said was printed."""
@@ -135,10 +130,7 @@ class Command(RmqCommand):
             outcomes = operations.retry_outbox(options["retry"])
         else:
             outcomes = operations.delete_outbox(options["delete"])
-        if options["json"]:
-            self.print_json(outcomes)
-        else:
-            self.stdout.write(f"outbox: {outcomes_text(outcomes)}")
+        self.print_answer(outcomes, f"outbox: {outcomes_text(outcomes)}", options)
 
     def _show(self, options: Options) -> None:
         waiting, problems = self.operations().outbox_as_known(options["topics"] or None)
@@ -149,8 +141,7 @@ class Command(RmqCommand):
             for one in waiting:
                 oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
                 rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
-            for line in table(rows, right=(1, 2, 3)):
-                self.stdout.write(line)
+            self.print_table(rows, right=(1, 2, 3))
         elif not problems:
             self.stdout.write("the outbox is empty")
         self._require_answers(problems)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management.rmq_command import RmqCommand, one_line, outcomes_text
+from django_rmq.management.rmq_command import RmqCommand, UsageError, one_line, outcomes_text
 
 
 class Command(RmqCommand):
@@ -26,7 +26,7 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         if bool(options["topics"]) == options["all"]:
-            raise CommandError("name topics, or use --all", returncode=2)
+            raise UsageError("name topics, or use --all")
         operations = self.operations()
         topics = self.topics(options["topics"])
         rows, problems = [], []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from typing import Any
-
-from django.core.management.base import CommandError
 
 from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.management.message_options import (
@@ -15,8 +14,8 @@ from django_rmq.management.message_options import (
     add_state,
     filter_of,
 )
-from django_rmq.management.rmq_command import RmqCommand
-from django_rmq.operations import BulkRun, Filter, Limits
+from django_rmq.management.rmq_command import RmqCommand, UsageError
+from django_rmq.operations import BulkRun, Limits
 
 
 class Command(RmqCommand):
@@ -50,17 +49,17 @@ class Command(RmqCommand):
             self.print_outcomes(name, self.follow(run, f"undo {name}", options), options)
             return
         if state is None:
-            raise CommandError("give --state, or --undo", returncode=2)
-        keep = not options["for_good"]
-        wanted = filter_of(options)
+            raise UsageError("give --state, or --undo")
+        keep, wanted = not options["for_good"], filter_of(options)
+        # A purge selects by age and slot only, and examines no message.
+        examined = replace(wanted, older_than=None, slot=None)
+        age_and_slot: dict[str, Any] = {"older_than": wanted.older_than, "slot": wanted.slot}
 
         def purge(limits: Limits | None, *, dry_run: bool) -> BulkRun:
-            if wanted == Filter(older_than=wanted.older_than, slot=wanted.slot):
-                age, slot = wanted.older_than, wanted.slot
-                return operations.purge(
-                    name, state, older_than=age, slot=slot, limits=limits, dry_run=dry_run, keep=keep
-                )
-            return operations.delete_all(name, state, wanted, limits=limits, dry_run=dry_run, keep=keep)
+            how: dict[str, Any] = {"limits": limits, "dry_run": dry_run, "keep": keep}
+            if examined.is_empty:
+                return operations.purge(name, state, **age_and_slot, **how)
+            return operations.delete_all(name, state, wanted, **how)
 
         rest = (
             "can be brought back for one hour, the first 100,000 of them"
@@ -71,11 +70,8 @@ class Command(RmqCommand):
         if not self.confirmed(name, lambda: purge(None, dry_run=True), "deleted", question, name, options):
             return
         if options["background"]:
-            if options["limit"] is not None:
-                raise CommandError("--background takes no --limit", returncode=2)
-            is_plain = wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
-            kind: ActionKind = "purge" if is_plain else "delete"
-            self.print_started(operations.start_action(name, kind, state, wanted, keep=keep))
+            kind: ActionKind = "purge" if examined.is_empty else "delete"
+            self.start_in_background(kind, state, wanted, options, keep=keep)
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
         progress = self.follow(run, f"purge {name}", options)

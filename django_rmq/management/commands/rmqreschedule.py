@@ -8,16 +8,15 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.exceptions import MessageGone
 from django_rmq.management.message_options import (
     add_bulk_options,
     add_filter,
     add_names,
     add_priority,
     add_state,
+    chosen_ids,
+    copies_of,
     filter_of,
-    is_named,
-    name_of,
 )
 from django_rmq.management.rmq_command import (
     Options,
@@ -64,17 +63,9 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name, wanted = self.operations(), options["topic"], filter_of(options)
-        topic = operations.config.topic(name)
-        if sum((is_named(options), options["all"], not wanted.is_empty)) != 1:
-            raise CommandError(
-                "choose messages: use --id, --key or --body, or filters (--priority, --text, --error, --older-than, "
-                "--newer-than, --slot), or --all",
-                returncode=2,
-            )
+        ids = chosen_ids(operations, options, wanted, "--priority, --text, --error")
         new = {"priority": options["to_priority"], "due": _due(options)}
-        if is_named(options):
-            arguments = name_of(topic, options)
-            ids = arguments["id"] if "id" in arguments else [operations.id_of(name, **arguments)]
+        if ids:
             self._reschedule_named(operations, name, ids, new, options)
             return
 
@@ -98,12 +89,9 @@ class Command(RmqCommand):
         else:
             result, good = operations.reschedule(name, ids, **new), "rescheduled"
         count = result.outcomes.get(good, 0)
-        if options["json"]:
-            self.print_json({"outcomes": result.outcomes, "found": result.found})
-        elif options["dry_run"]:
-            self.stdout.write(f"{name}: {messages_text(count)} would be rescheduled")
-        else:
-            self.stdout.write(f"{name}: {outcomes_text(result.outcomes)}")
+        would = f"{messages_text(count)} would be rescheduled"
+        text = would if options["dry_run"] else outcomes_text(result.outcomes)
+        self.print_answer({"outcomes": result.outcomes, "found": result.found}, f"{name}: {text}", options)
         missed = len(result.found) - count
         if missed:
             raise CommandError(
@@ -114,13 +102,10 @@ class Command(RmqCommand):
 
 def _foretold(operations: Operations, name: str, message_id: str) -> str:
     """Return ``matching`` if the message would be rescheduled, otherwise why not: its state, ``refused`` or ``gone``."""
-    try:
-        copies = operations.get(name, message_id)
-    except MessageGone:
-        return "gone"
+    copies = copies_of(operations, name, message_id)
     waits = next((copy for copy in copies if copy.state in ("waiting", "resting")), None)
     if waits is None:
-        return copies[0].state
+        return copies[0].state if copies else "gone"
     # By priority, a message that failed keeps its place.
     has_failed = waits.state == "resting" or waits.retries_left is not None
     return "refused" if waits.topic.is_priority and has_failed else "matching"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from django.core.management.base import CommandError
-
-from django_rmq.core.model.schedule import CATCH_UP
+from django_rmq.core.model.schedule import CATCH_UP, EDITABLE
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
+    UsageError,
     ago,
     allow_options_between_arguments,
     one_line,
@@ -54,20 +53,14 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, action = self.operations(), options["action"]
-        changes = {
-            field: options[field]
-            for field in ("cron", "every", "timezone", "catch_up")
-            if options[field] is not None
-        }
+        changes = {field: options[field] for field in EDITABLE if options[field] is not None}
         if bool(changes) != (action == "set"):
-            raise CommandError(
-                "set needs --cron, --every, --timezone or --catch-up, and only set takes them", returncode=2
-            )
+            raise UsageError("set needs --cron, --every, --timezone or --catch-up, and only set takes them")
         if action == "list":
             self._list(operations, options)
             return
         if not options["names"]:
-            raise CommandError(f"name the schedules to {action}", returncode=2)
+            raise UsageError(f"name the schedules to {action}")
         acts: dict[str, Callable[[str], str]] = {
             "pause": operations.pause_schedule,
             "resume": operations.resume_schedule,
@@ -77,10 +70,9 @@ class Command(RmqCommand):
             "delete": operations.delete_schedule,
         }
         outcomes = {name: acts[action](name) for name in options["names"]}
-        if options["json"]:
-            self.print_json(outcomes)
-        for name, outcome in outcomes.items() if not options["json"] else ():
-            self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
+        sent = "sent as " if action == "run" else ""
+        text = "\n".join(f"{name}: {sent}{outcome}" for name, outcome in outcomes.items())
+        self.print_answer(outcomes, text, options)
 
     def _list(self, operations: Operations, options: Options) -> None:
         names = options["names"]
@@ -91,13 +83,12 @@ class Command(RmqCommand):
         if not schedules:
             self.stdout.write("no worker has declared a schedule")
             return
-        for line in lines_of(schedules):
-            self.stdout.write(line)
+        self.print_lines(lines_of(schedules))
 
 
 def lines_of(schedules: Sequence[ScheduleStats]) -> list[str]:
     """Return the table of schedules as lines."""
-    return list(table([HEAD, *map(cells_of, schedules)]))
+    return table([HEAD, *map(cells_of, schedules)])
 
 
 def cells_of(one: ScheduleStats) -> tuple[str, ...]:

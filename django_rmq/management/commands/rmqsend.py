@@ -6,6 +6,7 @@ import math
 import sys
 from argparse import ArgumentParser
 from collections import Counter
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
+    UsageError,
     allow_options_between_arguments,
     at_least,
     duration,
@@ -30,19 +32,7 @@ from django_rmq.management.rmq_command import (
 CHUNK = 5_000
 """The number of lines that are sent together."""
 
-PER_LINE = (
-    "body",
-    "key",
-    "priority",
-    "time_range",
-    "fixed_time",
-    "delay",
-    "slot_basis",
-    "headers",
-    "expires",
-    "max_retries",
-    "timeout",
-)
+PER_LINE = tuple(one.name for one in fields(Send))
 
 
 class Command(RmqCommand):
@@ -136,14 +126,14 @@ class Command(RmqCommand):
         topic = operations.config.topic(name)
         shared = _shared(options)
         if options["options"] and not options["jsonl"]:
-            raise CommandError("--options requires --jsonl", returncode=2)
+            raise UsageError("--options requires --jsonl")
         if options["id"] is not None and not options["ensure"]:
-            raise CommandError("--id requires --ensure", returncode=2)
+            raise UsageError("--id requires --ensure")
         if options["jsonl"]:
             if options["ensure"]:
-                raise CommandError("--ensure is for one message", returncode=2)
+                raise UsageError("--ensure is for one message")
             if options["body"] != "-":
-                raise CommandError("--jsonl reads from standard input: give no body", returncode=2)
+                raise UsageError("--jsonl reads from standard input: give no body")
             self._send_lines(topic, shared, options)
             return
         raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
@@ -154,10 +144,8 @@ class Command(RmqCommand):
             result = operations.send(name, body, **shared)
         sent_id = operations.sent_id(result)
         score = None if math.isnan(result.score) else result.score
-        if options["json"]:
-            self.print_json({"id": sent_id, "slot": result.slot, "status": result.status, "score": score})
-        else:
-            self.stdout.write(f"{result.status} in slot {result.slot} as {sent_id}")
+        answer = {"id": sent_id, "slot": result.slot, "status": result.status, "score": score}
+        self.print_answer(answer, f"{result.status} in slot {result.slot} as {sent_id}", options)
 
     def _send_lines(self, topic: Topic, shared: dict[str, object], options: Options) -> None:
         operations, outcomes = self.operations(), Counter[str]()
@@ -170,13 +158,9 @@ class Command(RmqCommand):
                     outcomes.update(operations.send_many(topic.name, items, **shared))
             except CallerError as error:
                 before = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
-                raise CommandError(
-                    one_line(f"{_with_line(str(error), numbered)} ({before})"), returncode=2
-                ) from error
-        if options["json"]:
-            self.print_json({"outcomes": dict(outcomes), "total": outcomes.total()})
-        else:
-            self.stdout.write(f"{topic.name}: {outcomes_text(dict(outcomes))}")
+                raise UsageError(one_line(f"{_with_line(str(error), numbered)} ({before})")) from error
+        answer = {"outcomes": dict(outcomes), "total": outcomes.total()}
+        self.print_answer(answer, f"{topic.name}: {outcomes_text(dict(outcomes))}", options)
         if outcomes["refused"]:
             raise CommandError(f"the topic is full: it refused {outcomes['refused']} messages", returncode=1)
 
@@ -195,12 +179,10 @@ def _shared(options: Options) -> dict[str, Any]:
     if options["header"]:
         pairs = [header.partition("=") for header in options["header"]]
         if not all(equals for _, equals, _ in pairs):
-            raise CommandError("--header must be NAME=VALUE", returncode=2)
+            raise UsageError("--header must be NAME=VALUE")
         shared["headers"] = {name: value for name, _, value in pairs}
     if options["jsonl"] and shared["key"] is not None:
-        raise CommandError(
-            "--key is for one message; with --options, give each line its own key", returncode=2
-        )
+        raise UsageError("--key is for one message; with --options, give each line its own key")
     return {name: value for name, value in shared.items() if value is not None}
 
 

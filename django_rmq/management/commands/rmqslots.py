@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.core.model.topic import Topic
-from django_rmq.management.rmq_command import RmqCommand, age_of_oldest, ago, at_least, one_line, table
+from django_rmq.management.rmq_command import RmqCommand, age_of_oldest, ago, at_least, one_line
 from django_rmq.operations import Operations, SlotStats
 
 SLOTS_PER_TRIP = 1_000
@@ -99,8 +99,7 @@ class Command(RmqCommand):
                     one_line(row.problem) or ("paused" if counts.paused else ""),
                 )
             )
-        for line in table(lines, right=range(1, 8)):
-            self.stdout.write(line)
+        self.print_table(lines, right=range(1, 8))
         if len(rows) > limit:
             self.stdout.write(f"  … and {len(rows) - limit} more")
 

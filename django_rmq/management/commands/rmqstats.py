@@ -149,8 +149,7 @@ class Command(RmqCommand):
         if options["json"]:
             self.print_json(as_json(status) | {"held_by": [asdict(hold) for hold in holds]})
             return
-        for line in [*lines_of_status(status), *map(line_of_hold, holds)]:
-            self.stdout.write(line)
+        self.print_lines([*lines_of_status(status), *map(line_of_hold, holds)])
 
     def _outbox(self) -> dict[str, Waiting] | None:
         """Return what is in the outbox, by topic. None: its database is unavailable."""
@@ -173,8 +172,7 @@ class Command(RmqCommand):
         if options["watch"]:
             schedules = self.operations().schedules(names)
             lines += ["", *rmqschedules.lines_of(schedules), ""] if schedules else [""]
-        for line in lines:
-            self.stdout.write(line)
+        self.print_lines(lines)
         self.stdout.flush()
 
 
@@ -335,6 +333,3 @@ def _table(figures: list[TopicStats], rates: Rates) -> Table:
         rates_cells = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in TopicCounters.RATES]
         table.add_row(*cells, *rates_cells, Text(remarks_of(one), style="yellow"))
     return table
-
-
-__all__ = ["COLUMNS", "Command", "Operations", "cells_of", "lines_of", "remarks_of", "row_of"]

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
 from django_rmq.core.model.topic import Topic
-from django_rmq.management.rmq_command import Options, RmqCommand, duration
+from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined
@@ -79,7 +79,7 @@ class Command(RmqCommand):
             self._retire(options)
             return
         if options["move_to"] or options["delete"] or options["dead"]:
-            raise CommandError("--move-to, --delete and --dead require --retire", returncode=2)
+            raise UsageError("--move-to, --delete and --dead require --retire")
         operations, topics = self.operations(), self.topics(options["topics"])
         if self._change_limits(operations, options):
             return
@@ -115,9 +115,7 @@ class Command(RmqCommand):
         if not values and not options["reset_limits"]:
             return False
         if not options["topics"] or (values and options["reset_limits"]):
-            raise CommandError(
-                "name the topics whose limits change, and give new limits or --reset-limits", returncode=2
-            )
+            raise UsageError("name the topics whose limits change, and give new limits or --reset-limits")
         for name in options["topics"]:
             if values:
                 changes = {limit: None if value == NONE else value for limit, value in values.items()}
@@ -130,7 +128,7 @@ class Command(RmqCommand):
     def _retire(self, options: Options) -> None:
         operations, until = self.operations(), time.monotonic() + options["wait"]
         if not options["topics"]:
-            raise CommandError("name the topics to retire", returncode=2)
+            raise UsageError("name the topics to retire")
         for name in options["topics"]:
             stranded = self._waited_for(name, until, is_drained=not (options["move_to"] or options["delete"]))
             if options["delete"] and stranded.held:

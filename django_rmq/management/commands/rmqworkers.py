@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.management.rmq_command import RmqCommand, ago, one_line, outcomes_text, table
+from django_rmq.management.rmq_command import RmqCommand, ago, one_line, outcomes_text
 from django_rmq.operations import WorkerStats
 
 
@@ -46,8 +46,7 @@ class Command(RmqCommand):
             return
         if options["actions"]:
             now_ms = operations.broker.now_ms()
-            for action in operations.background_actions():
-                self.stdout.write(_action(action, now_ms))
+            self.print_lines(_action(action, now_ms) for action in operations.background_actions())
             return
         for request in get_args(WorkerRequest):
             for name in options[request] or ():
@@ -80,8 +79,7 @@ class Command(RmqCommand):
                     + (f" ({states[worker.id]})" if states.get(worker.id) in ("quiet", "stopping") else ""),
                 )
             )
-        for line in table(rows, right=(2, 3)):
-            self.stdout.write(line)
+        self.print_table(rows, right=(2, 3))
 
 
 def _action(one: ActionProgress, now_ms: int) -> str:

@@ -14,8 +14,16 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
-from django_rmq.management.rmq_command import Options, RmqCommand, duration, ended_by_signals, one_line, table
+from django_rmq.exceptions import RmqError
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    UsageError,
+    duration,
+    ended_by_signals,
+    exit_code_of,
+    one_line,
+)
 from django_rmq.spark.java import check_installed, describe, is_sparks
 from django_rmq.spark.pipelines import Pipeline, pipelines, summary
 from django_rmq.spark.pipelines.pipeline_context import Context, Stopped
@@ -60,12 +68,12 @@ class Command(RmqCommand):
         name = options.pop("pipeline")
         if name is None:
             rows = [(name, summary(pipeline)) for name, pipeline in pipelines().items()]
-            self.stdout.write("\n".join(table(rows)))
+            self.print_table(rows)
             return
         shared = {key: options.pop(key) for key in _SHARED}
         conf = dict(shared.pop("conf"))
         if shared["master"] and shared["remote"]:
-            raise CommandError("use --master or --remote, not both", returncode=2)
+            raise UsageError("use --master or --remote, not both")
         check_installed(shared["remote"])
         say = self._printer(options["verbosity"])
         context = Context(
@@ -110,9 +118,7 @@ def _command_error(error: BaseException) -> CommandError:
     """Return an error of Spark as one line, with the exit code of the error raised in the task or the query."""
     name, sentence = describe(error)
     kind = getattr(sys.modules["django_rmq.exceptions"], name, None) if name else None
-    returncode = 1
-    if kind is not None and issubclass(kind, RmqError):
-        returncode = 3 if issubclass(kind, ServerTrouble) else 1 if issubclass(kind, LostRace) else 2
+    returncode = exit_code_of(kind) if kind is not None and issubclass(kind, RmqError) else 1
     return CommandError(one_line(sentence), returncode=returncode)
 
 

@@ -16,14 +16,14 @@ from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_rmq.admin.forms import TYPED_TIME, TypedTimeField
 from django_rmq.admin.labels import STATES, Text
 from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
-from django_rmq.operations import ActionResult, BulkRun, Filter, Limits, Operations, Permission
+from django_rmq.operations import ActionResult, BulkRun, Filter, Operations, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
 
 
@@ -122,6 +122,21 @@ class Chosen:
         return (self.answers or {}).get(name)
 
     @property
+    def keep(self) -> bool:
+        """Whether deleted messages can be brought back."""
+        return not self.answer("for_good")
+
+    @property
+    def why(self) -> str:
+        """Why messages are put into Dead."""
+        return self.answer("why") or ""
+
+    @property
+    def new(self) -> dict[str, Any]:
+        """The new due time or priority."""
+        return {name: self.answer(name) for name in ("due", "priority")}
+
+    @property
     def answered(self) -> list[tuple[str, str]]:
         """The answers in the form in which a page carries them on."""
         given = ((name, value) for name, value in (self.answers or {}).items() if value not in (None, ""))
@@ -137,10 +152,13 @@ class PageAction:
 
     name: str
     label: Text
+    text: Text
+    """The question before it is done."""
     states: tuple[str, ...]
     form: type[QuestionForm] = QuestionForm
     named: Callable[[Operations, Chosen], ActionResult] | None = None
-    sweep: Callable[[Operations, Chosen, Limits | None, bool], BulkRun] | None = None
+    sweep: Callable[..., BulkRun] | None = None
+    """It gets the operations, what is chosen, and the bounds of the run: ``limits`` and ``dry_run``."""
     is_danger: bool = False
     always_asks: bool = False
     """Whether it asks even for a single message."""
@@ -182,81 +200,7 @@ class PageAction:
         if not is_exact:
             number = _("at least %(number)s") % {"number": number}
         given = {"number": number, "topic": chosen.topic.name, "state": STATES[chosen.state]}
-        return _QUESTIONS[self.name](count) % given
-
-
-_QUESTIONS: Mapping[str, Callable[[int], str]] = {
-    "replay": lambda n: ngettext(
-        "Replay %(number)s message of %(topic)s?", "Replay %(number)s messages of %(topic)s?", n
-    ),
-    "delete": lambda n: ngettext(
-        "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", n
-    ),
-    "cancel": lambda n: ngettext(
-        "Cancel %(number)s message of %(topic)s? If it runs, its listener is notified; otherwise it is deleted.",
-        "Cancel %(number)s messages of %(topic)s? Listeners of running messages are notified; the others are deleted.",
-        n,
-    ),
-    "bury": lambda n: ngettext(
-        "Put %(number)s message of %(topic)s into Dead?", "Put %(number)s messages of %(topic)s into Dead?", n
-    ),
-    "reschedule": lambda n: ngettext(
-        "Reschedule %(number)s message of %(topic)s?", "Reschedule %(number)s messages of %(topic)s?", n
-    ),
-    "replay_all": lambda n: ngettext(
-        "Replay %(number)s dead message of %(topic)s?", "Replay %(number)s dead messages of %(topic)s?", n
-    ),
-    "reschedule_all": lambda n: ngettext(
-        "Reschedule %(number)s message of %(topic)s? (%(state)s)",
-        "Reschedule %(number)s messages of %(topic)s? (%(state)s)",
-        n,
-    ),
-    "delete_all": lambda n: ngettext(
-        "Delete %(number)s matching message of %(topic)s? (%(state)s)",
-        "Delete %(number)s matching messages of %(topic)s? (%(state)s)",
-        n,
-    ),
-    "bury_all": lambda n: ngettext(
-        "Put %(number)s message of %(topic)s into Dead? (%(state)s)",
-        "Put %(number)s messages of %(topic)s into Dead? (%(state)s)",
-        n,
-    ),
-    "purge": lambda n: ngettext(
-        "Purge %(number)s message of %(topic)s? (%(state)s)",
-        "Purge %(number)s messages of %(topic)s? (%(state)s)",
-        n,
-    ),
-}
-
-
-def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> BulkRun:
-    return operations.purge(
-        chosen.topic.name,
-        chosen.state,
-        older_than=chosen.wanted.older_than,
-        slot=chosen.wanted.slot,
-        limits=limits,
-        dry_run=dry_run,
-        keep=not chosen.answer("for_good"),
-    )
-
-
-def _reschedule_all(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> BulkRun:
-    return operations.reschedule_all(
-        chosen.topic.name,
-        chosen.state,
-        chosen.wanted,
-        due=chosen.answer("due"),
-        priority=chosen.answer("priority"),
-        limits=limits,
-        dry_run=dry_run,
-    )
-
-
-def _reschedule(operations: Operations, chosen: Chosen) -> ActionResult:
-    return operations.reschedule(
-        chosen.topic.name, chosen.ids, due=chosen.answer("due"), priority=chosen.answer("priority")
-    )
+        return str(self.text % {**given, "count": count})
 
 
 ACTS: Mapping[str, PageAction] = {
@@ -265,21 +209,36 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "replay",
             gettext_lazy("Replay"),
+            ngettext_lazy(
+                "Replay %(number)s message of %(topic)s?", "Replay %(number)s messages of %(topic)s?", "count"
+            ),
             ("dead",),
             named=lambda operations, chosen: operations.replay(chosen.topic.name, chosen.ids),
         ),
         PageAction(
             "reschedule",
             gettext_lazy("Reschedule"),
+            ngettext_lazy(
+                "Reschedule %(number)s message of %(topic)s?",
+                "Reschedule %(number)s messages of %(topic)s?",
+                "count",
+            ),
             ("store", "retry"),
             RescheduleForm,
-            named=_reschedule,
+            named=lambda operations, chosen: operations.reschedule(
+                chosen.topic.name, chosen.ids, **chosen.new
+            ),
             always_asks=True,
             for_priorities=False,
         ),
         PageAction(
             "cancel",
             gettext_lazy("Cancel"),
+            ngettext_lazy(
+                "Cancel %(number)s message of %(topic)s? If it runs, its listener is notified; otherwise it is deleted.",
+                "Cancel %(number)s messages of %(topic)s? Listeners of running messages are notified; the others are deleted.",
+                "count",
+            ),
             ("store", "prepare", "retry"),
             named=lambda operations, chosen: operations.cancel(chosen.topic.name, chosen.ids),
             is_danger=True,
@@ -288,23 +247,26 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "bury",
             gettext_lazy("Put into Dead"),
+            ngettext_lazy(
+                "Put %(number)s message of %(topic)s into Dead?",
+                "Put %(number)s messages of %(topic)s into Dead?",
+                "count",
+            ),
             ("store", "prepare", "retry"),
             BuryForm,
-            named=lambda operations, chosen: operations.bury(
-                chosen.topic.name, chosen.ids, chosen.answer("why") or ""
-            ),
+            named=lambda operations, chosen: operations.bury(chosen.topic.name, chosen.ids, chosen.why),
             always_asks=True,
         ),
         PageAction(
             "delete",
             gettext_lazy("Delete"),
+            ngettext_lazy(
+                "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", "count"
+            ),
             ("store", "prepare", "retry", "dead"),
             DeleteForm,
             named=lambda operations, chosen: operations.delete(
-                chosen.topic.name,
-                chosen.ids,
-                "dead" if chosen.state == "dead" else "live",
-                keep=not chosen.answer("for_good"),
+                chosen.topic.name, chosen.ids, "dead" if chosen.state == "dead" else "live", keep=chosen.keep
             ),
             is_danger=True,
             always_asks=True,
@@ -312,48 +274,60 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "replay_all",
             gettext_lazy("Replay all"),
+            ngettext_lazy(
+                "Replay %(number)s dead message of %(topic)s?",
+                "Replay %(number)s dead messages of %(topic)s?",
+                "count",
+            ),
             ("dead",),
             RateForm,
-            sweep=lambda operations, chosen, limits, dry_run: operations.replay_all(
-                chosen.topic.name, chosen.wanted, limits=limits, dry_run=dry_run
+            sweep=lambda operations, chosen, **bounds: operations.replay_all(
+                chosen.topic.name, chosen.wanted, **bounds
             ),
             background="replay",
         ),
         PageAction(
             "reschedule_all",
             gettext_lazy("Reschedule all"),
+            ngettext_lazy(
+                "Reschedule %(number)s message of %(topic)s? (%(state)s)",
+                "Reschedule %(number)s messages of %(topic)s? (%(state)s)",
+                "count",
+            ),
             ("store", "retry"),
             RescheduleForm,
-            sweep=_reschedule_all,
+            sweep=lambda operations, chosen, **bounds: operations.reschedule_all(
+                chosen.topic.name, chosen.state, chosen.wanted, **chosen.new, **bounds
+            ),
             for_priorities=False,
         ),
         PageAction(
             "bury_all",
             gettext_lazy("Put all into Dead"),
+            ngettext_lazy(
+                "Put %(number)s message of %(topic)s into Dead? (%(state)s)",
+                "Put %(number)s messages of %(topic)s into Dead? (%(state)s)",
+                "count",
+            ),
             ("store", "retry"),
             BuryForm,
-            sweep=lambda operations, chosen, limits, dry_run: operations.bury_all(
-                chosen.topic.name,
-                chosen.state,
-                chosen.wanted,
-                why=chosen.answer("why") or "",
-                limits=limits,
-                dry_run=dry_run,
+            sweep=lambda operations, chosen, **bounds: operations.bury_all(
+                chosen.topic.name, chosen.state, chosen.wanted, why=chosen.why, **bounds
             ),
             for_filtered=True,
         ),
         PageAction(
             "delete_all",
             gettext_lazy("Delete all matches"),
+            ngettext_lazy(
+                "Delete %(number)s matching message of %(topic)s? (%(state)s)",
+                "Delete %(number)s matching messages of %(topic)s? (%(state)s)",
+                "count",
+            ),
             ("store", "retry", "dead"),
             DeleteForm,
-            sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(
-                chosen.topic.name,
-                chosen.state,
-                chosen.wanted,
-                limits=limits,
-                dry_run=dry_run,
-                keep=not chosen.answer("for_good"),
+            sweep=lambda operations, chosen, **bounds: operations.delete_all(
+                chosen.topic.name, chosen.state, chosen.wanted, keep=chosen.keep, **bounds
             ),
             is_danger=True,
             for_filtered=True,
@@ -362,9 +336,21 @@ ACTS: Mapping[str, PageAction] = {
         PageAction(
             "purge",
             gettext_lazy("Purge"),
+            ngettext_lazy(
+                "Purge %(number)s message of %(topic)s? (%(state)s)",
+                "Purge %(number)s messages of %(topic)s? (%(state)s)",
+                "count",
+            ),
             ("store", "retry", "dead"),
             PurgeForm,
-            sweep=_purge,
+            sweep=lambda operations, chosen, **bounds: operations.purge(
+                chosen.topic.name,
+                chosen.state,
+                older_than=chosen.wanted.older_than,
+                slot=chosen.wanted.slot,
+                keep=chosen.keep,
+                **bounds,
+            ),
             is_danger=True,
             for_filtered=False,
             background="purge",

@@ -39,8 +39,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations import MAX_IDS, Filter
 from django_rmq.operations.long_poll import LONGEST_WAIT
-from django_rmq.operations.message_groups import MOST_EXAMINED
-from django_rmq.operations.messages import LONGEST_PAGE
+from django_rmq.operations.messages import LONGEST_PAGE, MOST_EXAMINED
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 """The bounds of whole numbers that every client can represent."""

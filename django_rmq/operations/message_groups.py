@@ -31,16 +31,13 @@ from django_rmq.operations.authorization import Permission, sees_content, sees_f
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, error_in, error_view, time_of
-from django_rmq.operations.messages import LONGEST_PAGE, checked, listing, ranks_of
+from django_rmq.operations.messages import LONGEST_PAGE, checked, pages, ranks_of
 from django_rmq.operations.shared_reads import shared_survey
 
 KINDS = ("error", "slot", "hour")
 
 GROUPED = 10_000
 """The number of messages that are grouped unless another limit is given."""
-
-MOST_EXAMINED = 1_000_000
-"""The number of entries that a search examines at most."""
 
 SAMPLES = 3
 """The number of messages that a group names."""
@@ -180,13 +177,13 @@ def groups(
     is_formatted = error_view(context.actor, topic) == "redacted" and not sees_formatted(
         context.actor, topic.name
     )
-    for copies, is_last, troubles in _pages(context, name, queue, wanted, limit):
-        for copy in copies:
+    for page in pages(context, name, queue, wanted, limit=limit):
+        for copy in page.copies:
             error = error_in(copy, "redacted") if is_formatted else copy.error
             members_of.setdefault(_key(by, copy, error), _Members()).add(copy)
-        looked_at += len(copies)
-        problems |= dict.fromkeys(troubles)
-        is_complete = is_last
+        looked_at += len(page.copies)
+        problems |= dict.fromkeys(page.problems)
+        is_complete = not page.cursor
         if end is not None and time.monotonic() >= end:
             break
     broker = context.broker
@@ -194,19 +191,6 @@ def groups(
     return MessageGroups(
         by, _ordered(by, members_of, looked_at), looked_at, is_complete, max(total, looked_at), list(problems)
     )
-
-
-def _pages(
-    context: OperationContext, name: str, queue: str, wanted: Filter, limit: int
-) -> Iterator[tuple[list[MessageCopy], bool, list[str]]]:
-    """Yield the messages page by page, whether a page is the last one, and the slots that could not be read."""
-    left, cursor, examined = limit, "", 0
-    while left > 0 and examined < MOST_EXAMINED:
-        page = listing(context, name, queue, cursor=cursor, wanted=wanted, limit=min(left, LONGEST_PAGE))
-        yield page.copies, not page.cursor, page.problems
-        left, cursor, examined = left - len(page.copies), page.cursor, examined + page.scanned
-        if not cursor:
-            return
 
 
 def _key(by: str, copy: MessageCopy, error: str) -> tuple[str, str] | int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -290,6 +290,9 @@ SCANNED_PER_PAGE = 50_000
 
 LONGEST_PAGE = 1_000
 
+MOST_EXAMINED = 1_000_000
+"""The number of entries that a search over pages examines at most."""
+
 RANKS_AT_ONCE = 500
 """The number of members that one script ranks."""
 
@@ -429,6 +432,27 @@ def listing(
     form = Shown(hidden=not sees_content(actor), sealed=not sees_stored(actor, topic.name))
     page = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
     return replace(page, copies=as_shown(context.actor, topic, page.copies))
+
+
+def pages(
+    context: OperationContext,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    limit: int,
+    most_examined: int = MOST_EXAMINED,
+    page_size: int = LONGEST_PAGE,
+) -> Iterator[Listing]:
+    """Yield the pages of a list until ``limit`` messages are listed, or ``most_examined`` entries were examined."""
+    cursor, listed, examined = "", 0, 0
+    while listed < limit and examined < most_examined:
+        size = min(page_size, limit - listed)
+        page = listing(context, name, state, cursor=cursor, wanted=wanted, limit=size)
+        yield page
+        cursor, listed, examined = page.cursor, listed + len(page.copies), examined + page.scanned
+        if not cursor:
+            return
 
 
 def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter | None) -> Filter:

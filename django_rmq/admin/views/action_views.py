@@ -151,7 +151,7 @@ def _act_on_all(
         # To count is permitted to more people than the action.
         operations.declared(topic.name, act.permission)
         chosen = Chosen(topic, state, wanted=wanted)
-        counted = act.sweep(operations, chosen, Limits(seconds=COUNT_SECONDS), True).result()
+        counted = act.sweep(operations, chosen, limits=Limits(seconds=COUNT_SECONDS), dry_run=True).result()
         count = counted.outcomes.get("matching", 0)
         if not count and counted.is_complete:
             messages.warning(request, _("No messages match."))
@@ -256,7 +256,7 @@ def _go_on(
     seconds = SLICE_SECONDS * (1 << work.number if chosen.wanted.compares else 1)
     limits = Limits(messages=left, seconds=seconds, rate=chosen.answer("rate"), is_counted=True)
     trace = _begun_trace(request, work.run)
-    progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()
+    progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits=limits).result()
     work.add(progress)
     is_stuck = work.number == LONGEST_SLICE and not progress.done
     if progress.is_complete or is_stuck:

@@ -20,6 +20,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations import Filter, MessageCopy, Operations, Permission
 from django_rmq.operations.message_view import body_columns, copy_as_json
+from django_rmq.operations.messages import pages as pages_of
 
 MOST_EXPORTED = 10_000
 """The number of messages in a file at most."""
@@ -81,16 +82,14 @@ def export_view(pages: Pages, request: HttpRequest, operations: Operations, topi
 
 def _exported(operations: Operations, topic: Topic, state: str, wanted: Filter) -> Iterator[MessageCopy]:
     """Yield the messages of a list, and record how many were read."""
-    cursor, size, count, examined, is_first = "", 0, 0, 0, True
+    size = count = 0
+    bounds = {"limit": MOST_EXPORTED, "most_examined": MOST_EXAMINED, "page_size": PAGE_EXPORTED}
     try:
-        while is_first or (cursor and examined < MOST_EXAMINED):
-            limit = min(PAGE_EXPORTED, MOST_EXPORTED - count)
-            page = operations.listing(topic.name, state, cursor=cursor, wanted=wanted, limit=limit)
-            cursor, examined, is_first = page.cursor, examined + page.scanned, False
+        for page in pages_of(operations, topic.name, state, wanted, **bounds):
             for copy in page.copies:
                 yield copy
                 count, size = count + 1, size + copy.size
-                if count >= MOST_EXPORTED or size >= MOST_BYTES:
+                if size >= MOST_BYTES:
                     return
     finally:
         if count:

@@ -10,11 +10,11 @@ from typing import Any
 from django_rmq.core.model.status import QUEUES
 from django_rmq.management.message_options import add_filter, add_priority, add_state, filter_of
 from django_rmq.management.message_output import instant
-from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line, table
+from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
-from django_rmq.operations.message_groups import GROUPED, KINDS, MOST_EXAMINED
+from django_rmq.operations.message_groups import GROUPED, KINDS
 from django_rmq.operations.message_view import copy_as_json, shown_body
-from django_rmq.operations.messages import LONGEST_PAGE
+from django_rmq.operations.messages import pages
 
 LISTED = 20
 """The number of messages that are listed unless --limit gives another one."""
@@ -61,15 +61,9 @@ class Command(RmqCommand):
                 operations.groups(name, state, options["group_by"], wanted, limit=limit), options
             )
             return
-        copies, problems, limit = list[MessageCopy](), dict[str, None](), options["limit"] or LISTED
-        cursor, examined, is_first = "", 0, True
-        while is_first or (cursor and len(copies) < limit and examined < MOST_EXAMINED):
-            page = operations.listing(
-                name, state, cursor=cursor, wanted=wanted, limit=min(LONGEST_PAGE, limit - len(copies))
-            )
-            copies += page.copies
-            problems |= dict.fromkeys(page.problems)
-            cursor, examined, is_first = page.cursor, examined + page.scanned, False
+        read = list(pages(operations, name, state, wanted, limit=options["limit"] or LISTED))
+        copies, cursor = [copy for page in read for copy in page.copies], read[-1].cursor
+        problems = dict.fromkeys(problem for page in read for problem in page.problems)
         if options["json"]:
             rows = [copy_as_json(copy) for copy in copies]
             self.print_json({"messages": rows, "complete": not cursor, "problems": list(problems)})
@@ -95,8 +89,7 @@ class Command(RmqCommand):
             )
             for copy in copies
         ]
-        for line in table([head, *rows], right=[2]):
-            self.stdout.write(line)
+        self.print_table([head, *rows], right=[2])
 
     def _show_groups(self, groups: MessageGroups, options: Options) -> None:
         if options["json"]:
@@ -115,10 +108,8 @@ class Command(RmqCommand):
                 )
                 for one in groups.rows
             ]
-            for line in table(
-                [("count", "share", "first", "last", groups.by, "such as"), *rows], right=[0, 1]
-            ):
-                self.stdout.write(line)
+            head = ("count", "share", "first", "last", groups.by, "such as")
+            self.print_table([head, *rows], right=[0, 1])
         if not groups.is_complete:
             self.stdout.write(
                 f"looked at {groups.looked_at} messages of {groups.total}; --limit N looks at more"

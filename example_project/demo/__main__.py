@@ -10,7 +10,6 @@ import argparse
 import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +18,10 @@ from example_project.demo.stage import (
     START_SECONDS,
     Command,
     DemoFailed,
-    Lines,
     Signals,
     Source,
     Stopped,
+    Watch,
     WebServer,
     print_summary,
     run,
@@ -56,8 +55,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    return run(lambda signals, cleanup: demonstrate(options, signals, cleanup))
+    return run(demonstrate, parse(argv))
 
 
 def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> int:
@@ -85,24 +83,15 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
     source = Source("traffic", options.rate, traffic.go_on, 0.1)
     source.start()
     cleanup.callback(source.stop)
-    lines = Lines()
-
-    def watch(step: float) -> None:
-        """Check all parts, print a line if it is time for one, and wait."""
-        for part in (consumers, web, source):
-            part.check()
-        lines.show(lambda: "  ".join(f"{name} {value}" for name, value in accounts.totals().items()))
-        signals.wait(step)
-
+    watch = Watch(
+        lambda: "  ".join(f"{name} {value}" for name, value in accounts.totals().items()),
+        *(part.check for part in (signals, consumers, web, source)),
+    )
     try:
-        while not web.answers():
-            if lines.seconds > START_SECONDS:
-                raise DemoFailed(f"the web server did not answer within {START_SECONDS:g} s")
-            watch(0.2)
+        if not watch.wait(START_SECONDS, web.answers):
+            raise DemoFailed(f"the web server did not answer within {START_SECONDS:g} s")
         welcome(web.address, data)
-        until = math.inf if seconds is None else seconds * TRAFFIC_PART
-        while (left := until - lines.seconds) > 0:
-            watch(min(1.0, left))
+        watch.wait(math.inf if seconds is None else seconds * TRAFFIC_PART)
     except Stopped:
         if seconds is not None:
             raise
@@ -114,11 +103,9 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
         return 0
     source.stop()
     print("The traffic has stopped; the consumers finish the remaining messages.", flush=True)
-    before, changed = accounts.figures(), time.monotonic()
-    while not accounts.finished() and time.monotonic() - changed < STALL_SECONDS:
-        watch(0.5)
-        if (figures := accounts.figures()) != before:
-            before, changed = figures, time.monotonic()
+    before: object = None
+    while not watch.wait(STALL_SECONDS, accounts.finished) and (figures := accounts.figures()) != before:
+        before = figures
     ended_with = consumers.stop()
 
     complaints = accounts.complaints(traffic.done)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from example_project.demo.redis_server import NoRedisServer, redis_server_binary
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.2
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 SECONDS_PER_LINE = 2.0
@@ -51,14 +52,6 @@ class Signals:
         """Raise Stopped if a signal came."""
         if self.received:
             raise Stopped
-
-    def wait(self, seconds: float) -> None:
-        """Return after so many seconds; raise Stopped on a signal."""
-        deadline = time.monotonic() + seconds
-        self.check()
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(STEP_SECONDS, left))
-            self.check()
 
 
 class Child:
@@ -138,12 +131,12 @@ def free_port(wanted: int = 0) -> int:
         return int(probe.getsockname()[1])
 
 
-def run(demo: Callable[[Signals, ExitStack], int]) -> int:
+def run(demo: Callable[[Namespace, Signals, ExitStack], int], options: Namespace) -> int:
     """Run a demo, stop whatever it has started, the last first, and return the exit code."""
     signals = Signals()
     try:
         with ExitStack() as cleanup:
-            return demo(signals, cleanup)
+            return demo(options, signals, cleanup)
     except Stopped:
         print("\nStopped before its time.")
         return 128 + (signals.received or 0)
@@ -228,23 +221,25 @@ class Source(threading.Thread):
             connection.close()
 
 
-class Lines:
-    """What a demo prints of itself: a line every two seconds."""
+class Watch:
+    """Waits, meanwhile checks the parts of a demo, and prints a line every two seconds."""
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self._next = 0.0
+    def __init__(self, line: Callable[[], str], *checks: Callable[[], None]) -> None:
+        self.line = line
+        self.checks = checks
+        self._began = self._next = time.monotonic()
 
-    @property
-    def seconds(self) -> float:
-        """How long the demo has run."""
-        return time.monotonic() - self.began
-
-    def show(self, line: Callable[[], str]) -> None:
-        """Print the line, if it is time for one."""
-        if self.seconds >= self._next:
-            self._next = self.seconds + SECONDS_PER_LINE
-            print(f"{self.seconds:4.0f} s  {line()}", flush=True)
+    def wait(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether it has ended within so many seconds; what a check finds, it raises."""
+        deadline = time.monotonic() + seconds
+        while not (done := ended()) and (now := time.monotonic()) < deadline:
+            time.sleep(min(STEP_SECONDS, deadline - now))
+            for check in self.checks:
+                check()
+            if now >= self._next:
+                self._next = now + SECONDS_PER_LINE
+                print(f"{now - self._began:4.0f} s  {self.line()}", flush=True)
+        return done
 
 
 def verdict(summary: dict[str, object], complaints: list[str], service: Child, praise: str) -> int:

@@ -10,17 +10,16 @@ import argparse
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from decimal import Decimal
 
 from django_rmq.spark.java import check_installed
 from example_project.demo.stage import (
     Command,
-    Lines,
     Signals,
     Source,
+    Watch,
     WebServer,
     run,
     set_up_django,
@@ -46,8 +45,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    return run(lambda signals, cleanup: demonstrate(options, signals, cleanup))
+    return run(demonstrate, parse(argv))
 
 
 def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> int:
@@ -99,30 +97,22 @@ def demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitStac
         f"{options.items} items, {options.rate:g} changes/s\nSets:  {web.address}sets/\nLogs:  {data}/\n",
         flush=True,
     )
-    lines = Lines()
-
-    def watch(seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
-        until = time.monotonic() + seconds
-        while not ended() and time.monotonic() < until:
-            for part in (spark, labels, web, sources):
-                part.check()
-            lines.show(
-                lambda: f"written {feeds.written}  read {accounts.events_read()}  sets {accounts.sizes()}"
-            )
-            signals.wait(min(0.5, seconds))
-
-    watch(FIRST_EVENTS_SECONDS, lambda: accounts.events_read() > 0)
+    watch = Watch(
+        lambda: f"written {feeds.written}  read {accounts.events_read()}  sets {accounts.sizes()}",
+        *(part.check for part in (signals, spark, labels, web, sources)),
+    )
+    watch.wait(FIRST_EVENTS_SECONDS, lambda: accounts.events_read() > 0)
     print("Spark has loaded all items; the sources start to report changes.")
     sources.start()
-    watch(options.seconds / 2)
+    watch.wait(options.seconds / 2)
     if edited := ProductSet.objects.filter(name=EDITED).first():
         edited.min_rating = Decimal("4.5") if edited.min_rating == 4 else Decimal(4)
         save_set(edited)
         print(f"The rule of {edited.name} is edited: {edited.rule}")
-    watch(options.seconds / 2)
+    watch.wait(options.seconds / 2)
     sources.stop()
     print("The sources have stopped; Spark finishes the remaining work.")
-    watch(FINISH_SECONDS, accounts.finished)
+    watch.wait(FINISH_SECONDS, accounts.finished)
     exit_code = spark.stop()
     labels.stop()
 

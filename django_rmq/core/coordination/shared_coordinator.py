@@ -32,8 +32,8 @@ PART = 8192
 class SlotOwnership:
     """A thread that calls ``own`` and ``disown`` until the owned slots are those of the last ``want``.
 
-    Serial slots are owned at most until ``until``, shared ones (topics without a gate) until ``end``. A
-    callback that raises is logged and counts as done.
+    Serial slots are owned at most until ``until``. Ungated ones, those of topics that are not serial, belong to every worker, and
+    are owned until ``end``. A callback that raises is logged and counts as done.
     """
 
     def __init__(self, own: Callable[[Slots], None], disown: Callable[[Slots], None]) -> None:
@@ -43,7 +43,7 @@ class SlotOwnership:
         self._own = own
         self._disown = disown
         self._serial: Owned = {}
-        self._shared: Owned = {}
+        self._ungated: Owned = {}
         self._until = 0.0
         self._owned: Owned = {}
         self._ending = False
@@ -59,10 +59,10 @@ class SlotOwnership:
         """Return whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def want(self, serial: Owned, shared: Owned, until: float) -> None:
+    def want(self, serial: Owned, ungated: Owned, until: float) -> None:
         """Own exactly this; the serial part no longer than until ``until`` by ``uptime``."""
         with self.changed:
-            self._serial, self._shared, self._until = serial, shared, until
+            self._serial, self._ungated, self._until = serial, ungated, until
             self.changed.notify_all()
 
     def lose(self) -> None:
@@ -121,7 +121,7 @@ class SlotOwnership:
                 extra={"rmq_event": "session_lost"},
             )
             self._serial = {}
-        return {**self._shared, **self._serial}
+        return {**self._ungated, **self._serial}
 
 
 def _first(owned: Owned) -> Owned:
@@ -344,8 +344,8 @@ class SharedCoordinator(Coordinator):
         plan, worker = self._last_plan, self.worker
         if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:
             self._mine = (plan, worker, plan.owned_by(worker))
-        shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
-        self._ownership.want(self._mine[2], shared, self._owned_until())
+        ungated: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
+        self._ownership.want(self._mine[2], ungated, self._owned_until())
         with self._changed:
             if self._plan is not None:
                 self._confirmed = self._sent

@@ -1,4 +1,7 @@
 -- Until when the consumer of a slot sleeps, and what wakes it.
+--
+-- NEVER is the largest whole number of a double: asleep until a message comes. GATE is the next one: answered busy, and asleep
+-- until the gate opens. `wake` has NEVER as the text that Redis holds.
 
 -- section: next_due
 -- Compute until when there is nothing to deliver.
@@ -6,7 +9,6 @@
 -- needs: store retry prepare claimants control
 -- needs: topic_type timeout in_flight claimed rests behind now_ms bounded text_of note_undrained keep_counts
 
--- The largest whole number of a double, and the next one: the consumer was answered busy, and sleeps until the gate opens.
 local NEVER, GATE = 9007199254740991, 9007199254740992
 
 -- `more`: something can be taken now. `ends`: when the first delivery in flight times out, if that is known. Returns two values:
@@ -49,7 +51,6 @@ end
 --
 -- needs: control channel sleeping_until
 
--- What `sleeping_until` is while the consumer sleeps until it is woken, as text, and while it sleeps until the gate opens.
 local NEVER, GATE = '9007199254740991', 9007199254740992
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)
@@ -77,6 +78,7 @@ end
 local function all_empty(first, slots)
   local keys, n = {}, 0
   for i = first, math.min(first + 5 * (slots - 1), #slots_keys), 5 do
+    -- Each slot has five keys; the fourth is control, which holds no messages.
     keys[n + 1], keys[n + 2], keys[n + 3] = slots_keys[i], slots_keys[i + 1], slots_keys[i + 2]
     keys[n + 4], n = slots_keys[i + 4], n + 4 -- rule: asleep_where_claims_end
   end

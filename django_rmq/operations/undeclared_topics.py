@@ -256,17 +256,12 @@ def _move_some(
     outcomes = Counter({"kept": len(placed) - len(sends)})
     if sends:
         results, errors = producer.attempt(sends)
-        arrived = [
-            out.member
-            for i, (out, result) in enumerate(zip(sends, results, strict=True))
-            if i not in errors and result.status != "refused"
-        ]
-        outcomes["kept"] += len(sends) - len(arrived)
-        outcomes.update(
-            result.status
-            for i, result in enumerate(results)
-            if i not in errors and result.status != "refused"
-        )
+        arrived = []
+        for i, (out, result) in enumerate(zip(sends, results, strict=True)):
+            has_arrived = i not in errors and result.status != "refused"
+            outcomes[result.status if has_arrived else "kept"] += 1
+            if has_arrived:
+                arrived.append(out.member)
         # The messages are deleted after they were sent: a crash in between leaves them in both topics, and loses
         # none.
         if arrived:

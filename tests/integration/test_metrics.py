@@ -70,7 +70,7 @@ def topic(name: str) -> Topic:
     return get_config().topic(name)
 
 
-def scraped(client: Client | None = None) -> dict[tuple[str, ...], float]:
+def scraped() -> dict[tuple[str, ...], float]:
     """Return every sample: (name, label values in the order of their names) → value."""
     registry = CollectorRegistry()
     registry.register(RmqCollector())

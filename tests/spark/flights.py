@@ -100,16 +100,15 @@ class Difference(Exception):
 class Books:
     """What has to be the same, and is told as it is found to be so."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
+    def __init__(self) -> None:
         self.found: dict[str, int] = {}
-        self._tell = tell
 
     def compare(self, what: str, found: Any, wanted: Any) -> None:
         if found != wanted:
             raise Difference(f"{what}: {found!r}, and not {wanted!r}")
         number = found if isinstance(found, int) else sum(v for k, v in found.items() if k != "distance")
         self.found[what] = number
-        self._tell(f"{what:<58} {number:>9,}")
+        print(f"{what:<58} {number:>9,}")
 
 
 def ledger() -> Counter[str]:
@@ -133,14 +132,13 @@ def reconcile(
     consume_by_workers: Callable[[], dict[str, int]],
     *,
     rows: int | None = None,
-    tell: Callable[[str], object] = print,
 ) -> dict[str, int]:
     """Go through all of it; return what was found. Raises ``Difference``.
 
     ``pipeline`` runs one of runrmqpipeline, ``read_back`` counts Parquet files by carrier, ``consume_by_workers`` lets workers
     consume everything and returns what they have counted.
     """
-    books = Books(tell)
+    books = Books()
     path = folder / "flights.csv"
     wanted = write_rows(path, rows)
     flights = sum(count for carrier, count in wanted.items() if carrier != "distance")
@@ -514,7 +512,7 @@ def try_all(folder: Path, kills: int, rows: int | None) -> dict[str, int]:
         django.setup()
         prepare_environment()
         connections.get_broker("worker").define(get_config().topic(TOPIC))
-        books = Books(print)
+        books = Books()
         with Cluster(folder, Path(sys.executable)) as cluster:
             trial = Trial(cluster, server, folder, max(1, kills // len(STEPS)))
             for name in STEPS:

@@ -144,4 +144,4 @@ def test_the_checker_finds_a_wrong_value_a_lost_row_and_a_doubled_one(tmp_path: 
 
 def test_a_difference_is_told() -> None:
     with pytest.raises(Difference, match="waiting: 3, and not 4"):
-        Books(print).compare("waiting", 3, 4)
+        Books().compare("waiting", 3, 4)

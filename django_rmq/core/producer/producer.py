@@ -239,16 +239,6 @@ class Producer:
             self._to_note[topic.name] = topic
         return out
 
-    def address(
-        self, topic: Topic, body: object = None, *, key: str | None = None, slot_basis: object = None
-    ) -> tuple[int, bytes]:
-        """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
-
-        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or that field of it.
-        """
-        out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
-        return out.slot, out.member
-
     def outgoing(
         self,
         topic: Topic,
@@ -259,7 +249,10 @@ class Producer:
         key: str | None = None,
         slot_basis: object = None,
     ) -> Outgoing:
-        """Return a message with the slot and the member from ``address``, and this score and envelope."""
+        """Return a message with this score and envelope, and with its slot and member.
+
+        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or that field of it.
+        """
         return self.again(topic, body, member_of(topic, body, key), score, envelope, slot_basis)
 
     def again(

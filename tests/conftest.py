@@ -22,13 +22,14 @@ from redis.retry import Retry
 from django_rmq.connections import SOCKET_TIMEOUTS
 from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.java import java_home, spark_jars
+from django_rmq.spark.java import java_home
 from django_rmq.tasks.frameworks import is_native
 from example_project.demo.redis_server import NoRedisServer
 from tests.spark import archive
 from tests.support.databases import SERVERS, empty_tables
 from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 from tests.support.slot_transitions import check_transitions
+from tests.support.zookeeper import spark_jars
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(

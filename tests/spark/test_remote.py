@@ -13,12 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.spark.java import spark_jars
 from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 from tests.spark.conftest import Start, end, topic
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, live, total
+from tests.support.zookeeper import spark_jars
 
 
 @pytest.fixture(scope="module")

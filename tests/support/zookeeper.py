@@ -9,9 +9,11 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
-from django_rmq.spark.java import java_home, spark_jars
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.java import java_home
 from tests.support.embedded_server import EmbeddedServer, free_port
 
 START_SECONDS = 30.0
@@ -26,6 +28,16 @@ JARS = (
     "log4j-slf4j2-impl-*.jar",
 )
 TLS_JARS = ("netty-*.jar",)
+
+
+def spark_jars() -> Path:
+    """The folder of jars inside the PySpark package."""
+    wheel = find_spec("pyspark")
+    for folder in (wheel.submodule_search_locations if wheel else None) or []:
+        jars = Path(folder, "jars")
+        if jars.is_dir():
+            return jars
+    raise ConfigurationError('PySpark with its jars is not installed: pip install "django-redis-rmq[spark]"')
 
 
 class EmbeddedZooKeeper(EmbeddedServer):

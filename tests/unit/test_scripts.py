@@ -58,7 +58,7 @@ def test_the_oracle_has_the_bounds_of_the_scripts() -> None:
         in claims
     )
     for text in re.findall(r"\bGATE = .*|\bNEVER, GATE = .*", (SCRIPTS / "slot" / "_sleep.lua").read_text()):
-        assert text.endswith(f" {GATE}")
+        assert text.endswith((f" {GATE}", f" '{GATE}'"))
 
 
 def test_every_script_has_a_declaration() -> None:

@@ -1,7 +1,7 @@
 -- Until when the consumer of a slot sleeps, and what wakes it.
 --
 -- NEVER is the largest whole number of a double: asleep until a message comes. GATE is the next one: answered busy, and asleep
--- until the gate opens. `wake` has NEVER as the text that Redis holds.
+-- until the gate opens. `wake` has both as the texts that Redis holds.
 
 -- section: next_due
 -- Compute until when there is nothing to deliver.
@@ -51,7 +51,7 @@ end
 --
 -- needs: control channel sleeping_until
 
-local NEVER, GATE = '9007199254740991', 9007199254740992
+local NEVER, GATE = '9007199254740991', '9007199254740992'
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)
   if sleeper and due_ms < sleeper then -- rule: wakes_too_many
@@ -67,7 +67,7 @@ end
 -- needs: prepare slot_capacity sleeping_until GATE
 
 local function opens_gate()
-  return tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < slot_capacity
+  return sleeping_until == GATE and redis.call('ZCARD', prepare) < slot_capacity
 end
 
 -- section: all_empty

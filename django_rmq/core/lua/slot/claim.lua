@@ -88,7 +88,7 @@ local share = math.min(limit, 400)
 local timed_out, earliest = time_out_due(share)
 local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)
 if promote_due(share) > 0 then earliest = now_ms end
-if timed_out > 0 and tonumber(sleeping_until) == GATE and in_flight < slot_capacity then earliest = 0 end
+if timed_out > 0 and sleeping_until == GATE and in_flight < slot_capacity then earliest = 0 end
 local function answer(...)
   if earliest then wake(earliest) end
   note_undrained()

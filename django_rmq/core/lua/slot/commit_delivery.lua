@@ -35,7 +35,7 @@ local foreign = not is_counted and mistyped('hash', stats)
 if foreign then return foreign end
 redis.call('UNLINK', prepare, inflight)
 if not is_counted then redis.pcall('HINCRBY', stats, 'committed', size) end -- rule: full_server_counts_nothing
-if tonumber(sleeping_until) == GATE then wake(0) end -- rule: commit_delivery_opens_silently
+if sleeping_until == GATE then wake(0) end -- rule: commit_delivery_opens_silently
 if note_delivery and digests then note_delivery(receipt, size, digests) end -- rule: delivery_leaves_no_outcome
 if write_outcomes then write_outcomes() end
 return 'ok'

@@ -30,7 +30,7 @@ local known_slots, sleeping_until, last_place = known[1], known[2], known[3]
 -- include: _now
 -- include: _sleep.wake
 -- A strict slot that answered busy stays so until something in it ends: a send does not change that.
-if strict and tonumber(sleeping_until) == GATE then sleeping_until = nil end
+if strict and sleeping_until == GATE then sleeping_until = nil end
 -- Where another message came in this millisecond, or the clock was set back, the place has to be computed.
 local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_clock_back
 local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]

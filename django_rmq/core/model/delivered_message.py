@@ -179,8 +179,13 @@ class Message(DeliveryHandle, Generic[Body]):
         Raises ``ValueError`` for bytes that do not match the topic's BODY: ``InvalidBody`` if it names a type.
         """
         if self._body is _UNREAD:
-            typed = self.topic.typed
-            self._body = decode_body(self.topic, self.raw) if typed is None else self._typed(typed)
+            topic = self.topic
+            if topic.typed is None:
+                # A worker spends much of its time here, so `raw` is not called.
+                member, _, _, envelope = self.delivery
+                self._body = decode_body(topic, raw_body(topic, member, envelope))
+            else:
+                self._body = self._typed(topic.typed)
         return self._body  # type: ignore[no-any-return]
 
     @property

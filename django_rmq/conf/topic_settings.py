@@ -1,8 +1,7 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
 Unknown keys are reported by ``section_reader``. The result is a ``Topic`` for each name. The default of an option is that of the
-field of ``core.model.topic.Topic``.
-``connections`` checks whether Redis knows the topic with the same options.
+field of ``core.model.topic.Topic``. ``connections`` checks whether Redis knows the topic with the same options.
 """
 
 from __future__ import annotations

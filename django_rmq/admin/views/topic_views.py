@@ -1,5 +1,7 @@
-"""The pages of a topic: its figures, with the messages of one state, its slots with their workers, its history or its
-settings below; and the claims of Spark queries on it.
+"""The pages of a topic: ``change_view`` is the main one, with its figures above, and below them what a tab shows.
+
+A tab shows the messages of one state (``message_views``), the slots with their workers, the history or the settings. Another page
+lists the claims of Spark queries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The common part of coordinators whose workers meet at a server: each checks from time to time, and one assigns.
+"""``SharedCoordinator``, the common part of the coordinators: the turns in which each worker checks, and in which one assigns.
+
+Which worker gets which slots is decided by ``assignment``. How a server stores workers and assignment is the part of
+``redis_coordinator`` and ``zookeeper.coordinator``.
 
 The workers are ranked. The first one makes the assignment once the membership has been stable for a moment, and writes it on
 condition that no other worker was faster. If it does not, the next one does after a session, and so on. All others only read.

@@ -1,8 +1,9 @@
 """The coordinator that uses ZooKeeper, with the ephemeral node of a worker and the published definitions of topics.
 
 The package's docstring describes the nodes and the protocol. ``SharedCoordinator``, the base, has the loop, the owned slots,
-and the known workers and assignment (``_live_workers``, ``_plan``); here is only how ZooKeeper stores them. Definitions
-of topics are published in ZooKeeper, so that slots can be assigned while Redis is unavailable.
+and the known workers and assignment (``_live_workers``, ``_plan``); here is how ZooKeeper stores them, and what a
+worker does whose session has ended. Definitions of topics are published in ZooKeeper, so that slots can be assigned while Redis
+is unavailable.
 """
 
 from __future__ import annotations

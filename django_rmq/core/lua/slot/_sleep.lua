@@ -1,4 +1,5 @@
--- Until when the consumer of a slot sleeps, and what wakes it.
+-- Until when the consumer of a slot sleeps (`next_due`), and what wakes it: `wake` is called by all scripts that make something
+-- available, and `opens_gate` says whether the end of a delivery does. `all_empty` is for consumers of many slots.
 --
 -- NEVER is the largest whole number of a double: asleep until a message comes. GATE is the next one: answered busy, and asleep
 -- until the gate opens. `wake` has both as the texts that Redis holds.

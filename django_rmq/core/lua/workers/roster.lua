@@ -1,4 +1,4 @@
--- Read the workers, the ends of their sessions and the assignment, in one instant.
+-- Read the workers, the ends of their sessions and the assignment, in one instant. `beat` decides that a session has ended.
 --
 -- KEYS[1] sessions    ZSET  worker -> ms when its session ends
 -- KEYS[2] workers     HASH  worker -> its token, and its description of itself

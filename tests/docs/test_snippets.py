@@ -37,7 +37,8 @@ import yaml
 from django_rmq.api import urls
 from django_rmq.core.commands.reports import delete_reports, write_report, write_stacks
 from django_rmq.core.commands.ticks import change_schedule
-from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination import Worker
+from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic, TopicType

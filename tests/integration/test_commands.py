@@ -24,7 +24,8 @@ from django.test import override_settings
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core import reslotting
-from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination import Worker
+from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.assignment_plan import write_record
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.delivered_message import message_id

@@ -444,9 +444,9 @@ def test_a_static_coordinator_gives_all_to_one() -> None:
         ("serial", 0, 64, "w"),
         ("shared", 0, 4, "w"),
     ]
-    coordinator.announce(topics=[SHARED], threads=1)
+    coordinator.announce(topics=[SHARED])
     assert {topic for topic, _ in slots} == {"shared"}
-    assert [member.worker.threads for member in coordinator.members()] == [1]
+    assert [member.worker.topics for member in coordinator.members()] == [topic_slots([SHARED])]
     coordinator.stop()
     assert slots == set()
 

@@ -28,7 +28,8 @@ from prometheus_client.registry import Collector
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination import Worker
+from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.keys import slot_keys, times_key
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Failure

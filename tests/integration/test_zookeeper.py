@@ -751,7 +751,7 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
 
 def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
     """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
-    from django_rmq.core.coordination import TopicSlots, WorkerCapacity, assign
+    from django_rmq.core.coordination.assignment import TopicSlots, WorkerCapacity, assign
     from django_rmq.core.coordination.zookeeper.node_tree import pack
 
     chance = random.Random(1)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots, WorkerCapacity, assign
+from django_rmq.core.coordination.assignment import TopicSlots, WorkerCapacity
 from django_rmq.core.model.topic import Topic
 
 Slots = Iterable[tuple[str, int]]
@@ -90,8 +90,8 @@ class Coordinator(ABC):
         """Disown everything and leave, so that other workers take over at once. Returns within ``timeout`` seconds."""
 
     @abstractmethod
-    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Inform the other workers that this worker now has other threads or serves other topics."""
+    def announce(self, topics: Iterable[Topic]) -> None:
+        """Inform the other workers that this worker now serves these topics."""
 
     def note_full(self, topics: frozenset[str]) -> None:  # noqa: B027 - a coordinator may keep slots where they are
         """Let workers with free threads own the slots of these topics, for which this worker has none. Call it repeatedly.
@@ -153,38 +153,32 @@ class StaticCoordinator(Coordinator):
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def start(self) -> None:
-        """Own everything."""
         with self._lock:
             self._since, self._is_started = time.time(), True
             self._move(_whole(self.worker.topics))
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything."""
         with self._lock:
             self._is_started = False
             self._move({})
 
-    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Own the slots of the new topics."""
+    def announce(self, topics: Iterable[Topic]) -> None:
         with self._lock:
-            self.worker = announced(self.worker, threads, topics)
+            self.worker = replace(self.worker, topics=topic_slots(topics))
             # A worker that served nothing for a while owns nothing, and is started all the same.
             if self._is_started:
                 self._move(_whole(self.worker.topics))
 
     def wait_settled(self, timeout: float) -> bool:
-        """Return whether it was started."""
         return self._is_started or not self.worker.topics
 
     def owned(self) -> Owned:
-        """Return everything, once started."""
         return dict(self._owned)
 
     def members(self) -> list[Member]:
         return [Member(self.worker, float("inf"))]
 
     def describe(self) -> list[Holding]:
-        """Return one holding for each topic."""
         return [
             Holding(topic, part.start, part.stop, self.worker.id, self._since)
             for topic, ranges in sorted(self._owned.items())
@@ -202,15 +196,6 @@ class StaticCoordinator(Coordinator):
 
 def _whole(topics: Iterable[TopicSlots]) -> Owned:
     return {topic.name: (range(topic.slots),) for topic in topics}
-
-
-def announced(worker: Worker, threads: int | None, topics: Iterable[Topic] | None) -> Worker:
-    """Return ``worker`` with other threads or topics."""
-    return replace(
-        worker,
-        threads=worker.threads if threads is None else threads,
-        topics=worker.topics if topics is None else topic_slots(topics),
-    )
 
 
 def less(these: Owned, those: Owned) -> Owned:
@@ -237,23 +222,3 @@ def _less(ranges: Sequence[range], others: Sequence[range]) -> Iterator[range]:
             j += 1
         if at < part.stop:
             yield range(at, part.stop)
-
-
-__all__ = [
-    "Assignment",
-    "Coordinator",
-    "Holding",
-    "Member",
-    "Owned",
-    "SlotRun",
-    "Slots",
-    "StaticCoordinator",
-    "TopicSlots",
-    "Worker",
-    "WorkerCapacity",
-    "announced",
-    "assign",
-    "less",
-    "pairs",
-    "topic_slots",
-]

@@ -187,12 +187,11 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
     """
     staying = _shrink(kept, {w: held[w] - share[w] for w in held if held[w] > share[w]})
     lacking = {w: count - held[w] for w, count in share.items() if count > held[w]}
-    free = _gaps(slots, staying)
     grown: list[Piece] = []
     unassigned: list[tuple[int, int]] = []
     before = {stop: owner for _, stop, owner in staying}
     after = {start: owner for start, _, owner in staying}
-    for start, stop in free:
+    for start, stop in _gaps(slots, staying):
         owner = before.get(start, -1)
         take = min(lacking.get(owner, 0), stop - start)
         if take:
@@ -231,25 +230,17 @@ def _shrink(pieces: Sequence[Piece], surplus: dict[int, int]) -> list[Piece]:
     return sorted(staying)
 
 
-def _gaps(slots: int, pieces: Iterable[Piece]) -> list[tuple[int, int]]:
-    gaps: list[tuple[int, int]] = []
-    at = 0
-    for start, stop, _ in pieces:
-        if at < start:
-            gaps.append((at, start))
-        at = stop
-    if at < slots:
-        gaps.append((at, slots))
-    return gaps
+def _gaps(slots: int, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    stops, starts = [0, *(stop for _, stop, _ in pieces)], [*(start for start, _, _ in pieces), slots]
+    return [(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start]
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     runs: list[Piece] = []
     for start, stop, owner in pieces:
-        if runs and runs[-1][1] == start and runs[-1][2] == owner:
-            runs[-1] = (runs[-1][0], stop, owner)
-        else:
-            runs.append((start, stop, owner))
+        if runs and runs[-1][1:] == (start, owner):
+            start = runs.pop()[0]
+        runs.append((start, stop, owner))
     return runs
 
 
@@ -345,25 +336,6 @@ def _serving(topic: str, capacities: Sequence[WorkerCapacity]) -> list[int]:
     """Return the indexes of the workers that should own slots of a topic."""
     serving = [i for i, one in enumerate(capacities) if topic in one.topics]
     return [i for i in serving if topic not in capacities[i].full] or serving
-
-
-def moved(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> int:
-    """Return how many slots of a topic have another owner ``now``, or had none before."""
-    same = sum(stop - start for start, stop, owner, before in _overlay(previous, now) if owner == before)
-    return sum(run.stop - run.start for run in now) - same
-
-
-def _overlay(previous: Sequence[SlotRun], now: Sequence[SlotRun]) -> Iterable[tuple[int, int, str, str]]:
-    """Yield (start, stop, owner now, owner before) for slots that have both."""
-    i = 0
-    for run in now:
-        while i < len(previous) and previous[i].stop <= run.start:
-            i += 1
-        j = i
-        while j < len(previous) and previous[j].start < run.stop:
-            before = previous[j]
-            yield max(run.start, before.start), min(run.stop, before.stop), run.worker, before.worker
-            j += 1
 
 
 def _check(topics: Sequence[TopicSlots], capacities: Sequence[WorkerCapacity]) -> None:

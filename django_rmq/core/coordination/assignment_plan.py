@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django_rmq.core.coordination import Holding, Member, Owned, TopicSlots, Worker
-from django_rmq.core.coordination.assignment import Assignment, SlotRun
+from django_rmq.core.coordination import Holding, Member, Owned, Worker
+from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import slot_counts
 
@@ -219,17 +219,13 @@ def _spans(numbers: list[int], workers: list[str], times: list[int]) -> Iterator
         at += length
 
 
-def _runs(spans: Iterable[Span]) -> Iterator[SlotRun]:
-    run: SlotRun | None = None
+def _runs(spans: Iterable[Span]) -> list[SlotRun]:
+    runs: list[SlotRun] = []
     for start, stop, worker, _ in spans:
-        if run is not None and run.stop == start and run.worker == worker:
-            run = SlotRun(run.start, stop, worker)
-        else:
-            if run is not None:
-                yield run
-            run = SlotRun(start, stop, worker)
-    if run is not None:
-        yield run
+        if runs and runs[-1][1:] == (start, worker):
+            start = runs.pop().start
+        runs.append(SlotRun(start, stop, worker))
+    return runs
 
 
 def _since(runs: Iterable[SlotRun], before: tuple[Span, ...], now: int) -> Iterator[Span]:
@@ -252,18 +248,15 @@ def _since(runs: Iterable[SlotRun], before: tuple[Span, ...], now: int) -> Itera
             yield Span(fresh, stop, worker, now)
 
 
-def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+def _merged(spans: Iterable[Span]) -> list[Span]:
     """Merge neighbours of one owner into one span; it has owned all of it since the latest of their times."""
-    last: Span | None = None
-    for span in spans:
-        if last is not None and last.worker == span.worker:
-            last = Span(last.start, span.stop, span.worker, max(last.since, span.since))
-        else:
-            if last is not None:
-                yield last
-            last = span
-    if last is not None:
-        yield last
+    merged: list[Span] = []
+    for start, stop, worker, since in spans:
+        if merged and merged[-1].worker == worker:
+            start, _, _, before = merged.pop()
+            since = max(before, since)
+        merged.append(Span(start, stop, worker, since))
+    return merged
 
 
 # --- what Redis answers about all workers

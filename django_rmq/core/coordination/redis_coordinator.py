@@ -17,7 +17,8 @@ from uuid import uuid4
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
+from django_rmq.core.coordination import Holding, Member, Slots, Worker
+from django_rmq.core.coordination.assignment import assign
 from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
     members_of_roster,

@@ -17,11 +17,11 @@ import random
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced, less, pairs
+from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, less, pairs, topic_slots
 from django_rmq.core.coordination.assignment_plan import AssignmentPlan
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
@@ -145,19 +145,12 @@ def _first(owned: Owned) -> Owned:
 def _and(owned: Owned, more: Owned) -> Owned:
     both = dict(owned)
     for topic, ranges in more.items():
-        both[topic] = tuple(_joined(sorted([*owned.get(topic, ()), *ranges], key=lambda part: part.start)))
+        joined: list[range] = []
+        for part in sorted([*owned.get(topic, ()), *ranges], key=lambda part: part.start):
+            start = joined.pop().start if joined and joined[-1].stop == part.start else part.start
+            joined.append(range(start, part.stop))
+        both[topic] = tuple(joined)
     return both
-
-
-def _joined(ranges: list[range]) -> Iterator[range]:
-    at = 0
-    while at < len(ranges):
-        start, stop = ranges[at].start, ranges[at].stop
-        at += 1
-        while at < len(ranges) and ranges[at].start == stop:
-            stop = ranges[at].stop
-            at += 1
-        yield range(start, stop)
 
 
 AUDIT_SECONDS = 5.0
@@ -219,7 +212,7 @@ class SharedCoordinator(Coordinator):
         self._stopped, self._poked = threading.Event(), threading.Event()
         self._ownership = SlotOwnership(own, disown)
         self._changed = self._ownership.changed
-        self._thread = _thread_of(self._run)
+        self._thread = self._new_thread()
 
     # --- the interface for the worker
 
@@ -233,10 +226,9 @@ class SharedCoordinator(Coordinator):
         if self._thread.ident is not None:
             self._thread.join(max(0.0, end - time.monotonic()))
 
-    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Publish that this worker has other threads or topics from now on."""
+    def announce(self, topics: Iterable[Topic]) -> None:
         with self._changed:
-            self._announced = announced(self._announced, threads, topics)
+            self._announced = replace(self._announced, topics=topic_slots(topics))
             self._is_current = False
         self._poked.set()
 
@@ -275,12 +267,11 @@ class SharedCoordinator(Coordinator):
         if not self._ownership.is_alive():  # rule: coordinators_are_not_revived
             self._ownership.start()
         if not self._thread.is_alive():
-            fresh = _thread_of(self._run)
+            fresh = self._new_thread()
             fresh.start()
             self._thread = fresh
 
     def owned(self) -> Owned:
-        """Return the slots passed to ``own`` and not yet to ``disown``."""
         return self._ownership.owned()
 
     def confirmed(self) -> float:
@@ -316,6 +307,9 @@ class SharedCoordinator(Coordinator):
         return "workers changed" if self._basis != self._members else ""
 
     # --- the thread that checks
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -389,10 +383,6 @@ class SharedCoordinator(Coordinator):
         self._stale_since = None
         self._assign(flaw)
         return NEVER
-
-
-def _thread_of(run: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=run, name="rmq-coordinator", daemon=True)
 
 
 def log_assigned(topics: int, workers: int, why: str) -> None:

@@ -18,7 +18,8 @@ from kazoo import exceptions as kazoo
 from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
+from django_rmq.core.coordination import Holding, Member, Slots, Worker
+from django_rmq.core.coordination.assignment import assign
 from django_rmq.core.coordination.assignment_plan import (
     AssignmentPlan,
     read_workers,
@@ -263,7 +264,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything and leave."""
         if self._pid != os.getpid():
             return  # never started, or inherited by a fork: this process must not end the session
         super().stop(timeout)

@@ -153,11 +153,15 @@ class Slot:
     def reject(self, receipt: int, *members: bytes) -> list[str]:
         return self.fail(receipt, *members, kind="rejected")
 
-    def kill(self, member: bytes) -> None:
-        """Bring a member that waits alone into Dead by rejection."""
+    def fail_one(self, member: bytes, **how: Any) -> None:
+        """Take the member that comes next, and let it fail."""
         receipt, delivery = self.take_one()
         assert delivery.member == member
-        assert self.reject(receipt, member) == ["ok"]
+        assert self.fail(receipt, member, **how) == ["ok"]
+
+    def kill(self, member: bytes) -> None:
+        """Bring a member that waits alone into Dead by rejection."""
+        self.fail_one(member, kind="rejected")
 
     def zadd(self, member: bytes, score: float) -> None:
         """Send as the article's producers do."""

@@ -24,8 +24,7 @@ def fly(slot: Slot, *, left: int = 3) -> int:
     """Hand out the first body with so many retries left, send the second one, and return the receipt."""
     slot.send(A, body=V1)
     for _ in range(3 - left):
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, A, delay_ms=0)
+        slot.fail_one(A, delay_ms=0)
     receipt, delivery = slot.take_one()
     assert (delivery.retries_left, delivery.envelope) == (left, slot.envelope(V1))
     slot.send(A, body=V2)
@@ -269,8 +268,7 @@ def test_a_fresh_message_that_moves_in_over_a_resting_one_has_its_own_body(
 ) -> None:
     slot = make_slot(kind, identity="key", backoff=NO_BACKOFF)
     slot.send(A, body=V1)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=60_000)
+    slot.fail_one(A, delay_ms=60_000)
     assert slot.shut(1) == "shut"
     envelope = slot.envelope(V2)
     assert envelope is not None

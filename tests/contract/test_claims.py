@@ -28,8 +28,7 @@ def bring(slot: Slot, state: str) -> int:
     if state != "-":
         slot.send(A)
     if state in ("w", "T"):
-        failed, _ = slot.take_one()
-        slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000)
+        slot.fail_one(A, delay_ms=0 if state == "w" else 5_000)
     if "F" in state:
         receipt, _ = slot.take_one()
     if "C" in state:

@@ -105,8 +105,7 @@ def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: MakeSlot, clock
     slot = debounced(make_slot, 5_000, backoff=NO_BACKOFF)
     slot.send(b"a", score=1_000)
     clock.advance(1.1)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     assert slot.send(b"a", score=1_000)[0].status == "superseded"
     assert due(slot) == now(clock) + 1_000
 

@@ -65,8 +65,7 @@ def test_only_messages_of_a_sealed_claim_fail_and_each_once(slot: Slot) -> None:
 def test_nothing_can_fail_of_a_claim_that_is_being_ended(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key", backoff=NO_BACKOFF)
     slot.send(A, B, C)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A)
+    slot.fail_one(A)
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 3
     slot.renew_claim("s", 1, LEASE_MS, seal=True)
     assert slot.ack_claim("s", 1, 1) == ("ok", 2)
@@ -141,8 +140,7 @@ def test_what_was_sent_again_takes_the_place_of_what_failed(slot: Slot, end: str
 def test_a_retry_that_fails_again_uses_the_next_one_and_keeps_its_first_score(slot: Slot) -> None:
     slot.send(A)
     original = slot.zset("store")[A]
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=0)
+    slot.fail_one(A, delay_ms=0)
     assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
     slot.renew_claim("s", 1, LEASE_MS, seal=True)
     fail(slot, A)

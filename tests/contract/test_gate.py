@@ -50,7 +50,7 @@ def test_what_is_delivered_alone_is_committed_without_naming_it(slot: Slot, size
 @each_type
 def test_what_is_delivered_from_a_slot_with_failures_is_not_alone(slot: Slot) -> None:
     slot.send(b"failing")
-    slot.fail(slot.take_one()[0], b"failing")
+    slot.fail_one(b"failing")
     slot.send(b"other")
     other = slot.take(1)
     assert ([each.member for each in other.deliveries], other.is_alone) == ([b"other"], False)

@@ -71,8 +71,7 @@ def declined(slot: Slot, *members: bytes, **how: Any) -> bool:
 @slot_of_each(TYPES, time_range_ms=5_000, backoff=NO_BACKOFF)
 def test_a_retry_that_waits_is_looked_at(slot: Slot) -> None:
     slot.send(A)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=0)
+    slot.fail_one(A, delay_ms=0)
     slot.promote()
     assert slot.where(A) == "w"
     assert declined(slot, B) and declined(slot, A)
@@ -84,8 +83,7 @@ def test_a_retry_that_waits_is_looked_at(slot: Slot) -> None:
 @slot_of_each(TYPES, time_range_ms=5_000)
 def test_a_retry_that_rests_is_looked_at(slot: Slot) -> None:
     slot.send(A)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=60_000)
+    slot.fail_one(A, delay_ms=60_000)
     assert slot.where(A) == "T"
     slot.keyspace.delete(slot.keys.failures)
     assert declined(slot, B) and declined(slot, A)
@@ -94,8 +92,7 @@ def test_a_retry_that_rests_is_looked_at(slot: Slot) -> None:
 def test_priorities_are_looked_at_while_something_has_failed(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.PRIORITY, backoff=NO_BACKOFF, retry_priority="original")
     slot.send(A)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=0)
+    slot.fail_one(A, delay_ms=0)
     slot.promote()
     assert slot.where(A) == "w" and min(slot.zset("store").values()) > 16
     assert declined(slot, B)

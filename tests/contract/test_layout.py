@@ -133,8 +133,7 @@ def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(slot: S
     slot.send(b"a")
     seen: list[float] = []
     while slot.where(b"a") != "D":
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, b"a")
+        slot.fail_one(b"a")
         seen += slot.zset("store").values()
     assert seen == list(range(16, 0, -1))
 

@@ -179,9 +179,9 @@ def test_every_state_arrives_as_it_left(make_slot: Make, kind: TopicType, identi
     source.send(b"dead")
     source.kill(b"dead")
     source.send(b"resting")
-    source.fail(source.take_one()[0], b"resting", delay_ms=LATE)
+    source.fail_one(b"resting", delay_ms=LATE)
     source.send(b"again")
-    source.fail(source.take_one()[0], b"again", delay_ms=0)
+    source.fail_one(b"again", delay_ms=0)
     source.send(b"fresh", body=b"mine")
     names = ("store", "retry", "dead", "deaths", "failures", "body")
     before = [
@@ -319,7 +319,7 @@ def test_a_member_named_twice_or_gone_leaves_once_or_not(make_slot: Make) -> Non
 def test_a_member_that_waits_and_rests_takes_its_body_along_with_the_last_copy(make_slot: Make) -> None:
     source, target = pair(make_slot, identity="key", backoff=CONSTANT)
     source.send(b"x")
-    source.fail(source.take_one()[0], b"x", delay_ms=LATE)
+    source.fail_one(b"x", delay_ms=LATE)
     source.zadd(b"x", 50)
     shut(source, target)
     first = hand_over(source, target, ("retry", b"x"))
@@ -354,7 +354,7 @@ def test_a_fresh_message_merges_with_the_later_send(make_slot: Make, kind: Topic
 def test_a_retry_gives_way_to_the_later_send(make_slot: Make, state: str) -> None:
     source, target = pair(make_slot, backoff=CONSTANT)
     source.send(b"x")
-    source.fail(source.take_one()[0], b"x", delay_ms=0 if state == "store" else LATE)
+    source.fail_one(b"x", delay_ms=0 if state == "store" else LATE)
     shut(source, target)
     target.send(b"x", score=77)
     hand_over(source, target, (state, b"x"))
@@ -372,7 +372,7 @@ def test_a_retry_that_is_here_gives_way_to_a_fresh_message_only(
     for slot, state in ((source, there), (target, here)):
         slot.send(b"x", score=55)
         if state != "fresh":
-            slot.fail(slot.take_one()[0], b"x", delay_ms=0 if state == "store" else LATE)
+            slot.fail_one(b"x", delay_ms=0 if state == "store" else LATE)
     shut(source, target)
     kept = (target.zset("store"), target.zset("retry"))
     hand_over(source, target, ("retry" if there == "retry" else "store", b"x"))
@@ -385,8 +385,7 @@ def test_of_two_deaths_the_later_one_stays(make_slot: Make, later: str) -> None:
     source, target = pair(make_slot)
     for slot in (target, source) if later == "source" else (source, target):
         slot.send(b"x")
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, b"x", kind="rejected", error=str(slot.index))
+        slot.fail_one(b"x", kind="rejected", error=str(slot.index))
         slot.clock.advance(1)
     shut(source, target)
     wanted = (source if later == "source" else target).hash("deaths")

@@ -109,11 +109,9 @@ def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: MakeSlot) -> None
 @slot_of_each(TYPES, identity="key", backoff=CONSTANT)
 def test_every_state_shows_what_belongs_to_it(slot: Slot) -> None:
     slot.send(b"dead", body=b"1")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"dead", kind="rejected", error="bad")
+    slot.fail_one(b"dead", kind="rejected", error="bad")
     slot.send(b"rest", body=b"2")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"rest", error="worse")
+    slot.fail_one(b"rest", error="worse")
     slot.send(b"run", body=b"3")
     running, _ = slot.take_one()
     slot.send(b"wait", body=b"4")
@@ -230,8 +228,7 @@ def test_find_goes_on_where_it_stopped_and_finds_each_once(
 @slot_of_each(TIME_TYPES, backoff=NO_BACKOFF)
 def test_what_is_due_is_counted_with_its_oldest(slot: Slot) -> None:
     slot.send(b"retry")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"retry")
+    slot.fail_one(b"retry")
     slot.zadd(b"late", slot.now_ms - 7_000)
     slot.zadd(b"now", slot.now_ms)
     slot.zadd(b"later", slot.now_ms + 1)
@@ -313,8 +310,7 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
 def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     slot.send(b"b", b"c")
     assert slot.claim("s", 1, 5_000, 9).taken == 3
     slot.renew_claim("s", 1, 5_000, seal=True)
@@ -353,7 +349,7 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
     )
     due.send(b"a")
     resting.send(b"a")
-    resting.fail(resting.take_one()[0], b"a")
+    resting.fail_one(b"a")
     running.send(b"a")
     running.take_one()
     now = empty.now_ms
@@ -421,8 +417,7 @@ def test_a_slot_is_empty_while_it_has_no_message_in_any_state(slot: Slot) -> Non
     slot.fail(receipt, b"a")
     assert has_messages() and slot.count().retry
     slot.clock.advance(60)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     assert has_messages() and slot.count().dead
     slot.purge("dead")
     assert not has_messages()

@@ -26,7 +26,7 @@ def test_each_member_of_a_call_is_answered_by_itself(slot: Slot, action: str) ->
     slot.send(b"dead")
     slot.kill(b"dead")
     slot.send(b"rest")
-    slot.fail(slot.take_one()[0], b"rest")
+    slot.fail_one(b"rest")
     slot.send(b"run")
     slot.take_one()
     slot.send(b"wait")
@@ -46,9 +46,9 @@ def test_a_death_tells_why_how_often_when_and_with_what(slot: Slot, clock: Clock
     slot.send(b"a", body=b"the body")
     score = slot.zset("store")[b"a"]
     first_ms = slot.now_ms
-    slot.fail(slot.take_one()[0], b"a", error="once")
+    slot.fail_one(b"a", error="once")
     clock.advance(3)
-    slot.fail(slot.take_one()[0], b"a", error="twice", kind="undecodable")
+    slot.fail_one(b"a", error="twice", kind="undecodable")
     told = death(slot, b"a")
     assert told == Death(
         "undecodable", 2, first_ms, slot.now_ms, f"{score:.17g}", b"twice", slot.envelope(b"the body")
@@ -92,7 +92,7 @@ def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failur
     slot.send(b"a")
     score, first_ms = slot.zset("store")[b"a"], slot.now_ms
     for times, error in enumerate(["one", "two"], 1):
-        slot.fail(slot.take_one()[0], b"a", error=error)
+        slot.fail_one(b"a", error=error)
         told = FailureRecord.parse(slot.hash("failures")[b"a"])
         assert told == FailureRecord("failed", times, first_ms, slot.now_ms, f"{score:.17g}", error.encode())
         clock.advance(1)
@@ -129,7 +129,7 @@ def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(slot: Slot,
 def test_replay_gives_the_full_budget_and_the_old_priority(slot: Slot) -> None:
     slot.send(b"a", score=90 if slot.topic.type is TopicType.PRIORITY else None)
     for _ in range(3):
-        slot.fail(slot.take_one()[0], b"a")
+        slot.fail_one(b"a")
     assert slot.replay([b"a", b"b"]) == ["replayed", "not_found"]
     assert slot.zset("store") == {b"a": 90 if slot.topic.type is TopicType.PRIORITY else slot.now_ms}
     assert slot.take_one()[1].retries_left == 2
@@ -262,8 +262,7 @@ def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make
     slot.send(b"dead")
     slot.kill(b"dead")
     slot.send(b"rests")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"rests")
+    slot.fail_one(b"rests")
     slot.send(b"runs")
     slot.take_one()
     slot.send(b"waits")
@@ -284,8 +283,7 @@ def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make
 def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key", backoff=NO_BACKOFF)
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     assert slot.claim("spark", 1, 60_000, 10).taken == 1
     assert slot.hash("failures") and slot.hash("claim_body")
     assert all_loose_ends(slot, repair=True) == []
@@ -304,8 +302,7 @@ def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
 def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Callable[..., Slot]) -> None:
     slot = make_slot()
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=0)
+    slot.fail_one(b"a", delay_ms=0)
     slot.take_one()
     slot.send(b"a")
     assert slot.where(b"a") == "FW"

@@ -90,8 +90,7 @@ def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(
 def test_a_retry_comes_back_at_its_own_priority(make_slot: MakeSlot) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send_replace([90, 50], [b"high", b"low"])
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"high")
+    slot.fail_one(b"high")
     assert slot.zset("store") == {b"high": 90 + 16 / 1024, b"low": 50}
     assert slot.take_one()[1].member == b"high"
 
@@ -115,8 +114,7 @@ def test_the_articles_retry_waits_below_all_fresh_messages(
 ) -> None:
     slot = make_slot(backoff=backoff, retry_priority="lowest")
     slot.send_replace([90, 17], [b"high", b"low"])
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"high")
+    slot.fail_one(b"high")
     clock.advance(1)
     slot.promote()
     assert slot.zset("store") == {b"high": 16, b"low": 17}
@@ -129,8 +127,7 @@ def test_a_retry_that_was_the_articles_dies_with_its_own_priority_and_is_replaye
     slot = make_slot(backoff=NO_BACKOFF, retry_priority="lowest", max_retries=1)
     slot.send(b"a", score=90)
     for _ in range(2):
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, b"a")
+        slot.fail_one(b"a")
     assert slot.where(b"a") == "D"
     slot.replay([b"a"])
     assert slot.zset("store") == {b"a": 90}

@@ -11,8 +11,7 @@ from tests.contract.slots import NO_BACKOFF, TYPES, Slot, each_type, slot_of_eac
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(slot: Slot) -> None:
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     receipt, _ = slot.take_one()
     slot.send(b"a")
     fresh = slot.zset("store")
@@ -25,8 +24,7 @@ def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(slot: Slot) -> 
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a")
     for _ in range(3):
         receipt, delivery = slot.take_one()
         assert delivery.retries_left == 15

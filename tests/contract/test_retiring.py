@@ -24,8 +24,7 @@ def in_flight(slot: Slot) -> None:
 
 def resting(slot: Slot) -> None:
     slot.send(A)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, A, delay_ms=60_000)
+    slot.fail_one(A, delay_ms=60_000)
 
 
 def dead(slot: Slot) -> None:

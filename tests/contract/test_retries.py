@@ -69,8 +69,7 @@ def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, p
 @slot_of_each(TIME_TYPES)
 def test_the_longest_delay_does_not_cost_or_give_a_retry(slot: Slot, clock: Clock) -> None:
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=0)
+    slot.fail_one(b"a", delay_ms=0)
     receipt, delivery = slot.take_one()
     assert delivery.retries_left == 15
     slot.fail(receipt, b"a", delay_ms=10**15)
@@ -83,10 +82,8 @@ def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(
 ) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=0)
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a")
+    slot.fail_one(b"a", delay_ms=0)
+    slot.fail_one(b"a")
     assert slot.reschedule([10**14], [b"a"]) == ["resting"]
     clock.advance(((1 << 43) - slot.now_ms) / 1000)
     assert slot.take_one()[1].retries_left == 14
@@ -107,9 +104,7 @@ def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_sl
     slot = make_slot(max_retries=2, backoff=NO_BACKOFF)
     slot.send(b"a")
     for error, kept in [("nul \0 in it", b"nul \0 in it"), ("é" * 1_000, "é".encode() * 512)]:
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, b"a", error=error)
+        slot.fail_one(b"a", error=error)
         assert FailureRecord.parse(slot.hash("failures")[b"a"]).error == kept
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", error="x\ny" * 1_000)
+    slot.fail_one(b"a", error="x\ny" * 1_000)
     assert Death.parse(slot.hash("deaths")[b"a"]).error == (b"x\ny" * 1_000)[:1024]

@@ -67,8 +67,7 @@ def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: MakeSlot, wh
     one, other = slots(make_slot, 2)
     if what in ("rests", "waits as a retry"):
         one.send(b"a")
-        receipt, _ = one.take_one()
-        one.fail(receipt, b"a", delay_ms=60_000 if what == "rests" else 0)
+        one.fail_one(b"a", delay_ms=60_000 if what == "rests" else 0)
         if what == "waits as a retry":
             one.promote()
             assert one.where(b"a") == "w"

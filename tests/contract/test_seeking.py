@@ -290,6 +290,5 @@ def test_the_body_of_a_dead_message_completes_no_class(make_slot: MakeSlot) -> N
     slot = make_slot(identity="key")
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.body, b"a", b": a stranger's body")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", kind="rejected", error="Boom")
+    slot.fail_one(b"a", kind="rejected", error="Boom")
     assert slot.search_messages("dead", b"Boom", where="error").entries == []

@@ -265,8 +265,7 @@ def bring_alive(slot: Slot, state: str) -> None:
     if state != "-":
         slot.send(A)
     if state in ("w", "T"):
-        failed, _ = slot.take_one()
-        slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000)
+        slot.fail_one(A, delay_ms=0 if state == "w" else 5_000)
     if "F" in state:
         slot.take_one()
     if state == "FW":

@@ -19,8 +19,7 @@ INFINITE = float("inf")
 
 def resting_and_sent_by_a_stranger(slot: Slot, score: float | None = None) -> None:
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=5_000, error="diagnosis")
+    slot.fail_one(b"a", delay_ms=5_000, error="diagnosis")
     slot.zadd(b"a", slot.fresh_score() if score is None else score)
     assert sorted(slot.where(b"a")) == sorted("WT" if score is None else "wT")
 
@@ -101,8 +100,7 @@ def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(
 ) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [b"a"], [slot.envelope(expires_ms=slot.now_ms + 1_000)])
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=5_000)
+    slot.fail_one(b"a", delay_ms=5_000)
     slot.zadd(b"a", 60)
     clock.advance(2)
     assert slot.take().status == "empty"

@@ -199,8 +199,7 @@ def test_the_back_off_doubles_to_its_cap_with_up_to_half_less(slot: Slot, clock:
     slot.send(b"a")
     rests = []
     for _ in range(16):
-        receipt, _ = slot.take_one()
-        slot.fail(receipt, b"a")
+        slot.fail_one(b"a")
         rests.append(int(slot.zset("retry")[b"a"]) - slot.now_ms)
         clock.advance((rests[-1] - 1) / 1000)
         assert slot.take().status == "empty"

@@ -53,7 +53,7 @@ def test_what_was_deleted_comes_back_as_it_was(
     slot.send(b"dead")
     slot.bury([b"dead"], "why")
     slot.send(b"rest")
-    slot.fail(slot.take_one()[0], b"rest", error="boom")
+    slot.fail_one(b"rest", error="boom")
     slot.send(b"wait", body=b"the body")
     before = slot.snapshot("removed", "removed_dead", "purged", "purged_dead", "restored", "restored_dead")
     if how == "delete":
@@ -73,7 +73,7 @@ def test_what_was_deleted_comes_back_as_it_was(
 @slot_of_each(TYPES, backoff=NO_BACKOFF, max_retries=3)
 def test_a_retry_that_waits_comes_back_with_the_retries_that_it_had(slot: Slot) -> None:
     slot.send(b"a")
-    slot.fail(slot.take_one()[0], b"a", error="boom")
+    slot.fail_one(b"a", error="boom")
     delete(slot, b"a")
     restore(slot)
     assert slot.hash("failures")[b"a"].endswith(b"\nboom")
@@ -132,7 +132,7 @@ def test_a_copy_that_was_sent_since_stays(slot: Slot) -> None:
     purge(slot, "store")
     purge(slot, "dead")
     slot.send(b"rest", body=b"new")
-    slot.fail(slot.take_one()[0], b"rest")
+    slot.fail_one(b"rest")
     slot.send(b"wait", b"dead", body=b"new")
     slot.clock.advance(1e-3)
     slot.bury([b"dead"], "new")
@@ -179,7 +179,7 @@ def test_a_delivery_that_began_since_is_the_newer_copy(
 @slot_of_each(TYPES, backoff=CONSTANT)
 def test_a_retry_does_not_come_back_beside_a_delivery(slot: Slot) -> None:
     slot.send(b"a")
-    slot.fail(slot.take_one()[0], b"a")
+    slot.fail_one(b"a")
     slot.send(b"b")
     receipt, _ = slot.take_one()
     # A clock that was set back makes a delivery look older than it is.
@@ -221,7 +221,7 @@ def test_beside_a_claim_only_what_has_no_body_comes_back(
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_what_runs_keeps_its_failures(slot: Slot) -> None:
     slot.send(b"a")
-    slot.fail(slot.take_one()[0], b"a")
+    slot.fail_one(b"a")
     receipt, _ = slot.take_one()
     slot.send(b"a")
     purge(slot, "store")

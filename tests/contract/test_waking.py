@@ -247,8 +247,7 @@ def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(slot: Slot, ear: E
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
 def test_promote_and_time_out_wake_who_sleeps_on(slot: Slot, ear: Ear, clock: Clock) -> None:
     slot.send(b"a")
-    receipt, _ = slot.take_one()
-    slot.fail(receipt, b"a", delay_ms=1_000)
+    slot.fail_one(b"a", delay_ms=1_000)
     slot.send(b"x")
     slot.take()
     slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)

@@ -185,7 +185,7 @@ class DashboardTotals:
     prepare: int = 0
     retry: int = 0
     dead: int = 0
-    claims: int = 0
+    claimed: int = 0
     done: float | None = None
     failed: float | None = None
     workers: int | None = 0
@@ -208,12 +208,8 @@ class DashboardTotals:
         for one in figures:
             of_last_hour = recent[one.topic.name]
             depth = _depth_of(one, of_last_hour)
-            totals.store += depth.store
-            totals.due += depth.due
-            totals.prepare += depth.prepare
-            totals.retry += depth.retry
-            totals.dead += depth.dead
-            totals.claims += depth.claimed
+            for name in ("store", "due", "prepare", "retry", "dead", "claimed"):
+                setattr(totals, name, getattr(totals, name) + getattr(depth, name))
             if of_last_hour.done is not None:
                 totals.done = (totals.done or 0.0) + of_last_hour.done
                 totals.measured += 1

@@ -43,16 +43,6 @@ class ReadyAnswer(ResponseSerializer):
     findings = FindingAnswer(many=True, required=False)
 
 
-def ready(health: Health, known: set[str] | None) -> Json:
-    """Return the findings. ``known``: the topics that may be named; None: only yes or no."""
-    if known is None:
-        return {"ok": health.is_well}
-    return {
-        "ok": health.is_well,
-        "findings": [one.as_json() for one in health.findings if not one.topic or one.topic in known],
-    }
-
-
 READY_SECONDS = 1.0
 """Maximum age in seconds of an answer for clients without a login."""
 
@@ -134,15 +124,18 @@ class ReadyView(PublicView):
         Users with the permission view_topic get the findings and may set limits. What is late, dead or paused
         without a limit is a note, which does not change the status.
         """
+        more: Json = {}
         if self.operations.actor.may(Permission.VIEW):
             topics, needs_workers = self.known(), query.pop("workers")
             limits = HealthThresholds(needs_workers=needs_workers, **query)
-            readiness = ready(self.operations.health(limits, topics), set(topics))
+            health = self.operations.health(limits, topics)
+            known = {"", *topics}
+            more["findings"] = [one.as_json() for one in health.findings if one.topic in known]
         elif self.request.query_params:
             self.permission_denied(self.request, "Only users with the permission view_topic may set limits.")
         else:
-            readiness = ready(_ready.recent_health(), None)
-        response = Response(readiness, status=200 if readiness["ok"] else 503)
-        if not readiness["ok"]:
+            health = _ready.recent_health()
+        response = Response({"ok": health.is_well, **more}, status=200 if health.is_well else 503)
+        if not health.is_well:
             response["Retry-After"] = "2"
         return response

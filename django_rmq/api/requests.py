@@ -127,8 +127,11 @@ class Uuid(serializers.UUIDField):
         return super().to_internal_value(data)
 
 
-class Seconds(serializers.FloatField):
-    """Seconds in an address."""
+class Age(serializers.FloatField):
+    """An age in an address, in seconds, which may be left out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(required=False, min_value=0, max_value=MAX_AGE, **options)
 
     def to_internal_value(self, data: Any) -> float:
         seconds = super().to_internal_value(data)
@@ -241,8 +244,8 @@ class FilterFields(RequestSerializer):
         required=False, max_length=200, help_text="Class of the last error, with or without its module"
     )
     cause = Text(required=False, max_length=12, help_text="The id of a cause of failures, from `causes/`")
-    older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
-    newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
+    older_than = Age(help_text="Seconds")
+    newer_than = Age(help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=LAST_SLOT)
     priority = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_PRIORITY, help_text="Priority of waiting messages"
@@ -314,28 +317,11 @@ class DeleteQuery(NameQuery):
 class HealthQuery(RequestSerializer):
     """The limits of good health; only for users who may see topics. Without one, what is unusual is a note."""
 
-    max_age = Seconds(
-        required=False, min_value=0, max_value=MAX_AGE, help_text="Maximum age in seconds of a due message"
-    )
+    max_age = Age(help_text="Maximum age in seconds of a due message")
     max_dead = serializers.IntegerField(required=False, min_value=0, max_value=LATEST_MS)
-    max_outbox_age = Seconds(
-        required=False,
-        min_value=0,
-        max_value=MAX_AGE,
-        help_text="Maximum age in seconds of a message in the outbox",
-    )
-    max_schedule_lateness = Seconds(
-        required=False,
-        min_value=0,
-        max_value=MAX_AGE,
-        help_text="Maximum seconds by which a schedule may be late",
-    )
-    max_running = Seconds(
-        required=False,
-        min_value=0,
-        max_value=MAX_AGE,
-        help_text="Maximum seconds for which a delivery may have run",
-    )
+    max_outbox_age = Age(help_text="Maximum age in seconds of a message in the outbox")
+    max_schedule_lateness = Age(help_text="Maximum seconds by which a schedule may be late")
+    max_running = Age(help_text="Maximum seconds for which a delivery may have run")
     workers = serializers.BooleanField(
         default=False, help_text="True: every topic with a listener must have a live worker"
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +21,8 @@ from django_rmq.operations import Actor, Operations, ScheduleStats, TopicMetrics
 from django_rmq.operations.measurements import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
+
+T = TypeVar("T")
 
 OUTBOX_STATES = ("waiting", "refused")
 """The states of messages in the outbox: for the relay or their sender, and left out by the relay."""
@@ -149,15 +151,6 @@ def outbox_tables(waits: list[Waiting]) -> Iterable[Table]:
 
 
 SCHEDULE_LABELS = ("schedule", "topic")
-
-
-def read_schedules(operations: Operations) -> list[ScheduleStats]:
-    """Return the schedules of the topics of the settings. Empty also if they cannot be read."""
-    try:
-        return operations.schedules(operations.config.topics)
-    except RmqError as error:
-        logger.warning("Metrics of schedules cannot be read: %s", error)
-        return []
 
 
 def schedule_tables(schedules: list[ScheduleStats]) -> Iterable[Table]:
@@ -308,10 +301,12 @@ class RmqCollector(Collector):
                     logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
-        schedules = read_schedules(_operations()) if measured is not None else []
-        servers = _read_servers() if measured is not None else []
+        operations, is_up = _operations(), measured is not None
+        topics = operations.config.topics
+        schedules = _read("schedules", lambda: operations.schedules(topics)) if is_up else []
+        servers = _read("the server", operations.servers) if is_up else []
         now = time.monotonic()
-        outbox = read_outbox(_operations())
+        outbox = read_outbox(operations)
         return _Measurement(
             config, now + CACHE_SECONDS, measured, workers, outbox, schedules, servers, now - began
         )
@@ -322,11 +317,12 @@ def scrape(collector: RmqCollector, *, is_openmetrics: bool) -> bytes:
     return text_of(collector.tables(), is_openmetrics=is_openmetrics)
 
 
-def _read_servers() -> list[ServerInfo]:
+def _read(what: str, ask: Callable[[], list[T] | None]) -> list[T]:
+    """Return what some metrics are made of; empty also if it cannot be read."""
     try:
-        return _operations().servers() or []
+        return ask() or []
     except RmqError as error:
-        logger.warning("Metrics of the server cannot be read: %s", error)
+        logger.warning("Metrics of %s cannot be read: %s", what, error)
         return []
 
 
@@ -386,12 +382,20 @@ def _depths(topics: list[TopicMetrics]) -> Iterable[Table]:
     yield _gauge(
         "oldest_due_age_seconds",
         "Time since the most overdue message of a time topic became due; 0 if no message is due.",
-        (((one.figures.topic.name,), _age(one)) for one in topics if not one.figures.topic.is_priority),
+        (
+            ((one.figures.topic.name,), _age(one, "age_ms", "oldest_due_ms"))
+            for one in topics
+            if not one.figures.topic.is_priority
+        ),
     )
     yield _gauge(
         "undrained_seconds",
         "Longest time for which a slot of a priority topic has not been empty; 0 if no message waits.",
-        (((one.figures.topic.name,), _undrained(one)) for one in topics if one.figures.topic.is_priority),
+        (
+            ((one.figures.topic.name,), _age(one, "undrained_ms", "undrained_since_ms"))
+            for one in topics
+            if one.figures.topic.is_priority
+        ),
     )
     yield _gauge(
         "oldest_running_seconds",
@@ -451,20 +455,12 @@ def _serving(topics: list[TopicMetrics]) -> Iterable[Table]:
     )
 
 
-def _age(one: TopicMetrics) -> float:
+def _age(one: TopicMetrics, age: str, since: str) -> float:
+    """Return seconds: an age of the figures, or of a large topic the time from an instant until its last sample."""
     if one.depth is None:
-        return (one.figures.age_ms or 0) / 1000
-    return _seconds_since(one.depth.oldest_due_ms, one.sampled_ms)
-
-
-def _undrained(one: TopicMetrics) -> float:
-    if one.depth is None:
-        return (one.figures.undrained_ms or 0) / 1000
-    return _seconds_since(one.depth.undrained_since_ms, one.sampled_ms)
-
-
-def _seconds_since(at_ms: int | None, now_ms: int) -> float:
-    return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1000
+        return (getattr(one.figures, age) or 0) / 1000
+    since_ms = getattr(one.depth, since)
+    return 0.0 if since_ms is None else max(0, one.sampled_ms - since_ms) / 1000
 
 
 def _counters(topics: list[TopicMetrics]) -> Iterable[Table]:

@@ -54,7 +54,7 @@ from django_rmq.operations.message_groups import Causes, GroupSample, MessageGro
 from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, not_found
-from django_rmq.operations.outbox import OutboxRow, Waiting
+from django_rmq.operations.outbox import OutboxRow
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import (
     Overview,
@@ -78,6 +78,7 @@ from django_rmq.operations.worker_overview import (
     running_messages,
     worker_overview,
 )
+from django_rmq.outbox.contents import Waiting
 
 
 class Operations(OperationContext):

@@ -51,7 +51,7 @@ def record(
     logger.info(
         "%s by %s (%s)%s",
         _sentence(act, note, outcomes),
-        _one_line(actor.name),
+        " ".join(actor.name.split()),
         actor.via,
         f" on topic {topic}" if topic else "",
         extra={
@@ -105,7 +105,3 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
         change_message=message,
     )
     return int(created.pk)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -31,11 +31,12 @@ from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTro
 from django_rmq.operations import topic_survey, undeclared_topics
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.outbox import Waiting, outbox_as_known
+from django_rmq.operations.outbox import outbox_as_known
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import TopicStats
 from django_rmq.operations.undeclared_topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
+from django_rmq.outbox.contents import Waiting
 
 TOTAL_SECONDS = 7.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""

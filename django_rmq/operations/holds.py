@@ -85,7 +85,8 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
             context, topic, at.slot, at.member or b"", message_id, hidden=hidden
         )
         if status.state in ("waiting", "resting"):
-            held_by = holds_of(context, topic, at.slot, at.member or b"")
+            seen = _see(context.broker, topic, at.slot, at.member or b"")
+            held_by = _sorted_holds(context, topic, at.slot, seen)
         if status.state != "unknown":
             break
     else:
@@ -144,11 +145,6 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
             return _sorted_holds(context, topic, at.slot, seen)
     require_seen(places, message_id)
     return []
-
-
-def holds_of(context: OperationContext, topic: Topic, slot: int, member: bytes) -> list[Hold]:
-    """Return the same as ``holds``, whatever the actor may see."""
-    return _sorted_holds(context, topic, slot, _see(context.broker, topic, slot, member))
 
 
 def _sorted_holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> list[Hold]:

@@ -310,11 +310,6 @@ class Listing:
     """Slots that cannot be read, and the reasons."""
 
 
-def first_page_order(topic: Topic, queue: str) -> bool:
-    """Return whether the first page lists a state from its highest score down."""
-    return queue == "dead" or (queue == "store" and topic.is_priority)
-
-
 class Shown(NamedTuple):
     """The parts of messages that the reader of a list may see."""
 
@@ -426,7 +421,7 @@ def listing(
             % {"most": LONGEST_PAGE, "value": abbreviated(limit)}
         )
     if descending is None:
-        descending = first_page_order(topic, queue)
+        descending = queue == "dead" or (queue == "store" and topic.is_priority)
     order = Order(topic, queue, descending, wanted)
     actor, broker = context.actor, context.broker
     form = Shown(hidden=not sees_content(actor), sealed=not sees_stored(actor, topic.name))

@@ -267,18 +267,3 @@ def _unavailable(error: Error, alias: str) -> ServerUnavailable:
     return ServerUnavailable(
         f"the outbox of the database {alias} cannot be read: {' '.join(str(error).split())}"
     )
-
-
-__all__ = [
-    "Known",
-    "OutboxRow",
-    "RelayStep",
-    "Waiting",
-    "delete_outbox",
-    "outbox",
-    "outbox_as_known",
-    "outbox_rows",
-    "relay_duties",
-    "relay_outbox",
-    "retry_outbox",
-]

@@ -33,12 +33,13 @@ from django_rmq.operations import health, topic_survey
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity, read_servers
-from django_rmq.operations.outbox import Waiting, outbox
+from django_rmq.operations.outbox import outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
 from django_rmq.operations.topics import changed_limits
 from django_rmq.operations.undeclared_topics import UndeclaredTopic, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
+from django_rmq.outbox.contents import Waiting
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""
@@ -80,6 +81,7 @@ _COLUMNS = [one.name for one in fields(TopicStats) if one.name not in ("topic", 
 
 
 T = TypeVar("T")
+OfTopic = TypeVar("OfTopic", Waiting, ScheduleStats)
 
 Samples = Sequence[Minute] | RmqError
 """The samples of a topic, the newest last, or why they cannot be read."""
@@ -135,20 +137,20 @@ def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
     """Return how much is in the outbox, up to five seconds ago: all dashboards share one answer."""
-    context.actor.require(Permission.VIEW)
-    ask = partial(outbox, context.of_all_topics())
-    waits = share_answer(("outbox", id(context.config)), ask, OTHERS_SECONDS)
-    known = context.known(None)
-    return waits if known is None else [one for one in waits if one.topic in known]
+    return _known_of(context, "outbox", partial(outbox, context.of_all_topics()))
 
 
 def shared_schedules(context: OperationContext) -> list[ScheduleStats]:
     """Return the schedules, up to five seconds ago: all dashboards share one answer."""
+    return _known_of(context, "schedules", partial(schedules, context.of_all_topics()))
+
+
+def _known_of(context: OperationContext, what: str, ask: Callable[[], list[OfTopic]]) -> list[OfTopic]:
+    """Return a shared answer about all topics, as far as the actor may know of them."""
     context.actor.require(Permission.VIEW)
-    ask = partial(schedules, context.of_all_topics())
-    all_schedules = share_answer(("schedules", id(context.config), context.broker), ask, OTHERS_SECONDS)
+    rows = share_answer((what, id(context.config), context.broker), ask, OTHERS_SECONDS)
     known = context.known(None)
-    return all_schedules if known is None else [one for one in all_schedules if one.topic in known]
+    return rows if known is None else [one for one in rows if one.topic in known]
 
 
 def shared_servers(context: OperationContext) -> list[ServerInfo]:

@@ -224,7 +224,8 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, object], *, adopt:
     counters: Counter[str] = Counter()
     depths = dict.fromkeys(DEPTHS, 0)
     drifting, adopted = [], 0
-    for slot, ledger in _ledgers(broker, counted):
+    slots = range(counted.slots)
+    for slot, ledger in enumerate(walk(broker, (inspect.audit_ledger(counted, slot) for slot in slots))):
         if adopt and ledger.live_drift > 0:
             booked = _adopt(broker, topic, slot, ledger)
             adopted += booked
@@ -244,10 +245,6 @@ def check_is_settled(topic: Topic, registered: dict[str, object]) -> None:
         raise ConfigurationError(
             f'topic "{topic.name}" is being re-slotted: look for strays after that has finished'
         )
-
-
-def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
-    yield from enumerate(walk(broker, (inspect.audit_ledger(topic, slot) for slot in range(topic.slots))))
 
 
 def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:

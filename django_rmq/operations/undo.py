@@ -17,7 +17,7 @@ from django_rmq.core.commands import operate, stored_actions
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.operate import Deleted
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, DeletionKind
+from django_rmq.core.model.stored_actions import Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
 from django_rmq.operations.authorization import PERMISSION_OF, Permission
@@ -213,17 +213,3 @@ def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Ite
     if not tally.problems:
         broker.run(stored_actions.write_deletion(deletion.id, "undone", context.actor.name))
     yield tally.progress(is_complete=not tally.problems)
-
-
-__all__ = [
-    "ALL_BYTES",
-    "MOST_BYTES",
-    "MOST_DELETIONS",
-    "MOST_MESSAGES",
-    "UNDO_MS",
-    "Deletion",
-    "Trash",
-    "open_trash",
-    "undo",
-    "undoable",
-]

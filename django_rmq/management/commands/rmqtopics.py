@@ -10,7 +10,6 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
-from django_rmq.core.model.topic import Topic
 from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
@@ -122,7 +121,8 @@ class Command(RmqCommand):
                 limits = operations.change_limits(name, changes)
             else:
                 limits = operations.reset_limits(name)
-            self.stdout.write(f"{name}: {_limits(limits.topic)}; workers apply this within five seconds")
+            text = ", ".join(f"{limit} {_limit(getattr(limits.topic, limit))}" for limit in LIMITS)
+            self.stdout.write(f"{name}: {text}; workers apply this within five seconds")
         return True
 
     def _retire(self, options: Options) -> None:
@@ -204,10 +204,6 @@ def limit(text: str) -> float | int | str:
 
 def _limit(value: float | None) -> str:
     return NONE if value is None else f"{value:.9g}"
-
-
-def _limits(topic: Topic) -> str:
-    return ", ".join(f"{name} {_limit(getattr(topic, name))}" for name in LIMITS)
 
 
 def _row(defined: Defined, changed: ChangedLimits | None) -> _Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field, fields
 from datetime import timedelta
 from importlib.util import find_spec
@@ -135,10 +136,6 @@ def in_ms(least: timedelta, most: timedelta = LONGEST, *, is_short: bool = False
     return lambda value: milliseconds(parse(value))
 
 
-kept_for = in_ms(timedelta(seconds=1), timedelta(days=30))
-"""Returns OUTCOME_RETENTION."""
-
-
 def optional(parse: Callable[[object], object]) -> Callable[[object], object]:
     """Return a parser that also accepts None."""
 
@@ -155,12 +152,8 @@ def optional(parse: Callable[[object], object]) -> Callable[[object], object]:
 
 def one_of(*choices: str) -> Callable[[object], str]:
     """Return a parser of one of ``choices``."""
-    choices_text = [repr(choice) for choice in choices]
-    sentence = (
-        " or ".join([", ".join(choices_text[:-1]), choices_text[-1]])
-        if len(choices_text) > 1
-        else choices_text[0]
-    )
+    *first, last = map(repr, choices)
+    sentence = f"{', '.join(first)} or {last}" if first else last
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
@@ -219,18 +212,13 @@ byte_rate = matching(
 
 def opentelemetry(value: object) -> bool:
     """Return True if spans and metrics can be made."""
-    is_on = boolean(value)
-    if is_on and not _has_opentelemetry():
+    is_on, spec = boolean(value), None
+    # ``find_spec`` imports the parent package first, and fails where opentelemetry-api is not installed.
+    with suppress(ImportError):
+        spec = find_spec("opentelemetry.trace")
+    if is_on and spec is None:
         raise InvalidSetting("False where opentelemetry-api (the extra otel) is not installed")
     return is_on
-
-
-def _has_opentelemetry() -> bool:
-    try:
-        return find_spec("opentelemetry.trace") is not None
-    except ImportError:
-        # ``find_spec`` imports the parent package first, and fails where opentelemetry-api is not installed.
-        return False
 
 
 def formatter(value: object) -> str | Mapping[str, str]:

@@ -19,7 +19,6 @@ from django_rmq.conf.parsers import (
     boolean,
     dotted_path,
     in_ms,
-    kept_for,
     one_of,
     optional,
     seconds,
@@ -79,12 +78,6 @@ def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping
             "sends later comes behind what was sent meanwhile.",
             'Set "OUTBOX": False for this topic, or ORDER "loose".',
         )
-
-
-def merging(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
-    """Report options that contradict DEBOUNCE and ACCUMULATE, after those that do not fit the topic's type were removed."""
-    _debounce(problems, place, values, own)
-    _accumulate(problems, place, values, own)
 
 
 def _debounce(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
@@ -250,7 +243,7 @@ TOPIC_KEYS: Keys = {
     "FLOW": ("flow", optional(one_of("auto"))),
     "CONCURRENCY": ("concurrency", whole(1, 10_000)),
     "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
-    "OUTCOME_RETENTION": ("outcome_retention_ms", optional(kept_for)),
+    "OUTCOME_RETENTION": ("outcome_retention_ms", optional(in_ms(timedelta(seconds=1), timedelta(days=30)))),
     "LISTENER": ("listener", boolean),
     "ORIGIN": ("origin", boolean),
     "OUTBOX": ("outbox", boolean),
@@ -264,20 +257,19 @@ AFTER_HARD_TIMEOUT = 3600.0
 """Seconds by which MAX_RUNTIME exceeds HARD_TIMEOUT unless it is set: until its process has ended, a listener keeps
 its message."""
 
-_ONLY = (
-    ("TIME_RANGE", TopicType.RANGE_MERGE),
-    ("DEBOUNCE", TopicType.RANGE_MERGE),
-    ("MAX_WAIT", TopicType.RANGE_MERGE),
-    ("ACCUMULATE", TopicType.RANGE_MERGE),
-    ("DEFAULT_PRIORITY", TopicType.PRIORITY),
-    ("RETRY_PRIORITY", TopicType.PRIORITY),
-    ("ORDER", TopicType.FIFO),
-    ("ON_DUPLICATE", TopicType.FIFO),
+SETTINGS_OF_TYPES: Mapping[str, TopicType] = MappingProxyType(
+    {
+        "TIME_RANGE": TopicType.RANGE_MERGE,
+        "DEBOUNCE": TopicType.RANGE_MERGE,
+        "MAX_WAIT": TopicType.RANGE_MERGE,
+        "ACCUMULATE": TopicType.RANGE_MERGE,
+        "DEFAULT_PRIORITY": TopicType.PRIORITY,
+        "RETRY_PRIORITY": TopicType.PRIORITY,
+        "ORDER": TopicType.FIFO,
+        "ON_DUPLICATE": TopicType.FIFO,
+    }
 )
 """Settings that topics of one type have."""
-
-SETTINGS_OF_TYPES: Mapping[str, TopicType] = MappingProxyType(dict(_ONLY))
-"""The same by their keys."""
 
 
 def read_topics(problems: Problems, root: Mapping[str, object]) -> Mapping[str, Topic]:
@@ -327,7 +319,9 @@ def read_topic(
     typed(problems, place, values, own)
     if values["type"] is TopicType.FIFO:
         fifo(problems, place, values, own)
-    merging(problems, place, values, own)
+    # DEBOUNCE and ACCUMULATE that do not fit the type were removed before.
+    _debounce(problems, place, values, own)
+    _accumulate(problems, place, values, own)
     _check_identity(problems, place, own, values)
     _check_limits(problems, place, values)
     if len(problems) > before:
@@ -349,7 +343,7 @@ def _check_type(
 ) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]
-    for key, only in _ONLY:
+    for key, only in SETTINGS_OF_TYPES.items():
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)

@@ -26,7 +26,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,7 @@ from django_rmq.observability import (
 )
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter, Histogram, Meter
+    from opentelemetry.metrics import Counter, Histogram
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
     from django_rmq.core.consumer.invoke import Coroutine
@@ -69,18 +69,14 @@ class Instruments(NamedTuple):
     processed_before: Counter
 
 
-def _meter() -> Meter:
+@cache
+def instruments() -> Instruments:
+    """Return the instruments. They find the project's SDK, whenever it is set up."""
     from opentelemetry import metrics
 
     from django_rmq import __version__
 
-    return metrics.get_meter("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
-
-
-@cache
-def instruments() -> Instruments:
-    """Return the instruments. They find the project's SDK, whenever it is set up."""
-    meter = _meter()
+    meter = metrics.get_meter("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
     return Instruments(
         meter.create_counter(
             semantic_conventions.SENT_MESSAGES,
@@ -163,25 +159,16 @@ def tracer() -> Tracer:
     return trace.get_tracer("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
 
 
-def span_around(
-    name: str, kind: SpanKind, attributes: Mapping[str, object], links: Sequence[Link] = (), *, hidden: bool
-) -> AbstractContextManager[Span]:
-    """Make a span current, if spans are switched on. ``hidden``: only the class of an error is recorded."""
-    from opentelemetry.trace import INVALID_SPAN
-
-    return (
-        _recorded(name, kind, attributes, links, hidden)
-        if get_config().tracing
-        else nullcontext(INVALID_SPAN)
-    )
-
-
 @contextmanager
-def _recorded(
-    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link], hidden: bool
+def span_around(
+    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link] = (), *, hidden: bool
 ) -> Iterator[Span]:
-    from opentelemetry.trace import Status, StatusCode
+    """Make a span current, if spans are switched on. ``hidden``: only the class of an error is recorded."""
+    from opentelemetry.trace import INVALID_SPAN, Status, StatusCode
 
+    if not get_config().tracing:
+        yield INVALID_SPAN
+        return
     with tracer().start_as_current_span(
         name,
         kind=kind,

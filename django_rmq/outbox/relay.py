@@ -53,13 +53,6 @@ LONGEST_REST_MS = 600_000
 """The longest time between two attempts at one message."""
 
 
-_ACTS: dict[str, Literal["send", "ensure", "remove", "cancel"]] = {
-    "send": "send",
-    "ensure": "ensure",
-    "remove": "remove",
-    "cancel": "cancel",
-}
-
 _REMOVALS = ("remove", "cancel")
 
 
@@ -69,7 +62,7 @@ class Stored(NamedTuple):
     id: int
     topic: str
     type: str
-    act: str
+    act: Literal["send", "ensure", "remove", "cancel"]
     identity: UUID
     crc: int
     member: bytes
@@ -125,7 +118,7 @@ def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
     score = row.score
     if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO) and row.act not in _REMOVALS:
         score = min(max(0, row.sent_ms + row.score - now_ms), row.score)
-    return Outgoing(topic, 0, row.member, score, row.envelope, _ACTS[row.act], row.crc)
+    return Outgoing(topic, 0, row.member, score, row.envelope, row.act, row.crc)
 
 
 def envelope_in(row: Stored) -> bytes | None:

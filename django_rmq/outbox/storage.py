@@ -190,11 +190,6 @@ def has_no_older(out: Outgoing) -> bool:
     return out.act == "send" and is_drawn(out.topic, out.member)
 
 
-def wanted_of(wanted: Durability) -> Durability:
-    """Return what Redis has to confirm of a send that asked for ``wanted``."""
-    return wanted._replace(replicas=max(wanted.replicas, get_config().outbox.replicas))
-
-
 def write(
     connection: BaseDatabaseWrapper, messages: Sequence[Outgoing], wanted: Durability
 ) -> list[StoredSend]:
@@ -206,9 +201,11 @@ def write(
         return []
     alias = connection.alias
     check_allowed(messages[0].topic.name, alias)
-    now, needed = now_ms(), wanted_of(wanted)
+    options, now = get_config().outbox, now_ms()
+    # What Redis has to confirm before the row may be deleted.
+    needed = wanted._replace(replicas=max(wanted.replicas, options.replicas))
     # Until then the relay leaves the row alone, because this process sends the message after the commit.
-    due_ms = now + get_config().outbox.grace_ms
+    due_ms = now + options.grace_ms
     identities = [identity_of(out) for out in messages]
     made = [
         {
@@ -336,7 +333,7 @@ class Older(NamedTuple):
 def insert(connection: BaseDatabaseWrapper, made: Sequence[RowValues]) -> list[int]:
     """Insert rows, each of the same fields, and return their ids."""
     # MySQL, and SQLite before 3.35, cannot return the ids of inserted rows; other vendors have SQL of their own.
-    if not _is_written_here(connection) or not connection.features.can_return_rows_from_bulk_insert:
+    if connection.vendor not in WRITTEN_HERE or not connection.features.can_return_rows_from_bulk_insert:
         saved = [model()(**row) for row in made]
         for row in saved:
             row.save(using=connection.alias, force_insert=True)
@@ -363,7 +360,7 @@ def insert(connection: BaseDatabaseWrapper, made: Sequence[RowValues]) -> list[i
 def visible(alias: str, identities: Collection[UUID], most: int | None = None) -> list[Older]:
     """Return the rows of these messages; of each query at most ``most``."""
     connection = databases[alias]
-    if not _is_written_here(connection):
+    if connection.vendor not in WRITTEN_HERE:
         rows = model().objects.using(alias).values_list(*Older._fields)
         return [
             Older(*row) for some in parts(list(identities)) for row in rows.filter(identity__in=some)[:most]
@@ -490,10 +487,6 @@ def parts(values: list[T]) -> Iterator[list[T]]:
     """Yield the values in lists that one query can hold."""
     for start in range(0, len(values), MOST_PARAMETERS):
         yield values[start : start + MOST_PARAMETERS]
-
-
-def _is_written_here(connection: BaseDatabaseWrapper) -> bool:
-    return connection.vendor in WRITTEN_HERE
 
 
 def _quoted(connection: BaseDatabaseWrapper, *columns: str) -> tuple[str, ...]:

@@ -140,55 +140,50 @@ def forgetting(
         if topic.name in databases:
             first.setdefault(databases[topic.name], topic)
     return [
-        (alias, _Forgetting(alias, seconds, partial(may_delete, topic))) for alias, topic in first.items()
+        (alias, partial(_forgetting, alias, seconds, partial(may_delete, topic)))
+        for alias, topic in first.items()
     ]
 
 
-class _Forgetting:
-    """Deletes the old rows of one database."""
+def _forgetting(alias: str, seconds: float, may_delete: Callable[[], bool]) -> Generator[float, None, None]:
+    """The duty that deletes the old rows of one database."""
+    while True:
+        deleted = 0
+        while may_delete():
+            step = _forget_some(alias, seconds)
+            deleted += step
+            if step < ROWS_AT_ONCE:
+                break
+            yield 0.05
+        if deleted:
+            logger.info(
+                "Deleted %d processed messages of database %s that were older than ONCE_RETENTION",
+                deleted,
+                alias,
+                extra={"rmq_event": "processed_trimmed", "rmq_messages": deleted},
+            )
+        yield min(LONGEST_ROUND, max(1.0, seconds / 20))
 
-    def __init__(self, alias: str, seconds: float, may_delete: Callable[[], bool]) -> None:
-        self._alias = alias
-        self._seconds = seconds
-        self._may_delete = may_delete
 
-    def __call__(self) -> Generator[float, None, None]:
-        while True:
-            deleted = 0
-            while self._may_delete():
-                step = self._step()
-                deleted += step
-                if step < ROWS_AT_ONCE:
-                    break
-                yield 0.05
-            if deleted:
-                logger.info(
-                    "Deleted %d processed messages of database %s that were older than ONCE_RETENTION",
-                    deleted,
-                    self._alias,
-                    extra={"rmq_event": "processed_trimmed", "rmq_messages": deleted},
-                )
-            yield min(LONGEST_ROUND, max(1.0, self._seconds / 20))
+def _forget_some(alias: str, seconds: float) -> int:
+    """Delete the old rows among the first ones; return how many there were.
 
-    def _step(self) -> int:
-        """Delete the old rows among the first ones; return how many there were.
-
-        Rows were inserted in about the order of their ids, so no index by time is needed.
-        """
-        reset_queries()  # DEBUG keeps all queries of a thread until somebody does
-        # The duty runs rarely, so the database may have closed the connection since.
+    Rows were inserted in about the order of their ids, so no index by time is needed.
+    """
+    reset_queries()  # DEBUG keeps all queries of a thread until somebody does
+    # The duty runs rarely, so the database may have closed the connection since.
+    close_old_connections()
+    try:
+        rows = ProcessedMessage.objects.using(alias)
+        first = list(rows.order_by("id").values_list("id", flat=True)[:ROWS_AT_ONCE])
+        # By the clock of the database, which has written the times.
+        up_to = Now() - timedelta(seconds=seconds)
+        old = list(rows.filter(id__in=first, processed_at__lt=up_to).values_list("id", flat=True))
+        if old:
+            rows.filter(id__in=old).delete()
+        return len(old)
+    finally:
         close_old_connections()
-        try:
-            rows = ProcessedMessage.objects.using(self._alias)
-            first = list(rows.order_by("id").values_list("id", flat=True)[:ROWS_AT_ONCE])
-            # By the clock of the database, which has written the times.
-            up_to = Now() - timedelta(seconds=self._seconds)
-            old = list(rows.filter(id__in=first, processed_at__lt=up_to).values_list("id", flat=True))
-            if old:
-                rows.filter(id__in=old).delete()
-            return len(old)
-        finally:
-            close_old_connections()
 
 
 def has_table(alias: str) -> bool:

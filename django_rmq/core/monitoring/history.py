@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate, dropwhile, islice
 from operator import add, sub
 from typing import NamedTuple, TypeVar
@@ -176,33 +176,18 @@ class MinuteRecord(NamedTuple):
     def of(cls, sample: Sample, topic: Topic, now_ms: int) -> MinuteRecord:
         scale = topic.slots / sample.slots if sample.slots else 0
         claimed, counters = counted(sample.counters)
-        depths = (sample.store, sample.due, sample.prepare, sample.retry, sample.dead)
-        store, due, prepare, retry, dead = (round(value * scale) for value in depths)
+        depths = (sample.store, sample.due, sample.prepare, claimed, sample.retry, sample.dead)
+        store, due, prepare, claimed, retry, dead = (round(value * scale) for value in depths)
+        oldest, undrained = sample.oldest_due_ms, sample.undrained_since_ms
+        depth = Depth(store, due, prepare, claimed, retry, dead, oldest, undrained)
         return cls(
-            now_ms,
-            sample.slots,
-            topic.slots,
-            Depth(
-                *(store, due, prepare, round(claimed * scale), retry, dead),
-                sample.oldest_due_ms,
-                sample.undrained_since_ms,
-            ),
-            tuple(round(value * scale) for value in counters),
+            now_ms, sample.slots, topic.slots, depth, tuple(round(value * scale) for value in counters)
         )
 
     def encode(self) -> str:
-        depth = self.depth
-        numbers = (
-            *(self.sampled_ms, self.slots, self.asked, depth.store, depth.due, depth.prepare, depth.claimed),
-            *(
-                depth.retry,
-                depth.dead,
-                depth.oldest_due_ms or 0,
-                *self.counters,
-                depth.undrained_since_ms or 0,
-            ),
-        )
-        return " ".join(map(str, numbers))
+        *depths, undrained = self.depth
+        numbers = (self.sampled_ms, self.slots, self.asked, *depths, *self.counters, undrained)
+        return " ".join(str(number or 0) for number in numbers)
 
     @classmethod
     def parse(cls, raw: bytes | None) -> MinuteRecord | None:
@@ -276,61 +261,46 @@ def sampling(
     ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``present``
     returns a topic with its current slots.
     """
-    return [_Sampling(broker, topic, minutes, is_ours, present) for topic in topics] if minutes else []
+    return [partial(_sampling, broker, topic, minutes, is_ours, present) for topic in topics if minutes]
 
 
-class _Sampling:
+def _sampling(
+    broker: Broker,
+    topic: Topic,
+    keep: int,
+    is_ours: Callable[[Topic], bool],
+    present: Callable[[Topic], Topic],
+) -> Generator[float, None, None]:
     """The duty that samples one topic."""
+    # Each topic has an instant of its own, so that Redis does not get the reads of all topics at once.
+    offset_ms = crc32(topic.name.encode()) % 5_000
+    while True:
+        topic = present(topic)
+        minute, passed = divmod(broker.now_ms(), 60_000)
+        if passed < offset_ms:
+            yield (offset_ms - passed) / 1000
+            continue
+        # A reading that is spread over most of a minute and begins late would end in the next minute.
+        if passed > 12_000 and topic.slots > SPREAD_SLOTS:
+            yield (60_000 - passed) / 1000
+            continue
+        # Several workers may try: while slots move two may own slot 0, and topics without owners are sampled by any worker.
+        if is_ours(topic) and broker.run(history.take_minute(topic, minute)):
+            yield from _sample(broker, topic, minute, keep)
+        yield (60_000 + offset_ms - broker.now_ms() % 60_000) / 1000
 
-    def __init__(
-        self,
-        broker: Broker,
-        topic: Topic,
-        keep: int,
-        is_ours: Callable[[Topic], bool],
-        present: Callable[[Topic], Topic],
-    ) -> None:
-        self._broker = broker
-        self._topic = topic
-        self._keep = keep
-        self._is_ours = is_ours
-        self._present = present
-        # Each topic has an instant of its own, so that Redis does not get the reads of all topics at once.
-        self._offset_ms = crc32(topic.name.encode()) % 5_000
 
-    def __call__(self) -> Generator[float, None, None]:
-        while True:
-            self._topic = self._present(self._topic)
-            minute, passed = divmod(self._broker.now_ms(), 60_000)
-            if passed < self._offset_ms:
-                yield (self._offset_ms - passed) / 1000
-            # A reading that is spread over most of a minute and begins late would end in the next minute.
-            elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
-                yield (60_000 - passed) / 1000
-            # Several workers may try: while slots move two may own slot 0, and topics without owners are sampled by any worker.
-            elif self._is_ours(self._topic) and self._broker.run(history.take_minute(self._topic, minute)):
-                yield from self._sample(minute)
-                yield self._until_next()
-            else:
-                yield self._until_next()
-
-    def _until_next(self) -> float:
-        return (60_000 + self._offset_ms - self._broker.now_ms() % 60_000) / 1000
-
-    def _sample(self, minute: int) -> Generator[float, None, None]:
-        stride = -(-self._topic.slots // MOST_SLOTS)
-        slots = range(0, self._topic.slots, stride)
-        parts = [slots[at : at + SLOTS_AT_ONCE] for at in range(0, len(slots), SLOTS_AT_ONCE)]
-        pause = SPREAD_SECONDS / len(parts) if self._topic.slots > SPREAD_SLOTS else 0.02
-        whole: Sample | None = None
-        for number, part in enumerate(parts):
-            if number:
-                yield pause
-            part_sample = self._broker.run(history.sample(self._topic, part))
-            whole = part_sample if whole is None else whole.plus(part_sample)
-        assert whole is not None
-        record = MinuteRecord.of(whole, self._topic, self._broker.now_ms())
-        self._broker.run(history.store_minute(self._topic, minute, record.encode(), self._keep))
+def _sample(broker: Broker, topic: Topic, minute: int, keep: int) -> Generator[float, None, None]:
+    slots = range(0, topic.slots, -(-topic.slots // MOST_SLOTS))
+    parts = [slots[at : at + SLOTS_AT_ONCE] for at in range(0, len(slots), SLOTS_AT_ONCE)]
+    pause = SPREAD_SECONDS / len(parts) if topic.slots > SPREAD_SLOTS else 0.02
+    samples: list[Sample] = []
+    for part in parts:
+        if samples:
+            yield pause
+        samples.append(broker.run(history.sample(topic, part)))
+    record = MinuteRecord.of(reduce(Sample.plus, samples), topic, broker.now_ms())
+    broker.run(history.store_minute(topic, minute, record.encode(), keep))
 
 
 LONGEST_GAP_MINUTES = 5

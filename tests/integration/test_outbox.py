@@ -113,6 +113,12 @@ def make_due() -> None:
     OutboxMessage.objects.filter(due_ms__isnull=False).update(due_ms=1)
 
 
+def relay_due() -> outbox_relay.RelayStep:
+    """Relay all that waits, whenever it is due."""
+    make_due()
+    return relay("default")
+
+
 @contextmanager
 def dying() -> Iterator[None]:
     """A process that dies between the commit and the callback."""
@@ -237,8 +243,7 @@ def test_what_a_dead_process_left_is_relayed() -> None:
     left_behind(lambda: send_message("renders", 1, priority=100))
     assert (len(rows()), waiting("renders")) == (1, {})
     assert relay("default").sent == 0  # its process may still be sending it
-    make_due()
-    assert relay("default").sent == 1
+    assert relay_due().sent == 1
     assert (rows(), waiting("renders")) == ([], {b"1": 100})
 
 
@@ -276,8 +281,7 @@ def test_an_unknown_answer_leaves_the_row_and_the_message_arrives_again(proxy: T
         with transaction.atomic():
             result = send_message("keyed", "KEYED-BODY", key="a", priority=100)
         assert (result.status, len(rows()), set(waiting("keyed"))) == ("in_outbox", 1, {b"a"})
-        make_due()
-        assert relay("default").sent == 1
+        assert relay_due().sent == 1
         assert (rows(), set(waiting("keyed"))) == ([], {b"a"})
 
 
@@ -313,8 +317,7 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
             broker.purge(get_config().topic(name), slot, "store", float("inf"), 100)
     assert not any(held().values())
     left_behind(send_all)
-    make_due()
-    assert relay("default").sent == 5
+    assert relay_due().sent == 5
     by_relay = held()
     times = [found["prices"][0][2] for found in (by_process, by_relay)]
     assert abs(times[0] - times[1]) < 60_000
@@ -326,8 +329,7 @@ def test_the_relay_sends_what_the_process_would_have_sent() -> None:
 def test_only_the_newest_state_of_a_message_is_relayed() -> None:
     for priority in (100, 200, 300):
         left_behind(lambda priority=priority: send_message("keyed", priority, key="a", priority=priority))
-    make_due()
-    step = relay("default")
+    step = relay_due()
     assert (step.sent, step.rows, waiting("keyed")) == (1, 3, {b"a": 300})
     assert step.results["keyed"][0].status == "stored"
 
@@ -339,8 +341,7 @@ def test_a_later_send_ends_what_was_left_of_the_same_message() -> None:
     with transaction.atomic():
         send_message("keyed", "new", key="a", priority=900)
     assert [bytes(row.member) for row in rows()] == [b"b"]
-    make_due()
-    relay("default")
+    relay_due()
     assert waiting("keyed") == {b"a": 900, b"b": 100}
 
 
@@ -367,8 +368,7 @@ def test_an_ensure_that_finds_its_message_before_an_older_removal_is_done_after_
     with transaction.atomic():
         assert ensure_message("keyed", "again", key="a", priority=200).status == "pending"
     assert [row.act for row in rows()] == ["remove", "ensure"]
-    make_due()
-    assert relay("default").rows == 2
+    assert relay_due().rows == 2
     assert waiting("keyed") == {b"a": 200}
 
 
@@ -435,16 +435,14 @@ def test_a_state_that_a_newer_transaction_has_replaced_is_not_sent(is_removed: b
         other = send_message("renders", 1, priority=77)
     assert (old.status, other.status) == ("outdated", "stored")
     assert (waiting("keyed"), waiting("renders")) == ({b"a": 900}, {b"1": 77})
-    make_due()
-    relay("default")
+    relay_due()
     assert (rows(), waiting("keyed")) == ([], {b"a": 900})
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: bool) -> None:
     def relayed() -> None:
-        make_due()
-        assert relay("default").sent == 1
+        assert relay_due().sent == 1
         if is_removed:
             send_message("keyed", "new", key="a", priority=900)
 
@@ -465,8 +463,7 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
 def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
     def relay_late() -> None:
         time.sleep(2 * storage.SURE_SECONDS)
-        make_due()
-        assert relay("default").sent == 1
+        assert relay_due().sent == 1
 
     with before_each_flush(relay_late), transaction.atomic():
         result = send_message("jobs", 1)
@@ -520,8 +517,7 @@ def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, ne
         do(older, "old")
     is_harmless = (older, newer) == ("ensure", "send")
     assert [row.act for row in rows()] == ([] if is_harmless else [newer])
-    make_due()
-    assert relay("default").sent == (0 if is_harmless else 1)
+    assert relay_due().sent == (0 if is_harmless else 1)
     topic, broker = get_config().topic("keyed"), direct(connections.get_broker("worker"))
     found = [e.envelope for slot in range(4) for e in broker.list_messages(topic, slot, "store").entries]
     assert rows() == []
@@ -541,8 +537,7 @@ def test_a_send_at_once_in_a_transaction_leaves_the_rows_of_that_transaction(is_
             send_message("keyed", "at once", key="a", priority=900, on_commit=False)
         assert [row.score for row in rows()] == [200, 300], "the older transaction's row is gone"
     assert waiting("keyed") == ({} if is_removed else {b"a": 900})
-    make_due()
-    assert relay("default").sent == 1
+    assert relay_due().sent == 1
     assert waiting("keyed") == {b"a": 300}
 
 
@@ -559,8 +554,7 @@ def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_remo
         raise Undo
     assert waiting("keyed") == ({} if is_removed else {b"a": 900})
     assert [row.score for row in rows()] == [100]
-    make_due()
-    assert relay("default").sent == 1
+    assert relay_due().sent == 1
     assert waiting("keyed") == {b"a": 100}
 
 
@@ -572,12 +566,10 @@ def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     topics = {name: options for name, options in TOPICS.items() if name != "renders"}
     with configured(redis_url, prefix, TOPICS=topics):
         for attempt in range(1, REFUSALS + 1):
-            make_due()
-            assert relay("default").failed == 1
+            assert relay_due().failed == 1
             (row,) = rows()
             assert (row.attempts, row.due_ms is None) == (attempt, attempt == REFUSALS)
-        make_due()
-        assert relay("default").failed == 0
+        assert relay_due().failed == 0
     assert "UnknownTopic" in row.error and row.failed_ms
     assert [record.rmq_event for record in caplog.records if record.name == "django_rmq.outbox"] == [  # type: ignore[attr-defined]
         "outbox_refused"
@@ -600,8 +592,7 @@ def test_a_message_that_is_invalid_by_now_is_kept_and_marked(
     left_behind(lambda: send_message("renders", "abcdef", priority=50))
     # Under another prefix Redis has no earlier definition of the topic, as after `rmqtopics`.
     with configured(redis_url, f"{prefix}2", TOPICS={"renders": {**TOPICS["renders"], **change}}):
-        make_due()
-        assert relay("default").failed == 1
+        assert relay_due().failed == 1
     (row,) = rows()
     assert word in row.error
 
@@ -614,13 +605,11 @@ def test_a_message_for_a_full_slot_waits_in_the_outbox(redis_url: str, prefix: s
             result = send_message("renders", 2, priority=100)
         assert (result.status, len(rows())) == ("in_outbox", 1)
         for _ in range(REFUSALS + 2):
-            make_due()
-            assert relay("default").failed == 1
+            assert relay_due().failed == 1
         (row,) = rows()
         assert row.due_ms is not None and "TopicFull" in row.error
         remove_message("renders", 1)
-        make_due()
-        assert relay("default").sent == 1
+        assert relay_due().sent == 1
         assert set(waiting("renders")) == {b"2"}
 
 
@@ -634,11 +623,9 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
             result = send_message("renders", 1, priority=100)
             remove_message("renders", 2)
         assert (result.status, len(rows()), set(waiting("renders"))) == ("stored", 2, {b"1"})
-        make_due()
-        assert relay("default").failed == 2
+        assert relay_due().failed == 2
         assert {row.error for row in rows()} == {"Unconfirmed: 0 of 1 replicas have confirmed the message"}
-    make_due()
-    assert relay("default").sent == 2
+    assert relay_due().sent == 2
     assert rows() == []
 
 
@@ -771,8 +758,7 @@ def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothi
     ):
         result = send_message("renders", 1, priority=100)
     assert (result.status, len(rows())) == ("stored", 1)
-    make_due()
-    assert relay("default").sent == 1
+    assert relay_due().sent == 1
 
 
 class InTestCase(RMQTestMixin, TestCase):
@@ -1146,8 +1132,7 @@ def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     with transaction.atomic():
         assert send_message("keyed", "new", key="a", priority=900).status == "pending"
     assert (len(rows()), waiting("keyed")) == (301, {b"a": 900})
-    make_due()
-    step = relay("default")
+    step = relay_due()
     assert (step.sent, step.rows, rows(), waiting("keyed")) == (1, 301, [], {b"a": 900})
 
 
@@ -1166,8 +1151,7 @@ def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_w
     long = "x" * 3000
     left_behind(lambda: [send_message("jobs", body, slot_basis="a") for body in (1, long, 3)])
     send_message("jobs", 4, slot_basis="a")
-    make_due()
-    assert relay("default").sent == 3
+    assert relay_due().sent == 3
     assert (rows(), bodies("jobs")) == ([], [b"4", b"1", json.dumps(long).encode(), b"3"])
 
 
@@ -1180,8 +1164,7 @@ def test_a_message_without_a_key_that_is_sent_twice_by_process_and_relay_is_one(
         with transaction.atomic():
             result = send_message("jobs", "LONE-BODY")
         assert (result.status, len(rows()), len(bodies("jobs"))) == ("in_outbox", 1, 2)
-        make_due()
-        assert relay("default").sent == 1
+        assert relay_due().sent == 1
         assert (rows(), sorted(bodies("jobs"))) == ([], [b'"LONE-BODY"', b"0"])
 
 
@@ -1190,8 +1173,7 @@ def test_of_two_sends_with_a_key_the_relay_sends_the_one_that_on_duplicate_means
     topic: str, kept: bytes
 ) -> None:
     left_behind(lambda: [send_message(topic, body, key="k") for body in (1, 2)])
-    make_due()
-    assert relay("default").sent == 1
+    assert relay_due().sent == 1
     assert (rows(), bodies(topic)) == ([], [kept])
 
 
@@ -1208,16 +1190,14 @@ def test_a_removal_that_was_left_comes_before_the_send_that_found_its_message() 
     with transaction.atomic():
         result = send_message("jobs", 2, key="k")
     assert (result.status, [row.act for row in rows()]) == ("present", ["remove", "send"])
-    make_due()
-    relay("default")
+    relay_due()
     assert (rows(), bodies("jobs")) == ([], [b"2"])
 
 
 def test_a_message_without_a_key_is_taken_back_by_its_id_before_redis_has_it() -> None:
     result = left_behind(lambda: send_message("jobs", 1))
     assert (remove_message("jobs", id=result.id).status, rows()) == ("not_found", [])
-    make_due()
-    assert (relay("default").sent, bodies("jobs")) == (0, [])
+    assert (relay_due().sent, bodies("jobs")) == (0, [])
 
 
 def test_a_row_without_a_key_is_shown_with_its_body() -> None:

@@ -17,7 +17,7 @@ from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import TopicType
 from django_rmq.spark.stream_reader import ranges, slots_in
 from tests.spark.conftest import Queue
-from tests.spark.test_streaming import ALL, fill, reader
+from tests.spark.test_streaming import ALL, fill, first_batch, reader
 from tests.support.workers import Worker, eventually
 
 MakeQueue = Callable[..., Queue]
@@ -83,8 +83,7 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     topic = queue(slots=4)
     topic.send(list(range(100)))
     source = reader(topic, claimTimeout="1")
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    _start, end = first_batch(source)
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         assert acknowledge(topic.options, end) == 4
         # The thread that renews finds the claims gone.
@@ -106,8 +105,7 @@ def test_a_claim_that_is_lost_is_told_once_and_as_it_is(
     topic = queue(slots=4)
     topic.send(list(range(100)))
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     for slot in range(4):
         topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
@@ -122,8 +120,7 @@ def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: 
     topic = queue(TopicType.FIXED_TIME, slots=4_096)
     fill(topic, {7: 10, 8: 10, 900: 10}, 2)
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     assert (end["held"], end["rows"], end["topic"]) == ("7-8,900", 6, topic.topic.name)
 
     # Not counted by the server, which leases of other tests' claims may still ask.

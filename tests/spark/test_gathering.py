@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from django_rmq.spark import stream_reader
 from django_rmq.spark.stream_reader import MinBatch
 from tests.spark.conftest import Queue
-from tests.spark.test_streaming import ALL, reader, rows
+from tests.spark.test_streaming import ALL, first_batch, reader, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 MakeQueue = Callable[..., Queue]
@@ -86,8 +86,7 @@ def test_a_batch_has_about_as_many_bytes_as_were_allowed(queue: MakeQueue, optio
     for n in range(200):
         topic.send([f"{n:03}" + "x" * 995], **({"key": f"k{n}"} if options else {}))
     source = reader(topic, maxBytesPerTrigger="50000")
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    _start, end = first_batch(source)
     assert 45 <= end["rows"] <= 51
     # One message is larger than that.
     small = reader(topic, maxBytesPerTrigger="10", consumerId="small")

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from django_rmq.exceptions import LostRace, ServerUnavailable
 from django_rmq.spark import claims
 from tests.spark.conftest import Queue
-from tests.spark.test_streaming import ALL, ShiftedClock, reader, redis_clock, rows, run_once
+from tests.spark.test_streaming import ALL, ShiftedClock, first_batch, reader, redis_clock, rows, run_once
 from tests.support.workers import eventually
 
 MakeQueue = Callable[..., Queue]
@@ -30,8 +30,7 @@ def topic(queue: MakeQueue) -> Queue:
 def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Queue, count: int) -> None:
     topic.send(list(range(count)))
     one, other = reader(topic, consumerId="nightly"), reader(topic, consumerId="nightly")
-    start = one.initialOffset()
-    first = one.latestOffset(start, ReadMaxRows(40))
+    start, first = first_batch(one, ReadMaxRows(40))
     assert (first == start) == (count == 0)
     host, pid, *_ = claims.about_this_process().split(" ")
     said = f"another query has consumerId nightly of topic {topic.topic.name}: host {host}, process {pid}, since 2"
@@ -50,8 +49,7 @@ def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Que
 def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_ends(topic: Queue) -> None:
     topic.send(list(range(100)))
     one = reader(topic, consumerId="nightly")
-    start = one.initialOffset()
-    first = one.latestOffset(start, ReadMaxRows(40))
+    start, first = first_batch(one, ReadMaxRows(40))
     again = reader(topic, consumerId="nightly")
     # Spark runs the logged batch again before it asks for another offset.
     assert rows(again, start, first).total() == first["rows"]
@@ -70,8 +68,7 @@ def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_e
 def test_a_checkpoint_without_a_word_of_its_own_is_started_again_at_once(topic: Queue) -> None:
     topic.send(list(range(10)))
     one = reader(topic, consumerId="nightly")
-    start = one.initialOffset()
-    end = one.latestOffset(start, ALL)
+    start, end = first_batch(one)
     for offset in (start, end):
         # As an older version has written it.
         del offset["checkpoint"]
@@ -89,8 +86,7 @@ def test_every_message_is_recorded_by_one_of_two_queries_that_share_a_consumer(
     topic.send(list(range(8_000)))
     recorded: Counter[bytes] = Counter()
     one = reader(topic, consumerId="nightly", claimTimeout="60")
-    start = one.initialOffset()
-    slow = one.latestOffset(start, ReadMaxRows(1_000))
+    start, slow = first_batch(one, ReadMaxRows(1_000))
     read_by_one = rows(one, start, slow)
     other = reader(topic, consumerId="nightly", claimTimeout="60")
     begin = other.initialOffset()
@@ -120,8 +116,7 @@ def test_a_start_acknowledges_only_what_its_own_checkpoint_names(
 ) -> None:
     topic.send(list(range(100)))
     one = reader(topic, consumerId="nightly", claimTimeout="600")
-    start = one.initialOffset()
-    first = one.latestOffset(start, ReadMaxRows(40))
+    _start, first = first_batch(one, ReadMaxRows(40))
     second = one.latestOffset(first, ALL)
     acknowledged = topic.total("acked")
     # Another checkpoint has recorded later batches under the same name, before; and the first driver has left.

@@ -38,6 +38,12 @@ def reader(queue: Queue, **options: str) -> StreamReader:
     return StreamReader(SourceOptions(given, STREAM, "spark.readStream"), COLUMNS)
 
 
+def first_batch(source: StreamReader, limit: Any = ALL) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return where a new query starts, and where its first batch ends."""
+    start = source.initialOffset()
+    return start, source.latestOffset(start, limit)
+
+
 def plan(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
     """Return the tasks of a batch, as executors get them: through JSON and pickle."""
     start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
@@ -101,8 +107,7 @@ def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
     topic.send([{"n": 2}], key="sku-2")
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
     source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     found = {row["key"]: row for row in told(source, start, end)}
     assert {key: row["value"] for key, row in found.items()} == {b"sku-1": b'{"n":1}', b"sku-2": b'{"n":2}'}
     failed, fresh = found[b"sku-1"], found[b"sku-2"]
@@ -118,8 +123,7 @@ def test_rows_with_metadata_are_those_of_the_claim_in_every_part(queue: MakeQueu
     topic.send(list(range(5_000)))
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true", "minPartitions": "7"}
     source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     first = Counter(row["value"] for row in told(source, start, end))
     assert first.total() == len(first) == 5_000
     assert Counter(row["value"] for row in told(source, start, end)) == first
@@ -130,8 +134,7 @@ def test_a_claim_lost_between_pages_with_metadata_fails_the_task(queue: MakeQueu
     topic.send(list(range(2_500)))
     given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
     source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     [(executor, task)] = plan(source, start, end)
     reading = executor.read(task)
     assert next(reading).num_rows == FIRST_PAGE
@@ -234,8 +237,7 @@ def test_a_slot_that_gives_nothing_keeps_no_budget_from_the_others(queue: MakeQu
     assert topic.broker.claim(topic.topic, 2, "another", 1, 60_000, 1).taken == 1
     topic.broker.renew_claim(topic.topic, 2, "another", 1, 60_000, seal=True)
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ReadMaxRows(50))
+    start, end = first_batch(source, ReadMaxRows(50))
     assert slots_of(source, start, end) == {3: 50}
     topic.broker.return_claim(topic.topic, 2, "another", 1, spent=True)
     topic.broker.release(topic.topic, 1, held.receipt, [held.deliveries[0].member])
@@ -251,8 +253,7 @@ def test_the_most_urgent_of_all_slots_are_consumed_first(queue: MakeQueue) -> No
         members = [b"%d %d" % (slot, n) for n in range(count)]
         topic.broker.send_replace(topic.topic, slot, list(range(1_000, 1_000 + count)), members)
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ReadMaxRows(100))
+    start, end = first_batch(source, ReadMaxRows(100))
     assert slots_of(source, start, end) == {0: 10, 1: 20, 2: 30, 3: 40}
     for slot, count in enumerate((100, 200, 300, 400)):
         left = [entry.score for entry in topic.broker.list_messages(topic.topic, slot, "store").entries]
@@ -348,8 +349,7 @@ def test_the_lease_is_renewed_while_a_batch_runs(begun: Any, queue: MakeQueue) -
     topic = queue(slots=1)
     topic.send(["x"])
     source = reader(topic, claimTimeout="1")
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     first = topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0
     eventually(lambda: (topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0) > first, "a renewal", 10)
     assert rows(source, start, end) == {b'"x"': 1}
@@ -454,8 +454,7 @@ def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
     topic = queue(slots=2)
     topic.send(list(range(10)))
     source = reader(topic, consumerId="one")
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     assert fail_batch({**topic.options, "consumerId": "two"}) == 0
     assert rows(source, start, end).total() == 10
     with pytest.raises(ConfigurationError, match="consumerId is missing"):
@@ -504,8 +503,7 @@ def test_a_large_backlog_is_claimed_in_steps(
             names = [b"%d" % n for n in range(first, first + 1_000)]
             topic.broker.send_replace(topic.topic, slot, [1_000 + slot] * 1_000, names)
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ReadMaxRows(budget))
+    start, end = first_batch(source, ReadMaxRows(budget))
     assert slots_of(source, start, end) == dict(enumerate(taken))
     left = count - sum(taken)
     while left:
@@ -631,8 +629,7 @@ def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
     topic = queue(TopicType.PRIORITY, slots=1)
     topic.send([f"{n}" + "x" * 200_000 for n in range(100)])
     source = reader(topic)
-    start = source.initialOffset()
-    end = source.latestOffset(start, ALL)
+    start, end = first_batch(source)
     sizes = [batch.num_rows for executor, task in plan(source, start, end) for batch in executor.read(task)]
     assert sum(sizes) == end["rows"] and max(sizes) <= 16
 
@@ -770,8 +767,7 @@ def test_a_query_goes_on_while_what_it_has_lost_comes_back(
     topic = queue(slots=1)
     topic.send(list(range(3_000)))
     source = reader(topic, claimTimeout="60")
-    start = source.initialOffset()
-    first = source.latestOffset(start, ALL)
+    _start, first = first_batch(source)
     redis_clock.advance(ms=61_000)
     assert topic.broker.time_out(topic.topic, 0) == 400
     topic.send(["new"])
@@ -786,8 +782,7 @@ def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
     topic = queue(slots=4)
     topic.send(list(range(2_000)))
     dead = reader(topic, claimTimeout="60")
-    start = dead.initialOffset()
-    first = dead.latestOffset(start, ReadMaxRows(1_000))
+    start, first = first_batch(dead, ReadMaxRows(1_000))
     redis_clock.advance(ms=61_000)
     source = reader(topic, claimTimeout="60")
     source.prepareForTriggerAvailableNow()
@@ -802,8 +797,7 @@ def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, q
     topic = queue(slots=4)
     topic.send(list(range(100)))
     dead = reader(topic, claimTimeout="600")
-    start = dead.initialOffset()
-    end = dead.latestOffset(start, ALL)
+    start, end = first_batch(dead)
     redis_clock.advance(ms=599_000)
     source = reader(topic, claimTimeout="600")
     repeated = plan(source, start, end)
@@ -818,8 +812,7 @@ def test_what_is_lost_between_a_look_and_its_renewal_is_in_no_task(
     topic = queue(slots=1)
     topic.send([1, 2])
     dead = reader(topic)
-    start = dead.initialOffset()
-    end = dead.latestOffset(start, ALL)
+    start, end = first_batch(dead)
     source = reader(topic)
     reads = source._claims.reads
 

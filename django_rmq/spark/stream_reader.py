@@ -1,8 +1,8 @@
-"""Stream read: a query consumes a topic in two phases.
+"""Stream read: a query consumes a topic in two phases. ``StreamReader`` is what Spark calls, ``ClaimReader`` reads in the tasks.
 
-The driver decides how much to claim, and claims it in ``latestOffset``. Tasks read all of one claim or none, so Spark may
-repeat them. The next poll acknowledges what Spark has recorded, unless ``acknowledger`` has done so. The offset names the
-consumer, which therefore belongs to the checkpoint.
+The driver decides how much to claim (``BatchBytes``, ``MinBatch``), and claims it in ``latestOffset``. ``task_split`` decides how
+many tasks read it. They read all of one claim or none, so Spark may repeat them. The next poll acknowledges what Spark has
+recorded, unless ``acknowledger`` has done so. The offset names the consumer, which therefore belongs to the checkpoint.
 """
 
 from __future__ import annotations

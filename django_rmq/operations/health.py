@@ -24,7 +24,7 @@ from django_rmq.connections import coordinators
 from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan, members_of_roster
+from django_rmq.core.coordination.stored_plan import AssignmentPlan, members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble

@@ -97,6 +97,7 @@ class Permits:
                 self._broker.run(
                     limits.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
                 )
+            # Below zero: the permits that were not used go back.
             unused = len(taken) - tokens if topic.max_rate else 0
             wanted = wish if topic.max_in_flight else 0
             self._broker.run(

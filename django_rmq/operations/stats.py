@@ -18,7 +18,7 @@ from django_rmq.core.commands import inspect, membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.coordination import Member, Worker
-from django_rmq.core.coordination.assignment_plan import (
+from django_rmq.core.coordination.stored_plan import (
     AssignmentPlan,
     Span,
     members_of_roster,

@@ -16,7 +16,7 @@ import pytest
 
 from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
-from django_rmq.core.coordination.assignment_plan import members_of_roster
+from django_rmq.core.coordination.stored_plan import members_of_roster
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker

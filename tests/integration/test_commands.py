@@ -26,8 +26,8 @@ from django_rmq.conf import get_config
 from django_rmq.core import reslotting
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
-from django_rmq.core.coordination.assignment_plan import write_record
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
+from django_rmq.core.coordination.stored_plan import write_record
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure

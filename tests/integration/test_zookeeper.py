@@ -31,7 +31,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.coordination import Holding, Worker, topic_slots
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
 from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession

@@ -21,7 +21,7 @@ from django_rmq.core.coordination.assignment import (
     WorkerCapacity,
     assign,
 )
-from django_rmq.core.coordination.assignment_plan import MAX_SPANS, AssignmentPlan, Span
+from django_rmq.core.coordination.stored_plan import MAX_SPANS, AssignmentPlan, Span
 
 NAMES = ["a", "b", "c", "d"]
 WORKERS = ["u", "v", "w", "x", "y", "z"]

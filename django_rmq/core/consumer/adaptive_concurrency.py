@@ -110,6 +110,7 @@ class AdaptiveConcurrency:
             self.limit = min(self.limit * 2, self.most)
 
     def _follow(self, waiting: float, used: float, doubt: float) -> None:
+        # Half a call that waits says nothing: that is noise at any limit. To take back the last step needs less than to lower.
         grown, self._grown = self._grown, False
         doubtful = 2 * doubt * used
         if grown and waiting > max(0.5, 0.75 * TOLERANCE * used, doubtful):
@@ -127,6 +128,7 @@ class AdaptiveConcurrency:
         self._until_probe -= 1
 
     def _lower(self, waiting: float, used: float) -> None:
+        # All calls that wait leave, except that a quarter of a call is noise.
         before, self.limit = self.limit, max(1, self.limit - ceil(waiting - 0.25))
         if self.limit > 1:
             return

@@ -1,8 +1,8 @@
 """The end of a worker: when it ends by itself, and how everything is settled before it does.
 
 A worker ends on request, in a burst when nothing can be taken, after its maximum idle time, or because a listener exceeded
-HARD_TIMEOUT. The dispatcher then gives up its slots, and ``Shutdown`` settles what is in flight. How the process ends is the
-part of ``worker_processes``.
+HARD_TIMEOUT. The dispatcher then gives up its slots, and ``Shutdown`` settles what is in flight: for at most
+the shutdown time-out (``limits.SHUTDOWN_SECONDS`` by default). How the process ends is the part of ``worker_processes``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Acquisition: a worker registers in Redis as the owner of its slots, which fences their earlier owners, before it fetches.
 
 If the reply of a fetch was lost, Redis is first asked which messages this worker holds in the slot, and these are processed
-instead of waiting for their time-out. Which slots a worker owns is decided by the coordinator, not here.
+instead of waiting for their time-out. Which slots a worker owns is decided by the coordinator, not here. The states of a slot are
+explained by ``slots``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,13 @@ from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination import Holding, Member, Slots, Worker
 from django_rmq.core.coordination.assignment import assign
-from django_rmq.core.coordination.assignment_plan import (
+from django_rmq.core.coordination.shared_coordinator import (
+    AUDIT_SECONDS,
+    SETTLE_SECONDS,
+    SharedCoordinator,
+    log_assigned,
+)
+from django_rmq.core.coordination.stored_plan import (
     AssignmentPlan,
     members_of_roster,
     plan_of_roster,
@@ -27,12 +33,6 @@ from django_rmq.core.coordination.assignment_plan import (
     served_topics,
     whose,
     write_record,
-)
-from django_rmq.core.coordination.shared_coordinator import (
-    AUDIT_SECONDS,
-    SETTLE_SECONDS,
-    SharedCoordinator,
-    log_assigned,
 )
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Beat

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, less, pairs, topic_slots
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
 

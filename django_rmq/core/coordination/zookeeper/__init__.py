@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from django_rmq.core.coordination import Holding, Member
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.client import CONNECT_SECONDS, Ensemble, ZooKeeperSession
 from django_rmq.core.coordination.zookeeper.coordinator import ZooKeeperCoordinator

@@ -20,14 +20,14 @@ from kazoo.protocol.states import ZnodeStat
 from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Holding, Member, Slots, Worker
 from django_rmq.core.coordination.assignment import assign
-from django_rmq.core.coordination.assignment_plan import (
+from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
+from django_rmq.core.coordination.stored_plan import (
     AssignmentPlan,
     read_workers,
     served_topics,
     whose,
     write_record,
 )
-from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
 from django_rmq.core.coordination.zookeeper import node_tree
 from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Member
-from django_rmq.core.coordination.assignment_plan import AssignmentPlan, read_workers
+from django_rmq.core.coordination.stored_plan import AssignmentPlan, read_workers
 from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession
 from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused

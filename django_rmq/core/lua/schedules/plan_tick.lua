@@ -1,4 +1,4 @@
--- Decide the next tick of a schedule, once the tick before it is due; then `put_tick` has to write it into its slot.
+-- Decide the next tick of a schedule, once the tick before it is due; then `put_tick` writes it into its slot, once.
 --
 -- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
 --

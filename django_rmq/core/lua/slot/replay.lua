@@ -34,7 +34,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _sleep.wake
 -- include: _priority_notes.note_undrained
 -- include: _accumulation.bodies
--- include: _fifo_line
+-- include: _fifo_places
 -- A new body needs memory. Without one, start with a deletion of nothing: after it, a full server accepts the rest.
 local edited = false
 for i = first, last, 2 do

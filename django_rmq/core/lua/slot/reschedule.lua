@@ -24,7 +24,7 @@ local sleeping_until, max_retries, last_place = known[1], tonumber(known[2] or m
 -- include: _scores.kinds
 -- include: _ledger
 -- include: _sleep.wake
--- include: _fifo_line
+-- include: _fifo_places
 for i = first, last, 2 do
   if not is_fresh(tonumber(ARGV[i])) then return redis.error_reply('ERR score ' .. ARGV[i] .. ' is out of bounds') end
 end

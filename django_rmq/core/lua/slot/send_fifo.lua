@@ -47,7 +47,7 @@ end
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _scores.numbers
 -- include: _ledger
--- include: _fifo_line
+-- include: _fifo_places
 local function is_retry()
   return false
 end

@@ -1,7 +1,7 @@
 """Schedules in Django: those of the settings and of ``@schedule``, what each needs, and the duty that keeps them in Redis.
 
 The registry of schedules lives in the memory of one process. The system checks and the start of workers report each
-``ScheduleProblem``. ``declare`` runs once when workers start, and the duty, which keeps each schedule one tick ahead, while they
+``SettingsProblem``. ``declare`` runs once when workers start, and the duty, which keeps each schedule one tick ahead, while they
 run. The steps themselves are those of ``core.schedules``.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_rmq import connections, observability
-from django_rmq.conf import Config, did_you_mean, get_config, set_schedule_topics
+from django_rmq.conf import Config, SettingsProblem, did_you_mean, get_config, set_schedule_topics
 from django_rmq.conf.parsers import InvalidSetting
 from django_rmq.conf.problems import printable
 from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
@@ -104,22 +104,14 @@ def replace_declared(schedules: dict[str, Schedule]) -> None:
     _set_topics()
 
 
-class ScheduleProblem(NamedTuple):
-    """A reason why a schedule cannot run: an id of the system checks, a sentence and a hint."""
-
-    id: str
-    message: str
-    hint: str = ""
-
-
-def problems(config: Config, schedule: Schedule) -> Iterator[ScheduleProblem]:
+def problems(config: Config, schedule: Schedule) -> Iterator[SettingsProblem]:
     """Yield why ``schedule`` cannot run as it is declared."""
     place = _place(schedule)
     topic = config.topics.get(schedule.topic)
     if topic is None:
         hint = did_you_mean(schedule.topic, config.topics)
-        yield ScheduleProblem(
-            "E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{hint}'
+        yield SettingsProblem(
+            "django_rmq.E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{hint}'
         )
     else:
         yield from _of_topic(place, schedule, topic)
@@ -130,12 +122,12 @@ def _place(schedule: Schedule) -> str:
     return f'Schedule "{schedule.name}"'
 
 
-def timing_problems(schedule: Schedule) -> Iterator[ScheduleProblem]:
+def timing_problems(schedule: Schedule) -> Iterator[SettingsProblem]:
     """Yield why the ticks of ``schedule`` cannot be computed."""
     place = _place(schedule)
     if not schedule.is_sound:
         has = "both CRON and EVERY" if schedule.every is not None else "neither CRON nor EVERY"
-        yield ScheduleProblem("E072", f"{place} has {has}: it needs exactly one of them.")
+        yield SettingsProblem("django_rmq.E072", f"{place} has {has}: it needs exactly one of them.")
         return
     try:
         tick_times.zone(schedule.timezone)
@@ -143,25 +135,25 @@ def timing_problems(schedule: Schedule) -> Iterator[ScheduleProblem]:
             return
         if find_spec("cronsim") is None:
             hint = 'pip install "django-redis-rmq[schedules]".'
-            yield ScheduleProblem(
-                "E073", f"{place} has CRON, and the package cronsim is not installed.", hint
+            yield SettingsProblem(
+                "django_rmq.E073", f"{place} has CRON, and the package cronsim is not installed.", hint
             )
             return
         tick_times.check(schedule.cron, schedule.timezone)
     except ConfigurationError as error:
-        yield ScheduleProblem("E071", f"{place}: {error}.")
+        yield SettingsProblem("django_rmq.E071", f"{place}: {error}.")
 
 
-def _of_topic(place: str, schedule: Schedule, topic: Topic) -> Iterator[ScheduleProblem]:
+def _of_topic(place: str, schedule: Schedule, topic: Topic) -> Iterator[SettingsProblem]:
     if not topic.takes_instants:
-        yield ScheduleProblem(
-            "E072",
+        yield SettingsProblem(
+            "django_rmq.E072",
             f'{place} sends to topic "{topic.name}", which has TYPE "{topic.type.value}" and therefore no due times.',
             'Use a topic with TYPE "fixed_time".',
         )
     if not topic.keyed:
-        yield ScheduleProblem(
-            "E072",
+        yield SettingsProblem(
+            "django_rmq.E072",
             f'{place} sends to topic "{topic.name}", which has IDENTITY "body": two ticks with equal bodies '
             "would be one message.",
             'Set IDENTITY "key". The key of a tick is its schedule and its instant.',
@@ -170,7 +162,9 @@ def _of_topic(place: str, schedule: Schedule, topic: Topic) -> Iterator[Schedule
         encode_body(topic, schedule.body)
         basis_of(topic, schedule.body, None)
     except CallerError as error:
-        yield ScheduleProblem("E072", f'{place} has a BODY that topic "{topic.name}" cannot have: {error}.')
+        yield SettingsProblem(
+            "django_rmq.E072", f'{place} has a BODY that topic "{topic.name}" cannot have: {error}.'
+        )
 
 
 logger = safe_logger("django_rmq.schedules")

@@ -35,7 +35,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
 from django_rmq import connections, schedules, typed_bodies
-from django_rmq.conf import Config, did_you_mean, read_settings, with_unwritten_identity
+from django_rmq.conf import Config, SettingsProblem, did_you_mean, read_settings, with_unwritten_identity
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.connections import coordinators
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
@@ -253,7 +253,7 @@ def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: ob
     except ConfigurationError as error:
         return [AppError(sentence(error), id="django_rmq.E074")]
     return [
-        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
+        AppError(problem.message, hint=problem.hint or None, id=problem.id)
         for schedule in declared.values()
         for problem in schedules.problems(config, schedule)
     ]
@@ -378,9 +378,9 @@ def check_tables(
     return [_of_once(problem) for answer in problems_of.values() for problem in answer]
 
 
-def _of_once(problem: once_requirements.OnceProblem) -> CheckMessage:
-    kind = AppWarning if problem.id.startswith("W") else AppError
-    return kind(problem.message, hint=problem.hint, id=f"django_rmq.{problem.id}")
+def _of_once(problem: SettingsProblem) -> CheckMessage:
+    kind = AppWarning if problem.id.startswith("django_rmq.W") else AppError
+    return kind(problem.message, hint=problem.hint, id=problem.id)
 
 
 class _OldIds(CheckMessage):

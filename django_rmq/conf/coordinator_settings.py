@@ -14,6 +14,7 @@ from django_rmq.conf.parsers import (
     InvalidSetting,
     dotted_path,
     keys_of,
+    matching,
     one_of,
     optional,
     seconds,
@@ -34,10 +35,9 @@ def _hosts(value: object) -> str:
     return ",".join(host.strip() for host in value.split(","))
 
 
-def _root(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", value):
-        raise InvalidSetting("a ZooKeeper path such as '/rmq', with no slash at its end")
-    return value
+_root = matching(
+    r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", "a ZooKeeper path such as '/rmq', with no slash at its end"
+)
 
 
 def _auth(value: object) -> tuple[tuple[str, str], ...]:

@@ -20,6 +20,8 @@ from django_rmq.core.model import redis_url
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 
+_EXAMPLE = f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.'
+
 _QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F %23 and %25."
 
 
@@ -100,7 +102,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
         problems.report(
             "E009",
             f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}",
-            f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+            _EXAMPLE,
         )
         return None
     cache = caches[alias]
@@ -121,7 +123,13 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     sentinels = _sentinels(problems, f'{place}["OPTIONS"]["SENTINELS"]', options.get("SENTINELS") or ())
     if _url(problems, f'{place}["LOCATION"]', primary) is None or len(problems) > before:
         return None
-    _not_of_django(problems, place, alias)
+    if alias in (uses := _aliases_of_django()):
+        problems.report(
+            "E011",
+            f"{place} is {alias!r}, which is also {uses[alias]}.",
+            f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
+            f"on a database of its own: {_EXAMPLE}",
+        )
     _alone(problems, place, primary, alias)
     return RedisServer(
         primary,
@@ -131,18 +139,6 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
         sentinels=sentinels,
         sentinel_options=MappingProxyType(dict(sentinel_options)),
     )
-
-
-def _not_of_django(problems: Problems, place: str, alias: str) -> None:
-    """Report an alias that Django itself uses for storage."""
-    if alias in (uses := _aliases_of_django()):
-        problems.report(
-            "E011",
-            f"{place} is {alias!r}, which is also {uses[alias]}.",
-            f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
-            'on a database of its own: CACHES = {"rmq": {"BACKEND": '
-            f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
-        )
 
 
 def _options(problems: Problems, place: str, given: Mapping[str, object], key: str) -> Mapping[str, Any]:

@@ -50,7 +50,6 @@ def _send(signal: signals.TopicSignal, topic: str, **what: object) -> None:
 
 
 def sent(topic: str, results: Sequence[SendResult]) -> None:
-    """Announce the results of sends that Redis has answered."""
     arrived = [result for result in results if result.ok]
     merged = [result for result in arrived if result.status in ("merged", "replaced")]
     for event, signal, some in (
@@ -232,7 +231,6 @@ def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: i
 
 
 def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
-    """Announce that an actor or a program has replayed dead messages."""
     _send(signals.message_replayed, topic, outcomes=dict(outcomes), actor=actor)
     _publish("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 

@@ -119,7 +119,6 @@ def _counted(attributes: Attributes) -> Attributes:
 
 
 def add_sent(topic: str, messages: int, error: BaseException | None = None) -> None:
-    """Count messages that were written to Redis, or could not be because of ``error``."""
     failure = None if error is None else semantic_conventions.error_type(error)
     attributes = with_error(_counted(semantic_conventions.attributes(topic, "send")), failure)
     instruments().sent.add(messages, attributes)
@@ -136,13 +135,6 @@ def count_processed(topic: str, messages: int) -> None:
 def record_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
     """Record how long a send, a commit or a rollback took."""
     instruments().operation.record(seconds, with_error(attributes, error))
-
-
-def record_processing(attributes: Attributes, messages: int, seconds: float, error: str | None) -> None:
-    """Record a call of a listener."""
-    meters = instruments()
-    meters.consumed.add(messages, with_error(_counted(attributes), error))
-    meters.process.record(seconds, with_error(attributes, error))
 
 
 logger = logging.getLogger("django_rmq.tracing")
@@ -273,7 +265,6 @@ def current_context() -> SpanContext | None:
 
 @contextmanager
 def observed_commit(created: Sequence[Created]) -> Iterator[CommitObservation]:
-    """Observe how a commit sends the messages of its transaction."""
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
     topics = {topic for topic, _, _ in created}
@@ -348,7 +339,6 @@ class _ObservedSend(SendObservation):
 
 @contextmanager
 def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
-    """Observe a call that sends to ``topic``. ``waits``: its messages wait for a commit, and are written after it."""
     from opentelemetry.trace import SpanKind
 
     operation = "create" if waits else "send"
@@ -416,7 +406,9 @@ class _ObservedCall:
             raise
         finally:
             if self._is_measured:
-                record_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
+                seconds, attributes = time.perf_counter() - began, with_error(self._attributes, failure)
+                instruments().consumed.add(len(messages), _counted(attributes))
+                instruments().process.record(seconds, attributes)
 
     def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
         from opentelemetry.trace import SpanKind

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
 
 from django_rmq.exceptions import RmqError
-from django_rmq.spark.source_options import CONNECTION, SourceOptions
+from django_rmq.spark.source_options import SourceOptions, connection_part
 from django_rmq.spark.stream_reader import Offset, acknowledge
 
 logger = logging.getLogger("django_rmq.spark")
@@ -25,11 +25,10 @@ class Acknowledger(StreamingQueryListener):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        names = {name.lower() for name in CONNECTION}
-        self._options = {name: value for name, value in options.items() if name.lower() in names}
+        self._options = connection_part(options)
         # A listener must not delay Spark; what cannot be acknowledged now is acknowledged at the next poll.
         self._at_once = {**self._options, "patience": "0"}
-        self._topics = set(SourceOptions(self._options, CONNECTION, "Acknowledger").names("topic"))
+        self._topics = set(SourceOptions.of_connection(options, "Acknowledger").names("topic"))
 
     def onQueryStarted(self, event: object) -> None:  # noqa: N802 - Spark's name
         """Do nothing: nothing is recorded yet."""

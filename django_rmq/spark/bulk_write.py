@@ -70,11 +70,6 @@ LONG = 300
 """From this size on a text may have a number beyond floats."""
 
 
-def rows_at_once(topic: Topic | None) -> int:
-    """Return how many rows to send together. None: a column names the topic of each row."""
-    return MOST_ROWS if topic is None else min(MOST_ROWS, max(CHUNK_ROWS, ROWS_PER_SLOT * topic.slots))
-
-
 def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Yield combined batches of at least ``rows`` rows, or of many bytes; Spark passes 10,000 rows at a time."""
     held: list[pa.RecordBatch] = []
@@ -88,7 +83,7 @@ def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Record
 
 def batches_to_send(batches: Iterator[pa.RecordBatch], topic: Topic | None) -> Iterator[pa.RecordBatch]:
     """Yield the rows that are sent together. None: a column names the topic of each row."""
-    rows = rows_at_once(topic)
+    rows = MOST_ROWS if topic is None else min(MOST_ROWS, max(CHUNK_ROWS, ROWS_PER_SLOT * topic.slots))
     for whole in gathered(batches, rows):
         # Spark passes 10,000 rows, however large they are.
         few = max(1, CHUNK_BYTES * whole.num_rows // max(1, whole.nbytes))

@@ -529,16 +529,17 @@ class Claims:
             # In any order, because each part is rounded up, and nothing may be left for the last ones.
             random.shuffle(slots)
             return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
-        shut = {slot for slot, count in counts.items() if self._is_shut(count)}
+        # These slots give nothing now; asked in their turn they would only use up the budget of the others.
+        shut = {
+            slot
+            for slot, count in counts.items()
+            if count.paused or count.claimed or (self._topic.serial and count.prepare)
+        }
         # Messages that timed out keep these slots shut, and otherwise they might not be asked for a long
         # time.
         self.each(ack.time_out(self._topic, slot) for slot in shut)
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
-
-    def _is_shut(self, counts: Counts) -> bool:
-        """Return whether a slot gives nothing now; asked in its turn it would only use up the budget of the others."""
-        return counts.paused or counts.claimed > 0 or (self._topic.serial and counts.prepare > 0)
 
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""

@@ -23,10 +23,10 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.core.reslotting import Reslotting
 from django_rmq.spark.broker_connection import reached
 from django_rmq.spark.reader import too_old
-from django_rmq.spark.source_options import CONNECTION, SourceOptions
+from django_rmq.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 Rows = list[dict[str, Any]]
 
@@ -103,13 +103,14 @@ def outcomes_of_rows(
     own_options = dict(options)
 
     def outcomes(rows: pa.Array) -> pa.Array:
-        broker, topic = _reached(own_options)
+        broker, topic = reached(SourceOptions.of_connection(own_options, "a task"))
         words: list[str] = []
         for first in range(0, len(rows), BATCH):
             words += act(broker, topic, rows.slice(first, BATCH).to_pylist())
         return pa.array(words, pa.string())
 
-    outcome = _in_tasks(outcomes, "string")(sql.struct(*columns))
+    # It has effects: the optimizer must neither leave it out nor run it twice. Unlike ``mapInArrow`` it needs no pandas.
+    outcome = _arrow_udf()(outcomes, "string").asNondeterministic()(sql.struct(*columns))
     counts = frame.select(outcome.alias("outcome")).groupBy("outcome").count()
     return counts.withColumnRenamed("count", "messages")
 
@@ -146,17 +147,3 @@ def _arrow_udf() -> Any:
         raise too_old("replay and archive without --keep", "4.1") from None
 
     return arrow_udf
-
-
-def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Callable[[Column], Column]:
-    """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
-    # It has effects: the optimizer must neither leave it out nor run it twice.
-    of_columns: Callable[[Column], Column] = _arrow_udf()(function, result).asNondeterministic()
-    return of_columns
-
-
-def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
-    source_options = SourceOptions(
-        {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task"
-    )
-    return reached(source_options)

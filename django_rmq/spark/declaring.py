@@ -14,7 +14,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import broker_of
-from django_rmq.spark.source_options import CONNECTION, SourceOptions
+from django_rmq.spark.source_options import SourceOptions
 
 TYPES = (TopicType.RANGE_MERGE, TopicType.PRIORITY, TopicType.FIXED_TIME)
 WORDS = {"body": ("json", "text", "bytes"), "identity": ("body", "key")}
@@ -33,9 +33,7 @@ def declare(options: Mapping[str, str], type: str, **settings: Any) -> Topic:  #
 
     Raises ``ConfigurationError`` for an invalid setting, and ``TopicMismatch`` if Redis has another definition.
     """
-    source_options = SourceOptions(
-        {key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "declare"
-    )
+    source_options = SourceOptions.of_connection(options, "declare")
     name = source_options.topic()
     if type not in TYPES:
         raise ConfigurationError(

@@ -50,9 +50,9 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
         sql.lit("rejected" if reject else "failed").alias("kind"),
         (sql.lit(error) if isinstance(error, str) else error).cast("string").alias("error"),
     )
-    outcomes: dict[str, int] = {
-        row.outcome: row.messages for row in fail_rows(rows, options, source.consumer).collect()
-    }
+    act = partial(_fail_rows, source.consumer)
+    counted = outcomes_of_rows(rows, options, act, "slot", "member", "kind", "error")
+    outcomes: dict[str, int] = {row.outcome: row.messages for row in counted.collect()}
     noted = outcomes.pop("ok", 0) + outcomes.pop("again", 0)
     if strangers := outcomes.pop("not_found", 0):
         raise ValueError(
@@ -106,15 +106,11 @@ def _options(options: Mapping[str, str], who: str) -> SourceOptions:
     return source_options
 
 
-def fail_rows(frame: DataFrame, options: Mapping[str, str], consumer: str) -> DataFrame:
+def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
 
     Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
     """
-    return outcomes_of_rows(frame, options, partial(_fail_rows, consumer), "slot", "member", "kind", "error")
-
-
-def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     located = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
     slots = sorted({rows[at]["slot"] for at in located})
     reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))

@@ -153,15 +153,12 @@ def check_installed(remote: str | None = None) -> None:
 
     A Spark Connect server needs no Java here, but the modules of its client.
     """
-    for name in ("pyspark", "pyarrow"):
+    needed = [("Spark", name, "spark") for name in ("pyspark", "pyarrow")]
+    needed += [("A Spark Connect server", name, "connect") for name in OF_CONNECT if remote is not None]
+    for what, name, extra in needed:
         if find_spec(name) is None:
             raise ConfigurationError(
-                f'Spark needs {name}, which is not installed: pip install "django-redis-rmq[spark]"'
-            )
-    for name in OF_CONNECT if remote is not None else ():
-        if find_spec(name) is None:
-            raise ConfigurationError(
-                f'A Spark Connect server needs {name}, which is not installed: pip install "django-redis-rmq[connect]"'
+                f'{what} needs {name}, which is not installed: pip install "django-redis-rmq[{extra}]"'
             )
     if remote is None:
         prepare_environment()

@@ -32,7 +32,7 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import content_of, raw_body
 from django_rmq.core.model.limits import BATCH, is_retry, retries_left
-from django_rmq.core.model.replies import Counts, Death, Entry, FailureRecord
+from django_rmq.core.model.replies import Death, Entry, FailureRecord
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
@@ -95,7 +95,7 @@ def entry_batch(
 ) -> pa.RecordBatch:
     """Return entries of a state as a batch; ``schema``: with the columns of ``includeMetadata``, or without them."""
     n = len(entries)
-    deaths = [_death(entry) for entry in entries] if queue == "dead" else []
+    deaths = [Death.parse(entry.record) if entry.record else None for entry in entries if queue == "dead"]
     envelopes = (
         [death.envelope if death else None for death in deaths]
         if deaths
@@ -132,10 +132,6 @@ def entry_batch(
 def _headers(topic: Topic, entry: Entry, envelope: bytes | None) -> list[tuple[str, str]] | None:
     headers = content_of(topic, entry.member, envelope).headers
     return None if headers is None else list(headers.items())
-
-
-def _death(entry: Entry) -> Death | None:
-    return Death.parse(entry.record) if entry.record else None
 
 
 def _failure(queue: str, entry: Entry) -> FailureRecord | None:
@@ -337,12 +333,9 @@ class LiveRows:
             rows += (entry.member, f"{entry.score:.17g}".encode())
         batches = self._take(rows, is_last=page.cursor is None)
         if not self._is_over:
-            rank = self._patience(lambda: self._rank_of(batches[-2]))
+            rank = self._patience(partial(self._broker.run, inspect.rank(*self._where, batches[-2])))
             self._rank = None if rank is None else rank + 1
         return batches
-
-    def _rank_of(self, member: bytes) -> int | None:
-        return self._broker.run(inspect.rank(*self._where, member))
 
 
 class Reader(DataSourceReader):
@@ -372,7 +365,7 @@ class Reader(DataSourceReader):
             calls = [inspect.count(topic, slot) for slot in slots]
             for slot, counts in zip(slots, walk(broker, calls), strict=True):
                 for queue in self._queues:
-                    size = _size(counts, queue)
+                    size = counts.claimed if queue == "claim" else int(getattr(counts, queue))
                     if size:
                         pieces.append(RowRange(topic, slot, queue))
                         sizes.append(size)
@@ -412,10 +405,6 @@ class Reader(DataSourceReader):
                 cursor = page.cursor
                 if cursor is None:
                     break
-
-
-def _size(counts: Counts, queue: str) -> int:
-    return counts.claimed if queue == "claim" else int(getattr(counts, queue))
 
 
 class PushdownReader(Reader):

@@ -77,6 +77,11 @@ PATIENCE = 60.0
 """Seconds to wait for a Redis that is unavailable."""
 
 
+def connection_part(given: Mapping[str, str]) -> dict[str, str]:
+    names = {name.lower() for name in CONNECTION}
+    return {name: value for name, value in given.items() if name.lower() in names}
+
+
 class SourceOptions:
     """The options of one read or write. Raises ``ConfigurationError`` for an unknown name or an invalid value."""
 
@@ -105,6 +110,11 @@ class SourceOptions:
         self.fails_on_loss = self.flag("failOnDataLoss", default=False)
         """Whether a batch that cannot be read as a whole ends the query."""
         self.patience = self.seconds("patience", PATIENCE)
+
+    @classmethod
+    def of_connection(cls, given: Mapping[str, str], what: str) -> SourceOptions:
+        """Return those of the options that say how Redis is reached, and which topic is meant."""
+        return cls(connection_part(given), CONNECTION, what)
 
     def text(self, name: str) -> str | None:
         """Return an option unchanged. None: not given."""

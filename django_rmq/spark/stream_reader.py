@@ -43,7 +43,7 @@ from django_rmq.spark.reader import (
     narrow_batch,
     too_old,
 )
-from django_rmq.spark.source_options import CONNECTION, SourceOptions, gathering, most_bytes
+from django_rmq.spark.source_options import SourceOptions, gathering, most_bytes
 from django_rmq.spark.task_split import ClaimPart, ClaimTask, split, task_count
 
 try:
@@ -185,27 +185,6 @@ SAMPLE = 16
 """The largest number of messages that are sampled in one slot."""
 
 
-class BatchBytes:
-    """How many messages make ``most`` bytes. None: there is no such bound, and nothing is sampled."""
-
-    def __init__(self, claims: Claims, topic: Topic, most: int | None) -> None:
-        self._claims = claims
-        self._topic = topic
-        self._most = most
-
-    def within(self, budget: int) -> int:
-        """Return the number of messages to claim, at most ``budget``, and at least one."""
-        if self._most is None:
-            return budget
-        slots = list(self._claims.due_slots())
-        chosen = random.sample(slots, min(len(slots), SLOTS))
-        pages = self._claims.each(
-            inspect.list_messages(self._topic, slot, "store", limit=SAMPLE) for slot in chosen
-        )
-        sizes = [len(one.member) + len(one.envelope or b"") for page in pages for one in page.entries]
-        return min(budget, max(1, self._most * len(sizes) // sum(sizes))) if sizes else budget
-
-
 class MinBatch:
     """Whether a batch may begin: with ``least`` messages, or ``delay`` seconds after there were fewer."""
 
@@ -219,17 +198,13 @@ class MinBatch:
         """Return whether a batch may begin. ``due``: counts what could be claimed; not called if any number will do."""
         if self._least <= 1:
             return True
-        count = due()
-        if not 0 < count < self._least:
-            self._since = None
-            return count > 0
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        if now - self._since < self._delay:
-            return False
+        count, now = due(), time.monotonic()
+        if 0 < count < self._least:
+            self._since = now if self._since is None else self._since
+            if now - self._since < self._delay:
+                return False
         self._since = None
-        return True
+        return count > 0
 
 
 COUNT_SECONDS = 5.0
@@ -285,10 +260,8 @@ def acknowledge(options: Mapping[str, str], offset: Offset) -> int:
     ``options`` are those of the query, or at least those that name the topic. Without this call a claim is
     acknowledged only when the query polls again, and given to others when its lease ends.
     """
-    known = {name: value for name, value in options.items() if name in CONNECTION}
-    given = SourceOptions(
-        {**known, "topic": offset.get("topic") or known.get("topic", "")}, CONNECTION, "acknowledge"
-    )
+    topic_name = offset.get("topic") or options.get("topic", "")
+    given = SourceOptions.of_connection({**options, "topic": topic_name}, "acknowledge")
     broker, name = broker_of(given), given.topic()
 
     def end() -> int:
@@ -318,7 +291,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topic = self._patience(self._read_topic)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
         self._gathering = MinBatch(*gathering(options))
-        self._sizing = BatchBytes(self._claims, self._topic, most_bytes(options))
+        self._most_bytes = most_bytes(options)
         self._backlog = Backlog(self._claims, self._topic.slots)
         self._last_empty = float("-inf")
         """When (monotonic) a poll last found nothing."""
@@ -406,7 +379,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With AvailableNow, and with Once, there is nothing to wait for.
         is_last = self._is_available_now or isinstance(limit, ReadAllAvailable)
         may_begin = is_last or self._gathering.is_enough(self._claims.due)
-        if may_begin and self._claims.claim(consumer, number, self._sizing.within(self._budget(limit))):
+        if may_begin and self._claims.claim(consumer, number, self._budget(limit)):
             rows = self._claims.seal(consumer, number)
             if rows:
                 if self._rest is not None:
@@ -468,7 +441,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             most = int(limit.max_rows)
         elif isinstance(limit, ReadAllAvailable):
             most = LARGEST
-        return most if self._rest is None else min(most, self._rest)
+        most = most if self._rest is None else min(most, self._rest)
+        return most if self._most_bytes is None else min(most, self._count_within(self._most_bytes, most))
+
+    def _count_within(self, most_bytes: int, most: int) -> int:
+        """Return about how many messages have ``most_bytes``, at least one; ``most`` if nothing is due."""
+        slots = list(self._claims.due_slots())
+        chosen = random.sample(slots, min(len(slots), SLOTS))
+        pages = self._claims.each(
+            inspect.list_messages(self._topic, slot, "store", limit=SAMPLE) for slot in chosen
+        )
+        sizes = [len(one.member) + len(one.envelope or b"") for page in pages for one in page.entries]
+        return max(1, most_bytes * len(sizes) // sum(sizes)) if sizes else most
 
     def _pause(self) -> None:
         rest = self._last_empty + self._options.poll_seconds - time.monotonic()

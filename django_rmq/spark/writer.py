@@ -96,12 +96,13 @@ class PartitionSend:
         self._topic = None if name is None else self._known(broker, name)
         """None: a column names the topic of each row."""
         what = "a write" if name is None else f"a write to topic {name}"
-        self._body_columns = options.names("bodyColumns")
-        self._columns = WriteColumns(schema, self._body_columns, what, self._topic)
+        self.body_columns = options.names("bodyColumns")
+        self.columns = WriteColumns(schema, self.body_columns, what, self._topic)
         if self._topic is not None:
-            check_taken(self._topic, self._columns.options)
-        self._canonical = options.flag("canonical", default=True)
-        self._moves_up = _moves_up(options)
+            check_taken(self._topic, self.columns.options)
+        self.canonical = options.flag("canonical", default=True)
+        self.moves_up = _moves_up(options)
+        self.in_cluster = options.is_cluster
         self._bad_rows, self._run = options.text("badRows"), uuid4().hex
         if self._bad_rows is not None:
             folder_of(self._bad_rows)
@@ -158,7 +159,7 @@ class PartitionSend:
         if self._topic is not None:
             yield self._topic.name, batch
             return
-        topics = pc.fill_null(self._columns.named(batch).column("topic").cast(pa.string()), "")
+        topics = pc.fill_null(self.columns.named(batch).column("topic").cast(pa.string()), "")
         for name in pc.unique(topics).to_pylist():
             yield name, batch.filter(pc.equal(topics, name))
 
@@ -169,16 +170,14 @@ class PartitionSend:
             obstacle = "" if name else "column topic is null"
             try:
                 topic = self._known(broker, name) if name else topic
-                check_taken(topic, [column for column in self._columns.options if column in taken_by(topic)])
+                check_taken(topic, [column for column in self.columns.options if column in taken_by(topic)])
             except CallerError as error:
                 obstacle = obstacle or f"column topic: {error}"
-        encoding = Encoding(tuple(self._body_columns), self._canonical, self._moves_up)
         bulk = ArrowBulk(producer, topic, self._patience)
         ahead_ms = 0.0
         if topic.type is TopicType.FIXED_TIME:
             ahead_ms = self._patience(broker.now_ms) - time.monotonic() * 1000
-        in_cluster = self._options.is_cluster
-        return Target(topic, self._columns, encoding, producer, bulk, in_cluster, ahead_ms, obstacle)
+        return Target(topic, self, producer, bulk, ahead_ms, obstacle)
 
     def log_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log how many rows were left out, and where they are."""
@@ -189,14 +188,6 @@ class PartitionSend:
             logger.warning(
                 "%d rows could not be sent and are in %s; %d were sent", left, self._bad_rows, sent
             )
-
-
-class Encoding(NamedTuple):
-    """How rows become bodies and options."""
-
-    body_columns: tuple[str, ...]
-    canonical: bool
-    moves_up: bool
 
 
 class EncodedBatch(NamedTuple):
@@ -212,11 +203,10 @@ class Target:
     """A topic to which a task sends."""
 
     topic: Topic
-    columns: WriteColumns
-    encoding: Encoding
+    write: PartitionSend
+    """Whose rows these are."""
     producer: Producer
     bulk: ArrowBulk
-    in_cluster: bool
     ahead_ms: float
     """How far the server's clock is ahead of the monotonic one of this process."""
     obstacle: str
@@ -229,12 +219,12 @@ class Target:
         """
         if self.obstacle:
             raise InvalidMessage(self.obstacle)
-        topic, options = self.topic, self._options(batch := self.columns.named(batch))
-        _check_texts(batch, [*options, *(self.encoding.body_columns or ["value"])])
+        topic, options = self.topic, self._options(batch := self.write.columns.named(batch))
+        _check_texts(batch, [*options, *(self.write.body_columns or ["value"])])
         for name in needed_by(topic):
             if batch.column(name).null_count:
                 raise InvalidMessage(f"column {name} is null")
-        moves_up = self.encoding.moves_up and topic.type is TopicType.FIXED_TIME
+        moves_up = self.write.moves_up and topic.type is TopicType.FIXED_TIME
         batch = in_milliseconds(batch, options, self._now_ms() if moves_up else None)
         bodies, parsed = self._bodies(batch)
         self._check_sizes(bodies)
@@ -243,8 +233,8 @@ class Target:
             part = batch.take(pa.array(chosen, pa.int64()))
             return self._built(part, [bodies[row] for row in chosen], options)
 
-        restores = self.columns.has_envelopes and topic.keyed
-        if not self.in_cluster and not restores:
+        restores = self.write.columns.has_envelopes and topic.keyed
+        if not self.write.in_cluster and not restores:
             rows = rows_of(topic, options, batch, bodies, parsed, build, self._now_ms())
             if rows is not None:
                 return EncodedBatch(bodies, rows)
@@ -277,13 +267,13 @@ class Target:
     def _options(self, batch: pa.RecordBatch) -> list[str]:
         """Return the columns of options. One that the topic does not take must be null in all rows."""
         taken = taken_by(self.topic)
-        for name in self.columns.options:
+        for name in self.write.columns.options:
             if name not in taken and batch.column(name).null_count < batch.num_rows:
                 check_taken(self.topic, [name])
-        return [name for name in self.columns.options if name in taken]
+        return [name for name in self.write.columns.options if name in taken]
 
     def _check_sizes(self, bodies: list[bytes]) -> None:
-        column = "" if self.encoding.body_columns else "column value: "
+        column = "" if self.write.body_columns else "column value: "
         if not all(bodies):
             raise InvalidMessage(f"{column}body is empty")
         if (longest := max(map(len, bodies), default=0)) > self.topic.max_body:
@@ -297,7 +287,7 @@ class Target:
         decodes = topic.slot_basis is not None
         raw = topic if decodes else replace(topic, body="bytes")
         columns = {name: values(batch, name, topic) for name in options}
-        restores = self.columns.has_envelopes and topic.keyed
+        restores = self.write.columns.has_envelopes and topic.keyed
         envelopes = batch.column("envelope").to_pylist() if restores else ()
         built = []
         for row, body in enumerate(bodies):
@@ -310,10 +300,10 @@ class Target:
     def _bodies(self, batch: pa.RecordBatch) -> tuple[list[bytes], list[object] | None]:
         """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
         topic = self.topic
-        if self.encoding.body_columns:
+        if self.write.body_columns:
             basis = topic.slot_basis
-            bodies = canonical_rows(batch, self.encoding.body_columns)
-            parsed = batch.select([basis]).to_pylist() if basis in self.encoding.body_columns else None
+            bodies = canonical_rows(batch, self.write.body_columns)
+            parsed = batch.select([basis]).to_pylist() if basis in self.write.body_columns else None
             return bodies.cast(pa.binary()).to_pylist(), parsed
         column = batch.column("value")
         if column.null_count:
@@ -322,7 +312,7 @@ class Target:
             return column.cast(pa.binary()).to_pylist(), None
         try:
             column = column.cast(pa.string())
-            if topic.body == "json" and (self.encoding.canonical or topic.slot_basis is not None):
+            if topic.body == "json" and (self.write.canonical or topic.slot_basis is not None):
                 return self._of_texts(column)
         except RecursionError:
             raise InvalidMessage(
@@ -335,7 +325,7 @@ class Target:
     def _of_texts(self, column: pa.Array) -> tuple[list[bytes], list[object] | None]:
         """Return JSON texts as bodies. They are parsed if that is needed for the canonical form or the slot basis."""
         parsed = list(map(decode_json, column.to_pylist())) if self.topic.slot_basis is not None else None
-        known = canonical_texts(column) if self.encoding.canonical else column
+        known = canonical_texts(column) if self.write.canonical else column
         bodies: list[bytes] = known.cast(pa.binary()).to_pylist()
         rest = pc.indices_nonzero(known.is_null())
         for row, text in zip(rest.to_pylist(), column.take(rest).to_pylist(), strict=True):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from django_rmq.core.commands.broker_interface import Broker, run_all
@@ -43,17 +44,15 @@ class Begun(Protocol):
         """Return the call that records that the attempt runs."""
 
 
+@dataclass(eq=False, slots=True)
 class Write:
     """A record on its way to Redis."""
 
-    __slots__ = ("call", "error", "is_over", "until")
-
-    def __init__(self, call: Call[str]) -> None:
-        self.call = call
-        self.until = time.monotonic() + PATIENCE
-        self.is_over = False
-        """Whether Redis has the record, or has refused it: then ``error`` says why."""
-        self.error: BaseException | None = None
+    call: Call[str]
+    until: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
+    is_over: bool = False
+    """Whether Redis has the record, or has refused it: then ``error`` says why."""
+    error: BaseException | None = None
 
 
 class RecordWriter:
@@ -137,17 +136,12 @@ class RecordWriter:
                 return True
             failed: list[Write] = []
             # An interrupt may leave this method before Redis has answered.
-            answers: list[object] = [ServerUnavailable("the thread that asked Redis was interrupted")] * len(
-                writes
-            )
+            interrupted = ServerUnavailable("the thread that asked Redis was interrupted")
+            answers: list[object] = [interrupted] * len(writes)
             try:
-                broker = self._broker()
+                broker, calls = self._broker(), [write.call for write in writes]
                 # A pipeline costs more than a single call.
-                answers = (
-                    run_all(broker, [write.call for write in writes])
-                    if len(writes) > 1
-                    else [broker.run(writes[0].call)]
-                )
+                answers = run_all(broker, calls) if len(calls) > 1 else [broker.run(calls[0])]
             except Exception as error:  # noqa: BLE001 - each thread raises the error of its own write
                 answers = [error] * len(writes)
             finally:

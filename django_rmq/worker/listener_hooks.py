@@ -107,18 +107,13 @@ def hooks() -> Hooks:
     )
 
 
-class _Thread(threading.local):
-    """What is known of the executor thread that asks."""
-
-    has_caches = False
-
-
-_thread = _Thread()
+_thread = threading.local()
+"""What is known of the executor thread that asks: whether it ``has_caches``."""
 
 
 def _begin_batch() -> None:
     open_transactions.close_old()
-    if not _thread.has_caches:
+    if not hasattr(_thread, "has_caches"):
         # Caches belong to the context. Those of the thread are made here, or each call would make its own, and connect it.
         with suppress(Exception):
             caches.all()

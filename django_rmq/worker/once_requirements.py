@@ -6,27 +6,19 @@ The system checks report conditions that are not met, and a worker does not star
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import suppress
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, router
 
-from django_rmq.conf import Config
+from django_rmq.conf import Config, SettingsProblem
 from django_rmq.core.model.topic import BackOff, Topic
 from django_rmq.worker.listener_registry import Listener
 
 MODEL = "processedmessage"
 
 
-class OnceProblem(NamedTuple):
-    """A condition that is not met."""
-
-    id: str
-    message: str
-    hint: str
-
-
-def problems(config: Config, listener: Listener) -> Iterator[OnceProblem]:
+def problems(config: Config, listener: Listener) -> Iterator[SettingsProblem]:
     """Yield the conditions that the settings do not meet for ``listener``, which has ``once``. No database is asked."""
     who = f'{listener.name} ({listener.location}) listens to "{listener.topic}" with once='
     alias = listener.using
@@ -36,34 +28,36 @@ def problems(config: Config, listener: Listener) -> Iterator[OnceProblem]:
         yield from _of_topic(topic, who, config.once_retention)
     if alias not in settings.DATABASES:
         known = ", ".join(map(repr, settings.DATABASES))
-        yield OnceProblem("E061", f"{who}{alias!r}, which is not in DATABASES.", f"Its aliases are {known}.")
+        yield SettingsProblem(
+            "django_rmq.E061", f"{who}{alias!r}, which is not in DATABASES.", f"Its aliases are {known}."
+        )
         return
     if not settings.DATABASES[alias].get("AUTOCOMMIT", True):
-        yield OnceProblem(
-            "E062",
+        yield SettingsProblem(
+            "django_rmq.E062",
             f"{who}{alias!r}, which has AUTOCOMMIT: False, so nothing would commit the listener's transaction.",
             "Remove AUTOCOMMIT from this database, or name another one.",
         )
     if not router.allow_migrate(alias, "django_rmq", model_name=MODEL):
-        yield OnceProblem(
-            "E063",
+        yield SettingsProblem(
+            "django_rmq.E063",
             f"{who}{alias!r}, where DATABASE_ROUTERS allow no table of django_rmq.",
             f'Let allow_migrate({alias!r}, "django_rmq", model_name="{MODEL}") return True, or name another database.',
         )
 
 
-def _of_topic(topic: Topic, who: str, retention: float) -> Iterator[OnceProblem]:
+def _of_topic(topic: Topic, who: str, retention: float) -> Iterator[SettingsProblem]:
     if not topic.origin:
         key = "" if topic.keyed else ' "IDENTITY": "key" and'
-        yield OnceProblem(
-            "E060",
+        yield SettingsProblem(
+            "django_rmq.E060",
             f"{who}, but the topic does not give its messages an origin.",
             f'Set{key} "ORIGIN": True in RMQ["TOPICS"]["{topic.name}"].',
         )
     life = longest_life(topic)
     if life >= retention:
-        yield OnceProblem(
-            "E064",
+        yield SettingsProblem(
+            "django_rmq.E064",
             f"{who}, but its messages can be tried for {life:,.0f} s after they were processed, and are remembered for "
             f"{retention:,.0f} s.",
             f'Set RMQ["ONCE_RETENTION"] to more than {life:.0f}, or lower MAX_RETRIES, MAX_RUNTIME, TIMEOUT or BACKOFF '
@@ -71,11 +65,11 @@ def _of_topic(topic: Topic, who: str, retention: float) -> Iterator[OnceProblem]
         )
 
 
-def warnings(config: Config, listener: Listener) -> Iterator[OnceProblem]:
+def warnings(config: Config, listener: Listener) -> Iterator[SettingsProblem]:
     """Yield settings that may be a mistake for ``listener``, which has ``once``."""
     if config.uses_outbox and listener.using != DEFAULT_DB_ALIAS:
-        yield OnceProblem(
-            "W066",
+        yield SettingsProblem(
+            "django_rmq.W066",
             f'{listener.name} ({listener.location}) listens to "{listener.topic}" with once={listener.using!r}, and '
             f"sends wait for a transaction of {DEFAULT_DB_ALIAS!r}: what it sends goes out even if its transaction is "
             "rolled back.",
@@ -94,15 +88,13 @@ def longest_life(topic: Topic) -> float:
 def _longest_rest(backoff: BackOff, failures: int) -> float:
     longest: float = min(backoff.cap_ms, backoff.base_ms * 2 ** (failures - 1)) / 1000
     if backoff.function is not None:
-        try:
-            # A time-out always uses the numbers.
+        # A time-out always uses the numbers, and so does a worker if the function fails.
+        with suppress(Exception):
             return max(longest, float(backoff.function(failures)))
-        except Exception:  # noqa: BLE001 - a worker logs it, and uses the numbers
-            return longest
     return longest
 
 
-def missing_table(alias: str) -> list[OnceProblem]:
+def missing_table(alias: str) -> list[SettingsProblem]:
     """Return a problem if a database lacks the table of processed messages.
 
     Raises ``django.db.Error`` if it cannot be reached.
@@ -113,8 +105,8 @@ def missing_table(alias: str) -> list[OnceProblem]:
         return []
     which = "" if alias == "default" else f" --database={alias}"
     return [
-        OnceProblem(
-            "W065",
+        SettingsProblem(
+            "django_rmq.W065",
             f"Database {alias!r} has no table for the messages that listeners with once= have processed.",
             f"Run: python manage.py migrate django_rmq{which}",
         )

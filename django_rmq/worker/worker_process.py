@@ -316,7 +316,9 @@ class WorkerProcess:
         self.dispatcher = self._new_dispatcher(options, threads, times)
         self._limited = {topic.name: topic for topic in self._topics}
         """The topics with the limits that the dispatcher applies."""
-        self._read_limits()
+        # If Redis does not answer now, the first report reads the limits that were changed before this worker began.
+        with suppress(RmqError):
+            self.limit(connections.get_broker("worker").run(read_changed_limits()))
         name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
         self.dispatcher.thread_watch.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
@@ -397,7 +399,8 @@ class WorkerProcess:
                 self._actions.begin_if_needed,
             ),
         ]
-        return [DutyThread(of_redis), *threads_of_duties((*self._forgetting(), *self._relaying()))]
+        relaying = relay.duties() if self._config.uses_outbox else []
+        return [DutyThread(of_redis), *threads_of_duties((*self._forgetting(), *relaying))]
 
     def _keep_definitions(self) -> Generator[float, None, None]:
         """Look now and then whether Redis still has the definitions of topics, which are then registered again."""
@@ -411,9 +414,6 @@ class WorkerProcess:
         from django_rmq.worker.processed_messages import forgetting  # a model, which needs loaded apps
 
         return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
-
-    def _relaying(self) -> Iterable[tuple[str, Duty]]:
-        return relay.duties() if self._config.uses_outbox else []
 
     def run(self) -> int:
         """Join the other workers, work until stopped or done, and leave; return one of the ``exit_codes``."""
@@ -490,12 +490,6 @@ class WorkerProcess:
         with self._publishing:
             self._is_quiet = request == "quiet"
         self._publish()
-
-    def _read_limits(self) -> None:
-        """Apply the limits that were changed before this worker began."""
-        # If Redis does not answer now, the first report reads them.
-        with suppress(RmqError):
-            self.limit(connections.get_broker("worker").run(read_changed_limits()))
 
     def limit(self, changed: Mapping[str, ChangedLimits]) -> None:
         """Apply the limits of topics that were changed at run time, and those of the settings to all others."""

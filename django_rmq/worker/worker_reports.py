@@ -17,6 +17,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import get_args
 
 from django_rmq.core.clock import uptime
@@ -135,38 +136,25 @@ def _progress(reported: tuple[float, str] | None) -> tuple[float | None, str]:
     return float(fraction), cut_error(str(text), MAX_TEXT).decode()
 
 
+@dataclass(eq=False)
 class ReportDuty:
     """Writes the reports of one worker, and now and then deletes those of workers that vanished long ago."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        worker: str,
-        threads: int,
-        code: str,
-        batches: Callable[[], list[Batch]],
-        memory_mib: Callable[[], float],
-        state: Callable[[], str] = lambda: "working",
-        obey: Callable[[WorkerRequest], None] = lambda request: None,
-        parent: int = 0,
-        limit: Callable[[Mapping[str, ChangedLimits]], None] = lambda changed: None,
-        act: Callable[[Sequence[ActionProgress]], None] = lambda actions: None,
-    ) -> None:
-        self._broker = broker
-        self._worker = worker
-        self._threads = threads
-        self._code = code
-        self._batches = batches
-        self._memory_mib = memory_mib
-        self._state = state
-        self._obey = obey
-        self._parent = parent
-        self._limit = limit
-        self._act = act
-        self._obeyed = ""
-        """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
-        self._answered = ""
-        """The last request for stacks that was answered."""
+    broker: Broker
+    worker: str
+    threads: int
+    code: str
+    batches: Callable[[], list[Batch]]
+    memory_mib: Callable[[], float]
+    state: Callable[[], str] = lambda: "working"
+    obey: Callable[[WorkerRequest], None] = lambda request: None
+    parent: int = 0
+    limit: Callable[[Mapping[str, ChangedLimits]], None] = lambda changed: None
+    act: Callable[[Sequence[ActionProgress]], None] = lambda actions: None
+    _obeyed: str = field(default="", init=False)
+    """The last request that was obeyed. Redis keeps it for a moment, and it is obeyed once."""
+    _answered: str = field(default="", init=False)
+    """The last request for stacks that was answered."""
 
     def __call__(self) -> Generator[float, None, None]:
         """Write a report, and yield the seconds until the next one. A worker that ends deletes its report."""
@@ -177,8 +165,8 @@ class ReportDuty:
                 # A report is only for people: the next one follows soon, and the worker says itself that Redis is unavailable.
                 with contextlib.suppress(RmqError):
                     if time.monotonic() - read_at > CLOCK_SECONDS:
-                        clock_ms, read_at = self._broker.now_ms(), time.monotonic()
-                        if self._code:
+                        clock_ms, read_at = self.broker.now_ms(), time.monotonic()
+                        if self.code:
                             # Another program may have put a value of another type there. The report is written all the same.
                             with contextlib.suppress(RmqError):
                                 self._record_code_version(clock_ms)
@@ -191,36 +179,36 @@ class ReportDuty:
                 yield 0.0 if is_changed else REPORT_SECONDS
                 is_changed = False
         finally:
-            self._broker.run(delete_reports(self._worker))
+            self.broker.run(delete_reports(self.worker))
 
     def _record_code_version(self, now_ms: int) -> None:
         """Keep since when and until when workers have reported the version of this one."""
-        known = self._broker.run(read_code_versions())
-        before = next((one for one in known if one.name == self._code), None)
+        known = self.broker.run(read_code_versions())
+        before = next((one for one in known if one.name == self.code), None)
         # Another worker may have reported it a moment later than this one has read the clock.
         goes_on = before is not None and abs(now_ms - before.seen_ms) < ABSENT_MS
         since_ms = before.since_ms if before is not None and goes_on else now_ms
-        self._broker.run(write_code_version(CodeVersion(self._code, since_ms, now_ms)))
-        others = sorted((one for one in known if one.name != self._code), key=lambda one: -one.seen_ms)
+        self.broker.run(write_code_version(CodeVersion(self.code, since_ms, now_ms)))
+        others = sorted((one for one in known if one.name != self.code), key=lambda one: -one.seen_ms)
         if forgotten := [one.name for one in others[MOST_VERSIONS - 1 :]]:
-            self._broker.run(delete_code_versions(forgotten))
+            self.broker.run(delete_code_versions(forgotten))
 
     def _exchange(self, now_ms: int) -> bool:
         """Write a report, and read the last request, the changed limits and the actions for the background, in one round trip.
 
         Obey the request, and return whether it is a new one.
         """
-        pipeline = self._broker.pipeline()
-        written = pipeline.add(write_report(self._worker, self.report(now_ms)))
-        asked = pipeline.add(read_requests(self._worker))
+        pipeline = self.broker.pipeline()
+        written = pipeline.add(write_report(self.worker, self.report(now_ms)))
+        asked = pipeline.add(read_requests(self.worker))
         changed = pipeline.add(read_changed_limits())
         actions = pipeline.add(read_actions())
         pipeline.execute()
         # Another program may have put a value of another type in the place of the limits. Those known until then hold.
         if not isinstance(limits := changed.result(), RmqError):
-            self._limit(limits)
+            self.limit(limits)
         if not isinstance(answer := actions.result(), RmqError):
-            self._act(answer)
+            self.act(answer)
         written.get()
         request, stacks = asked.get()
         is_new = self._obey_new(request)
@@ -240,14 +228,14 @@ class ReportDuty:
                     _MEANINGS[known],
                     extra={"rmq_event": "asked", "rmq_request": known},
                 )
-                self._obey(known)
+                self.obey(known)
                 return True
         return False
 
     def _answer(self, request: str, now_ms: int) -> None:
-        stacks = stacks_of(self._batches(), decode_stack_requests(request), now_ms)
-        pipeline = self._broker.pipeline()
-        written = pipeline.add(write_stacks(self._worker, stacks))
+        stacks = stacks_of(self.batches(), decode_stack_requests(request), now_ms)
+        pipeline = self.broker.pipeline()
+        written = pipeline.add(write_stacks(self.worker, stacks))
         ended = pipeline.add(end_stacks(STACKS_MS))
         pipeline.execute()
         written.get()
@@ -258,7 +246,7 @@ class ReportDuty:
         """Return what this worker is at this moment."""
         from django_rmq import __version__  # the package imports this module
 
-        batches = self._batches()
+        batches = self.batches()
         calls = running_calls(batches, now_ms)
         taken = {
             id(thread)
@@ -271,24 +259,24 @@ class ReportDuty:
             pid=os.getpid(),
             version=__version__,
             python=platform.python_version(),
-            code=self._code,
+            code=self.code,
             load=round(_load(), 2),
-            memory_mib=round(self._memory_mib(), 1),
-            threads=self._threads,
+            memory_mib=round(self.memory_mib(), 1),
+            threads=self.threads,
             taken=len(taken),
             messages=sum(len(one.messages) - one.reported for one in batches),
             running=len(calls),
             calls=tuple(calls[:MOST_CALLS]),
-            state=self._state(),
-            parent=self._parent,
+            state=self.state(),
+            parent=self.parent,
         )
 
     def forget(self, now_ms: int) -> None:
         """Delete the reports of workers that have not reported for an hour."""
-        reports = self._broker.run(read_reports())
+        reports = self.broker.run(read_reports())
         old = [worker for worker, one in reports.items() if one.at_ms < now_ms - FORGET_MS]
         if old:
-            self._broker.run(delete_reports(*old))
+            self.broker.run(delete_reports(*old))
 
 
 def _load() -> float:

@@ -248,7 +248,7 @@ def test_a_schedule_has_a_body_of_the_type(clock: Clock, body: Any, why: str) ->
         config = get_config()
         assert not list(scheduling.problems(config, config.schedules["good"]))
         (problem,) = scheduling.problems(config, config.schedules["bad"])
-    assert problem.id == "E072"
+    assert problem.id == "django_rmq.E072"
     assert why in problem.message
 
 

@@ -173,7 +173,7 @@ def test_an_image_without_time_zones_is_told_apart_from_a_wrong_name(without_tim
     noon = ms("2026-05-05T12:00:00Z")
     assert next_tick(Schedule("a", "t", cron="0 3 * * *"), noon) == ms("2026-05-06T03:00:00Z")
     (found,) = timing_problems(Schedule("a", "t", every=60, timezone="Europe/Berlin"))
-    assert (found.id, "tzdata" in found.message) == ("E071", True)
+    assert (found.id, "tzdata" in found.message) == ("django_rmq.E071", True)
     assert list(timing_problems(Schedule("a", "t", every=60))) == []
 
 

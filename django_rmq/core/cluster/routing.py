@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Self
 
 from redis.exceptions import (
@@ -36,32 +37,23 @@ REDIRECTIONS = 16
 """How often a call follows MOVED and ASK without a pause in between."""
 
 
+@dataclass(eq=False, slots=True)
 class RoutedCommand:
     """One command on its way to the node of its hash slot, and its reply."""
 
-    __slots__ = ("asking", "command", "follows", "hash_slot", "node", "repeat", "reply")
-
-    def __init__(
-        self,
-        hash_slot: int | None,
-        command: Sequence[object],
-        node: Node | None = None,
-        *,
-        follows: bool = False,
-    ) -> None:
-        self.hash_slot = hash_slot
-        self.command = command
-        self.node = node
-        """The node that gets the command, whichever node serves the hash slot. None if the topology decides."""
-        self.follows = follows
-        """Whether the command runs again after one of its hash slot that did not run: it only reads, or the order is to be
-        kept."""
-        self.asking = False
-        """Whether ASKING precedes the command, because the node is importing the hash slot and has only part of it."""
-        self.reply: Reply = None
-        """The answer, or a ``RedisError``."""
-        self.repeat = False
-        """Whether the command did not run and has to be repeated; ``reply`` gives the reason."""
+    hash_slot: int | None
+    command: Sequence[object]
+    node: Node | None = None
+    """The node that gets the command, whichever node serves the hash slot. None if the topology decides."""
+    follows: bool = False
+    """Whether the command runs again after one of its hash slot that did not run: it only reads, or the order is to be
+    kept."""
+    asking: bool = field(default=False, init=False)
+    """Whether ASKING precedes the command, because the node is importing the hash slot and has only part of it."""
+    reply: Reply = field(default=None, init=False)
+    """The answer, or a ``RedisError``."""
+    repeat: bool = field(default=False, init=False)
+    """Whether the command did not run and has to be repeated; ``reply`` gives the reason."""
 
 
 class NodeTrip:

@@ -92,7 +92,6 @@ class RedisCoordinator(SharedCoordinator):
     # --- the interface for the worker
 
     def start(self) -> None:
-        """Join. The first slots follow soon after."""
         sent = uptime()
         beat = self._send_beat(full=True)
         if beat.status == "duplicate":
@@ -109,11 +108,9 @@ class RedisCoordinator(SharedCoordinator):
         self._thread.start()
 
     def members(self) -> list[Member]:
-        """Ask Redis for all workers."""
         return members_of_roster(self.broker.run(membership.roster()))
 
     def describe(self) -> list[Holding]:
-        """Ask Redis for the owners and since when they own."""
         return plan_of_roster(self.broker.run(membership.roster())).holdings
 
     # --- the thread that beats

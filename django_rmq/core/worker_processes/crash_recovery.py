@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from django_rmq.core.commands import ack, fetch
@@ -74,7 +74,19 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> Recov
     It ends as timed out at once, because it no longer runs. Redis does not record who holds a message of a topic without
     a gate, so these messages are left to the time-out. Raises ``ServerTrouble``.
     """
-    owner, verdict = notes.owner, _CrashVerdict(notes)
+    owner, begun, overran = notes.owner, notes.begun(), notes.charged
+    is_replaced = notes.end == HARD_TIMEOUT_EXCEEDED
+
+    def ending_of(mark: int) -> Ending:
+        is_done = begun.get(mark)
+        if is_done:
+            return "committed"
+        if mark in overran:
+            return "overran"
+        # A process that ended itself was not killed by the messages beside the one that ran too long, so they use no retry.
+        # rule: charges_the_neighbours_of_what_ran_too_long
+        return "released" if is_done is None or is_replaced else "charged"
+
     settled = RecoveryResult()
     end = time.monotonic() + SETTLE_SECONDS
     # A process that died before it had an owner id has taken no messages.
@@ -82,7 +94,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> Recov
         if not topic.serial:
             continue
         for slots in _in_flight(broker, topic, end):
-            _settle_some(broker, topic, slots, owner, verdict, settled)
+            _settle_some(broker, topic, slots, owner, ending_of, settled)
     return settled
 
 
@@ -102,32 +114,12 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
         yield occupied
 
 
-class _CrashVerdict:
-    """Decides how the messages of a dead worker end, by the progress that it has recorded."""
-
-    def __init__(self, notes: SharedNotes) -> None:
-        self._begun = notes.begun()
-        self._overran = notes.charged
-        self._is_replaced = notes.end == HARD_TIMEOUT_EXCEEDED
-
-    def of(self, mark: int) -> Ending:
-        """Return how a message ends."""
-        is_done = self._begun.get(mark)
-        if is_done:
-            return "committed"
-        if mark in self._overran:
-            return "overran"
-        # A process that ended itself was not killed by the messages beside the one that ran too long, so they use no retry.
-        # rule: charges_the_neighbours_of_what_ran_too_long
-        return "released" if is_done is None or self._is_replaced else "charged"
-
-
 def _settle_some(
     broker: Broker,
     topic: Topic,
     slots: Sequence[int],
     owner: str,
-    verdict: _CrashVerdict,
+    ending_of: Callable[[int], Ending],
     settled: RecoveryResult,
 ) -> None:
     """Settle the messages that a dead worker has in flight in some slots, and record them in ``settled``."""
@@ -141,7 +133,7 @@ def _settle_some(
         to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
         for thing in all_held(broker, topic, slot, owner, first):
             member = thing.delivery.member
-            end = verdict.of(mark_of(topic.name, slot, thing.receipt, member))
+            end = ending_of(mark_of(topic.name, slot, thing.receipt, member))
             to_tell[thing.receipt, end].append(member)
         for (receipt, end), members in to_tell.items():
             for start in range(0, len(members), BATCH):

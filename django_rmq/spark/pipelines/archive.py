@@ -99,16 +99,13 @@ class Archive(Pipeline):
                 fresh = frame.join(archive.select(*KEY), list(KEY), "left_anti")
             fresh = fresh.selectExpr("*", f"'{run}' as run")
             fresh.write.partitionBy("topic", "date").mode("append").parquet(path)
-            archive = archive_of(context, path)
-            assert archive is not None, "rows were appended to it"
-            return archive.where(f"run = '{run}'").count()
+            return present_archive(context, path).where(f"run = '{run}'").count()
 
     def _delete(self, context: Context, frame: DataFrame, topic: str, dates: list[str], path: str) -> None:
         from django_rmq.spark import dead_messages
 
         # A message that is not in the files is not deleted, whatever happened to them.
-        archive = archive_of(context, path)
-        assert archive is not None, "rows were appended to it"
+        archive = present_archive(context, path)
         safe = archive.where((archive.topic == topic) & archive.date.isin(dates)).select(*KEY).distinct()
         archived = frame.select(*KEY).join(safe, list(KEY), "left_semi")
         outcomes = tally(context, dead_messages.discard(archived, context.options(topic)))
@@ -137,6 +134,14 @@ def archive_of(context: Context, path: str) -> DataFrame | None:
         raise OperationRefused(
             f"{path} holds files that are not an archive: {', '.join(sorted(missing))} is missing"
         )
+    return archive
+
+
+def present_archive(context: Context, path: str) -> DataFrame:
+    """Return an archive as a frame. Raises ``OperationRefused`` if there is none."""
+    archive = archive_of(context, path)
+    if archive is None:
+        raise OperationRefused(f"{path} does not hold an archive")
     return archive
 
 
@@ -179,9 +184,7 @@ class Replay(Pipeline):
             dead_messages.check_version()
         topic = context.topic(options["topic"])
         if options["archive"]:
-            messages = archive_of(context, options["archive"])
-            if messages is None:
-                raise OperationRefused(f"{options['archive']} does not hold an archive")
+            messages = present_archive(context, options["archive"])
             messages = messages.where(messages.topic == topic.name)
         else:
             dead = context.read(topic.name, queues="dead", includeMetadata=True)

@@ -289,15 +289,13 @@ class _LeftOut:
 
 
 def _check(topic: Topic, given: dict[str, str], options: Options) -> None:
-    needed = "key" if topic.keyed and not topic.is_fifo else None
-    if topic.is_priority and topic.default_priority is None:
-        needed = "priority"
-    if topic.type == "fixed_time":
-        needed = "fixed_time"
-    if needed and needed not in given:
+    # PySpark is not installed in every process that lists pipelines.
+    from django_rmq.spark.columns import needed_by
+
+    if missing := [name for name in needed_by(topic) if name not in given]:
         raise InvalidRequest(
             f"topic {topic.name} is {topic.type.value}{', with IDENTITY key' if topic.keyed else ''}: "
-            f"--{needed.replace('_', '-')} is missing, an SQL expression over the rows"
+            f"--{missing[0].replace('_', '-')} is missing, an SQL expression over the rows"
         )
     if options["value"] and options["select"]:
         raise InvalidRequest("use --value or --select, not both")

@@ -14,7 +14,7 @@ from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.spark.pipelines.archive import archive_of, archived_columns
+from django_rmq.spark.pipelines.archive import archived_columns, present_archive
 from django_rmq.spark.pipelines.pipeline_context import Context
 from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
 
@@ -214,9 +214,7 @@ def _dead(context: Context, options: Options) -> DataFrame:
     slots = {name: context.topic(name).slots for name in names}
     if not options["archive"]:
         return archived_columns(context.read(*names, queues="dead", includeMetadata=True), slots)
-    archive = archive_of(context, options["archive"])
-    if archive is None:
-        raise OperationRefused(f"{options['archive']} does not hold an archive")
+    archive = present_archive(context, options["archive"])
     return archive.where(archive.topic.isin(names)) if options["topics"] else archive
 
 

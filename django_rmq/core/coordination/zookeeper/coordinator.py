@@ -289,7 +289,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._log_throttled("refused", "ZooKeeper no longer accepts this worker: %s", error)
             return self.session_seconds
         except ServerTrouble as error:
-            self._be_alone()
+            # The assignment may have changed without this worker's knowledge.
+            if self._is_strict:
+                self._lose()
+            with self._changed:
+                self._is_current = False
             self._log_throttled("zookeeper", "ZooKeeper is unavailable (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
@@ -323,8 +327,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
                 # seen never accepts that client again, so a new client has to ask.
                 self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
-        if self._announced is not self.worker:
-            self._publish_record(session)
+        if (worker := self._announced) is not self.worker and change(session, worker, self._token):
+            self.worker = worker
         sent = uptime()
         if not self._process_changes(session):
             logger.warning("The worker's node is missing; joining again", extra={"rmq_event": "expired"})
@@ -353,13 +357,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._definitions.forget()
         return session
 
-    def _publish_record(self, session: ZooKeeperSession) -> None:
-        """Publish this worker's current record."""
-        with self._changed:
-            worker = self._announced
-        if change(session, worker, self._token):
-            self.worker = worker
-
     def _process_changes(self, session: ZooKeeperSession) -> bool:
         """Process what changed; return whether this worker still belongs to the session."""
         client, path = session.client, self.ensemble.path
@@ -375,18 +372,13 @@ class ZooKeeperCoordinator(SharedCoordinator):
         if own is None or present is None or plan is None or own.ephemeralOwner != session.number:
             return False
         if (version_of(present), connections) != (self._members, self._met):
-            self._meet(session)
-            self._met = connections
+            self._ids, members = meet(session, self.worker.id)
+            if members != self._members:
+                self._changed_at = uptime()
+            self._members, self._met = members, connections
         if (plan.czxid, plan.mzxid) != self._seen:
             self._read(session)
         return True
-
-    def _meet(self, session: ZooKeeperSession) -> None:
-        """Read the ids of the other workers, and record when they changed."""
-        self._ids, members = meet(session, self.worker.id)
-        if members != self._members:
-            self._changed_at = uptime()
-        self._members = members
 
     def _read(self, session: ZooKeeperSession) -> None:
         ((data, stat),) = session.ask(
@@ -405,13 +397,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def _owned_until(self) -> float:
         return self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
-
-    def _be_alone(self) -> None:
-        """Handle that ZooKeeper does not answer: the assignment may have changed without this worker's knowledge."""
-        if self._is_strict:
-            self._lose()
-        with self._changed:
-            self._is_current = False
 
     def _give_up(self) -> None:
         """Drop the session and everything that depends on it."""
@@ -433,7 +418,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._live_workers_of != self._members:
-            self._live_workers = read_workers(node_tree.records(session, self._ids), self._log_throttled)
+            records = dict(node_tree.texts(session, "workers", self._ids))
+            self._live_workers = read_workers(records, self._log_throttled)
             self._live_workers_of = self._members
         topics = served_topics(
             self._live_workers, self._definitions.known(session, self._live_workers.values())

@@ -84,7 +84,7 @@ def create_nodes(session: ZooKeeperSession) -> None:
 
 def members(session: ZooKeeperSession) -> list[Member]:
     """Return all workers, by id."""
-    live_workers = read_workers(records(session, ids(session)), lambda *_: None)
+    live_workers = read_workers(dict(texts(session, "workers", ids(session))), lambda *_: None)
     return [Member(worker, session.ensemble.session_seconds) for _, worker in sorted(live_workers.items())]
 
 
@@ -94,11 +94,6 @@ def ids(session: ZooKeeperSession) -> list[str]:
         return sorted(session.ask(session.client.get_children_async(session.ensemble.path("workers")))[0])
     except kazoo.NoNodeError:
         return []
-
-
-def records(session: ZooKeeperSession, workers: Iterable[str]) -> dict[str, bytes]:
-    """Return the records of those of the workers that still exist."""
-    return dict(texts(session, "workers", workers))
 
 
 def texts(session: ZooKeeperSession, folder: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:

@@ -47,7 +47,7 @@ from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
-from django_rmq.operations.health import Health, check_health, read_servers, slow_commands
+from django_rmq.operations.health import Health, check_health, shared_health, slow_commands
 from django_rmq.operations.holds import Followed, Hold
 from django_rmq.operations.measurements import Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
@@ -93,8 +93,8 @@ class Operations(OperationContext):
     slots, workers = stats.slots, stats.workers
     shared_survey, shared_flow = shared_reads.shared_survey, shared_reads.shared_flow
     shared_outbox, shared_schedules = shared_reads.shared_outbox, shared_reads.shared_schedules
-    shared_servers, shared_health = shared_reads.shared_servers, shared_reads.shared_health
-    health, servers, slow_commands = check_health, read_servers, slow_commands
+    health, shared_health, slow_commands = check_health, shared_health, slow_commands
+    servers, shared_servers = shared_reads.read_servers, shared_reads.shared_servers
     topic_card, topic_limits = topics.topic_card, topics.topic_limits
     change_limits, reset_limits = topics.change_limits, topics.reset_limits
     stranded, find_stranded = undeclared_topics.stranded, undeclared_topics.find_stranded

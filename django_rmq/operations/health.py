@@ -2,15 +2,16 @@
 
 A finding is bad, a note or OK. A bad one needs a person now: a server that does not answer or refuses writes, a topic
 without a worker, a figure above its limit. A note waits for a person's decision, such as dead messages and paused
-topics, unless the caller has set a limit for it. Findings contain no secrets. ``check_health`` reads what it checks;
-``judge`` and its kin only compare, so that the pages of the admin say the same in the language of their reader.
+topics, unless the caller has set a limit for it. Findings contain no secrets. ``check_health`` reads what it checks, for
+commands and programs; ``shared_health`` judges what open pages have read, in the language of their reader. Both list the judges
+that they ask, so a new one belongs into both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -27,12 +28,20 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination.stored_plan import AssignmentPlan, members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
-from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerFull, ServerTrouble
 from django_rmq.operations import topic_survey, undeclared_topics
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
 from django_rmq.operations.outbox import outbox_as_known
 from django_rmq.operations.schedules import ScheduleStats, schedules
+from django_rmq.operations.shared_reads import (
+    read_servers,
+    shared_outbox,
+    shared_schedules,
+    shared_servers,
+    shared_stranded,
+    shared_workers,
+)
 from django_rmq.operations.stats import TopicStats
 from django_rmq.operations.undeclared_topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
@@ -222,6 +231,51 @@ def check_health(
     return sorted_by_severity(findings)
 
 
+def shared_health(
+    context: OperationContext, figures: Sequence[TopicStats], problem: str = "", *, only_these: bool = True
+) -> Health:
+    """Return what ``rmqhealth`` finds wrong with its default limits, for topics whose figures were read before.
+
+    Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
+    workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
+    other topics. The texts are in the language of this thread.
+    """
+    context.actor.require(Permission.VIEW)
+    names = {one.topic.name for one in figures}
+    findings = [
+        finding for one in figures for finding in judge_topic(one, DEFAULT_THRESHOLDS, least=Severity.NOTE)
+    ]
+    if problem:
+        findings.append(Finding("coordinator", "", Severity.BAD, problem))
+    for server in shared_servers(context):
+        findings += judge_server(server)
+    if not problem:
+        # They may have become unknown since the figures were read.
+        with contextlib.suppress(RmqError):
+            findings += judge_workers(shared_workers(context), names if only_these else None)
+    if not only_these:
+        with contextlib.suppress(RmqError):
+            for undeclared in shared_stranded(context):
+                findings += judge_undeclared(undeclared)
+    if context.config.uses_outbox:
+        try:
+            waiting = shared_outbox(context)
+        except RmqError as error:
+            findings.append(Finding("outbox", "", Severity.BAD, str(error)))
+        else:
+            findings += [judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
+    try:
+        kept_schedules = shared_schedules(context)
+    except RmqError as error:
+        findings.append(Finding("schedule", "", Severity.BAD, str(error)))
+    else:
+        findings += [judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
+    chosen = [
+        one for one in findings if one.severity and (not only_these or not one.topic or one.topic in names)
+    ]
+    return sorted_by_severity(chosen)
+
+
 def sorted_by_severity(findings: Collection[Finding]) -> Health:
     """Return the health with these findings, worst first."""
     order = {name: at for at, name in enumerate(CHECKS)}
@@ -275,15 +329,6 @@ def _check_redis(
             yield from _check_coordinator(partial(_in_redis, broker), patience - spent)
     except ServerTrouble as error:
         yield Finding("redis", "", Severity.BAD, str(error))
-
-
-def read_servers(context: OperationContext) -> list[ServerInfo] | None:
-    """Return what each Redis server reports about itself, or None if the user of Redis may not ask."""
-    context.actor.require(Permission.VIEW)
-    try:
-        return context.broker.servers()
-    except ServerRefused:
-        return None
 
 
 def slow_commands(context: OperationContext) -> list[SlowCommand]:

@@ -28,11 +28,10 @@ from django_rmq.core.model.server_info import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import Minute, SummedHour, SummedMinute
-from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.operations import health, topic_survey
+from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
+from django_rmq.operations import topic_survey
 from django_rmq.operations.authorization import Permission
 from django_rmq.operations.context import OperationContext
-from django_rmq.operations.health import DEFAULT_THRESHOLDS, Finding, Health, Severity, read_servers
 from django_rmq.operations.outbox import outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
@@ -153,6 +152,15 @@ def _known_of(context: OperationContext, what: str, ask: Callable[[], list[OfTop
     return rows if known is None else [one for one in rows if one.topic in known]
 
 
+def read_servers(context: OperationContext) -> list[ServerInfo] | None:
+    """Return what each Redis server reports about itself, or None if the user of Redis may not ask."""
+    context.actor.require(Permission.VIEW)
+    try:
+        return context.broker.servers()
+    except ServerRefused:
+        return None
+
+
 def shared_servers(context: OperationContext) -> list[ServerInfo]:
     """Return what each Redis server reports about itself, up to a second ago; empty also if it is unknown."""
     context.actor.require(Permission.VIEW)
@@ -179,53 +187,6 @@ def shared_stranded(context: OperationContext) -> list[UndeclaredTopic]:
     return share_answer(
         ("stranded", id(context.config), context.broker), partial(some_stranded, context), STRANDED_SECONDS
     )
-
-
-def shared_health(
-    context: OperationContext, figures: Sequence[TopicStats], problem: str = "", *, only_these: bool = True
-) -> Health:
-    """Return what ``rmqhealth`` finds wrong with its default limits, for topics whose figures were read before.
-
-    Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
-    workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
-    other topics. The texts are in the language of this thread.
-    """
-    context.actor.require(Permission.VIEW)
-    names = {one.topic.name for one in figures}
-    findings = [
-        finding
-        for one in figures
-        for finding in health.judge_topic(one, DEFAULT_THRESHOLDS, least=Severity.NOTE)
-    ]
-    if problem:
-        findings.append(Finding("coordinator", "", Severity.BAD, problem))
-    for server in shared_servers(context):
-        findings += health.judge_server(server)
-    if not problem:
-        # They may have become unknown since the figures were read.
-        with contextlib.suppress(RmqError):
-            findings += health.judge_workers(shared_workers(context), names if only_these else None)
-    if not only_these:
-        with contextlib.suppress(RmqError):
-            for undeclared in shared_stranded(context):
-                findings += health.judge_undeclared(undeclared)
-    if context.config.uses_outbox:
-        try:
-            waiting = shared_outbox(context)
-        except RmqError as error:
-            findings.append(Finding("outbox", "", Severity.BAD, str(error)))
-        else:
-            findings += [health.judge_waiting(one, DEFAULT_THRESHOLDS) for one in waiting]
-    try:
-        kept_schedules = shared_schedules(context)
-    except RmqError as error:
-        findings.append(Finding("schedule", "", Severity.BAD, str(error)))
-    else:
-        findings += [health.judge_schedule(one, DEFAULT_THRESHOLDS) for one in kept_schedules]
-    chosen = [
-        one for one in findings if one.severity and (not only_these or not one.topic or one.topic in names)
-    ]
-    return health.sorted_by_severity(chosen)
 
 
 def shared_hour(context: OperationContext, topics: Sequence[Topic]) -> list[SummedMinute]:

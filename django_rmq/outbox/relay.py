@@ -6,7 +6,8 @@ share the work, and one that stands still stops none of the others. Where the da
 holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
 ``core.duties`` begins the relay again after some seconds.
 
-``folded`` and ``outgoing`` turn the rows of one message into messages to send. They need neither a database nor Redis.
+Which rows a send of the project itself may delete is decided by ``storage``. ``folded`` and ``outgoing`` turn the rows of one
+message into messages to send. They need neither a database nor Redis.
 """
 
 from __future__ import annotations

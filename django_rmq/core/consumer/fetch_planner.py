@@ -2,7 +2,8 @@
 
 One round trip acknowledges the deliveries that have ended, and prepares slots that are due. When a slot is due is decided by
 ``slots``, and how many messages a fetch asks for by ``capacity``. What a send has pushed is received here, too.
-Passing the messages to executors is the part of ``executor_pool``.
+Passing the messages to executors is the part of ``executor_pool``. Whose batch runs next is decided by ``thread_executor`` (for
+coroutines, ``async_executor``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The executor threads: each runs batches one after the other and reports the outcomes of their messages.
+"""The executor threads: each runs batches one after the other, of its topics in turn, and reports the outcomes of their messages.
 
 ``batch_run`` decides before each call whether its messages may still begin. The call itself is the part of ``invoke``, and a
 thread that hangs is replaced by ``executor_pool``.

@@ -1,7 +1,8 @@
 -- How a send writes messages, in three ways: `push` puts a lone one into flight at once, `single` is the fast way of one message
 -- into Store, and `place` the way of many, each beside the copy that it meets.
 --
--- Which of two copies counts, and with which score, is decided by send_merge, send_replace and send_fifo.
+-- `single` and `place` decide the word of a message that meets a copy: merged, superseded, present, refused or stored. Which of
+-- the two scores counts, and whether what comes later merges or replaces, is decided by send_merge, send_replace and send_fifo.
 
 -- section: push
 -- Push a lone message to the owner of the slot, which sleeps and has made an offer: the message is in flight at once, as

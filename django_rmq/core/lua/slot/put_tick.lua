@@ -1,5 +1,7 @@
 -- Put one tick of a schedule into Store, unless this tick or a later one of the schedule was put here before.
 --
+-- So each tick becomes one message, however many workers try.
+--
 -- KEYS[1] store    ZSET  member -> due ms
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024
 -- KEYS[3] body     HASH  member -> envelope

@@ -103,18 +103,18 @@ def waiting(name: str = "renders") -> dict[bytes, float]:
 
 
 @contextmanager
-def relay_that_stands() -> Iterator[Beside]:
-    """A relay that stands still while it holds its rows, before it sends."""
+def relay_that_stands(before: str = "attempt") -> Iterator[Beside]:
+    """A relay that stands still while it holds its rows, before it calls this method of its producer."""
     producer = rmq.get_producer("coordinator")
-    real = producer.attempt
+    real = getattr(producer, before)
 
-    def attempt(*args: Any, **options: Any) -> Any:
+    def stand_and_call(*args: Any, **options: Any) -> Any:
         if threading.current_thread() is other:
             other.stand()
         return real(*args, **options)
 
     other = Beside(lambda: relay(ALIAS))
-    with mock.patch.object(producer, "attempt", attempt):
+    with mock.patch.object(producer, before, stand_and_call):
         other.start()
         assert other.stands.wait(LONG)
         try:
@@ -221,6 +221,18 @@ def test_the_transaction_of_a_relay_that_stands_still_is_ended(monkeypatch: pyte
         eventually(lambda: relay_all() == 3, "the rows being free", 60)
         assert (rows(), len(waiting())) == ([], 3)
     assert isinstance(other.error, DatabaseError)
+
+
+def test_a_relay_that_stood_still_sends_nothing_that_others_have_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_relay, "HELD_SECONDS", 1)
+    leave_rows(1)
+    with relay_that_stands("restore") as other:
+        eventually(lambda: relay_all() == 1, "the row being free", 60)
+        send_message("renders", 0, priority=900, using=ALIAS)
+    assert isinstance(other.error, DatabaseError)
+    assert (rows(), waiting()) == ([], {b"0": 900})
 
 
 def test_a_step_leaves_no_limit_behind() -> None:

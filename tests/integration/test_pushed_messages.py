@@ -37,9 +37,11 @@ class Pushes:
         return len(self.items) >= count
 
     def _note(self, item: Pushed) -> None:
+        # A test may end the loss as soon as it sees the item.
+        is_lost = self.lose
         self.items.append(item)
         time.sleep(self.delay)
-        if not self.lose:
+        if not is_lost:
             self.process(item)
 
 

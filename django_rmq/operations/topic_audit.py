@@ -7,11 +7,13 @@ every slot, so it is for the command ``rmqaudit``, and not for pages. ``audit_tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from django_rmq.core.commands import claims, inspect, operate, send
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.replies import RECORDS, Entry
@@ -20,6 +22,8 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 from django_rmq.operations.bulk import STEP_BYTES
+
+Answered = TypeVar("Answered")
 
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5
@@ -104,6 +108,19 @@ def find_strays(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[Stray
     yield strays
 
 
+def _answers(
+    broker: Broker, slots: Sequence[int], calls: Sequence[Call[Answered]], strays: Strays
+) -> Iterator[tuple[int, Answered]]:
+    """Yield the answer of each slot, and record the slots that have none. Raises ``ServerTrouble``."""
+    for slot, answer in zip(slots, run_all(broker, calls), strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError):
+            strays.problems.append(f"slot {slot}: {answer}")
+        else:
+            yield slot, answer
+
+
 def _loose(
     broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, strays: Strays
 ) -> Iterator[Strays]:
@@ -112,12 +129,7 @@ def _loose(
     while cursors:
         calls = [operate.find_orphans(topic, slot, kind, cursor, repair) for slot, cursor in cursors.items()]
         asked, cursors = list(cursors), {}
-        for slot, answer in zip(asked, run_all(broker, calls), strict=True):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError):
-                strays.problems.append(f"slot {slot}: {answer}")
-                continue
+        for slot, answer in _answers(broker, asked, calls, strays):
             # A hash that is being rehashed may return some fields twice.
             fresh = {(slot, member) for member in answer.members} - seen
             seen |= fresh
@@ -139,12 +151,7 @@ def _misplaced(
             for slot, cursor in after.items()
         ]
         asked, after = list(after), {}
-        for slot, page in zip(asked, run_all(broker, calls), strict=True):
-            if isinstance(page, ServerTrouble):
-                raise page
-            if isinstance(page, RmqError):
-                strays.problems.append(f"slot {slot}: {page}")
-                continue
+        for slot, page in _answers(broker, asked, calls, strays):
             for entry in page.entries:
                 own = _own_slot(topic, entry)
                 if own is not None and own != slot:

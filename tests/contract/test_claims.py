@@ -11,7 +11,7 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot, each_type, slot_of_each
-from tests.oracle.holding import CONSUMERS, TOMBSTONE_MS
+from tests.oracle.upkeep import CONSUMERS, TOMBSTONE_MS
 
 MakeSlot = Callable[..., Slot]
 A = b"a"

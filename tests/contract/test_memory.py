@@ -13,7 +13,7 @@ from django_rmq.exceptions import SlotMoved
 from django_rmq.testing import Clock
 from tests.contract.slots import START_MS, TYPES, Slot, slot_of_each
 from tests.oracle.broker import RULES
-from tests.oracle.pipeline import Pipeline as MemoryPipeline
+from tests.oracle.broker import Pipeline as MemoryPipeline
 from tests.support.brokers import OracleBroker
 
 

@@ -11,7 +11,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
-from tests.oracle.tending import RESTAMPED
+from tests.oracle.operate import RESTAMPED
 
 KINDS = [
     pytest.param({"type": kind, "retry_priority": retry}, id=f"{kind.value}-{retry}")

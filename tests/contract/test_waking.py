@@ -14,7 +14,7 @@ from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
-from tests.oracle.bounds import GATE
+from tests.oracle.slot import GATE
 from tests.support.brokers import ClusterBroker
 
 MakeSlot = Callable[..., Slot]

@@ -28,9 +28,9 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import topic_survey
 from django_rmq.testing import Clock
-from tests.oracle.holding import UPKEEP
-from tests.oracle.moving import MOVED
-from tests.oracle.tending import RESTAMPED
+from tests.oracle.operate import RESTAMPED
+from tests.oracle.reslot import MOVED
+from tests.oracle.upkeep import UPKEEP
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer
 

@@ -5,131 +5,122 @@ members, scores and fields, byte for byte. It is the specification with which th
 lives in one process, and its content ends with that process.
 
 It reads a call as a server does: by the name of the script, the place, and the arguments in the order of the script's
-header. ``RULES`` says which function states the rules of a script. Functions are grouped by module: ``sending``,
-``taking``, ``ending``, ``claims``, ``people``, ``tending``, ``moving``, and those that change nothing: ``listing``,
-``looking``, ``seeking``. Each states its rules in the order of the Lua file, and shares them with others where Lua
-includes a fragment.
+header. A rule has the name of its script and stands in the module that has the name of the one in ``core.commands``.
+Each states its rules in the order of the Lua file, and shares them with others where Lua includes a fragment.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
-from django_rmq.core.commands.script_call import Call, Named, RedisCommand
+from django_rmq.core.commands.script_call import Answer, Call, Named, RedisCommand
 from django_rmq.core.lua import SECOND
-from django_rmq.core.model.keys import events_channel, inbox_channel, wake_channel, workers_channel
+from django_rmq.core.model import keys
+from django_rmq.core.model.keys import (
+    Definitions,
+    events_channel,
+    explicit_basis_key,
+    history_keys,
+    inbox_channel,
+    limits_key,
+    times_key,
+    topics_key,
+    wake_channel,
+    workers_channel,
+)  # fmt: skip
+from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_info import ServerInfo, SlowCommand
-from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.topic import Topic, redefined
+from django_rmq.exceptions import RmqError
 from tests.oracle import (
-    answers,
+    ack,
     claims,
-    commands,
-    ending,
+    fetch,
     history,
+    inspect,
     limits,
-    listing,
-    looking,
-    moving,
-    people,
-    results,
+    membership,
+    operate,
+    reslot,
     schedules,
-    seeking,
-    sending,
-    taking,
-    tending,
-    ticks,
-    topics,
+    send,
+    stored_results,
     upkeep,
-    workers,
-)
-from tests.oracle.channels import Events, Wakeups
-from tests.oracle.keyspace import Memory
-from tests.oracle.pipeline import Pipeline
+)  # fmt: skip
+from tests.oracle.keyspace import Events, Memory, Wakeups
 
 T = TypeVar("T")
 
-
 RULES: dict[str, Callable[..., Any]] = {
-    "ack_claim": claims.ack_claim,
-    "acquire": taking.acquire,
-    "acquire_slots": taking.acquire_slots,
-    "adopt": tending.adopt,
-    "audit_ledger": looking.audit_ledger,
-    "count_between": listing.count_between,
-    "bury": people.bury,
-    "claim": claims.claim,
-    "commit": ending.commit,
-    "commit_delivery": ending.commit_delivery,
-    "configure": tending.configure,
-    "count": looking.count,
-    "count_slots": looking.count_slots,
-    "discard": people.discard,
-    "ensure": sending.ensure,
-    "time_out": upkeep.time_out,
-    "extend": ending.extend,
-    "fail_claimed": claims.fail_claimed,
-    "search_messages": listing.search_messages,
-    "group_deaths": listing.group_deaths,
-    "heads": looking.heads,
-    "list_held": taking.list_held,
-    "describe_messages": looking.describe_messages,
-    "find_orphans": tending.find_orphans,
-    "move_in": moving.move_in,
-    "move_out": moving.move_out,
-    "find_occupied": looking.find_occupied,
-    "pause": tending.pause,
-    "find_paused": looking.find_paused,
-    "list_messages": listing.list_messages,
-    "prepare": taking.prepare,
-    "progress": ending.progress,
-    "promote": upkeep.promote,
-    "purge": people.purge,
-    "ranks": looking.ranks,
-    "read_claim": claims.read_claim,
-    "release": ending.release,
-    "remove": people.remove,
-    "renew_claim": claims.renew_claim,
-    "reopen": moving.reopen,
-    "replay": people.replay,
-    "reschedule": people.reschedule,
-    "restore": people.restore,
-    "retire": tending.retire,
-    "retract": ticks.retract,
-    "return_claim": claims.return_claim,
-    "rollback": ending.rollback,
-    "scatter": sending.scatter,
-    "find_by_digest": seeking.find_by_digest,
-    "send_fifo": sending.send_fifo,
-    "send_merge": sending.send_merge,
-    "send_replace": sending.send_replace,
-    "shut": moving.shut,
-    "status": looking.status,
-    "reslot_progress": moving.reslot_progress,
-    "put_tick": ticks.put_tick,
-    "idempotent_requests/begin_request": answers.begin_request,
-    "idempotent_requests/store_answer": answers.store_answer,
-    "spark_consumers/hold_consumer": claims.hold_consumer,
-    "spark_consumers/leave_consumer": claims.leave_consumer,
-    "history/take_minute": history.take_minute,
-    "history/store_minute": history.store_minute,
-    "history/count_lateness": history.count_lateness,
-    "history/sample": history.sample,
-    "history/count_times": history.count_times,
-    "limits/allow": limits.allow,
-    "limits/end_permits": limits.end_permits,
-    "limits/spend": limits.spend,
-    "results/store_result": results.store_result,
-    "schedules/change_schedule": schedules.change_schedule,
-    "schedules/plan_tick": schedules.plan_tick,
-    "schedules/renew_schedule": schedules.renew_schedule,
-    "schedules/settle_tick": schedules.settle_tick,
-    "workers/assign": workers.assign,
-    "workers/beat": workers.beat,
-    "workers/leave": workers.leave,
-    "workers/roster": workers.roster,
-}
+    script: getattr(module, script.rpartition("/")[2])
+    for module, scripts in (
+        (send, "send_merge send_replace send_fifo ensure scatter put_tick retract"),
+        (fetch, "acquire acquire_slots list_held prepare"),
+        (ack, "commit commit_delivery rollback release extend progress"),
+        (upkeep, "time_out promote"),
+        (claims, "claim renew_claim fail_claimed ack_claim return_claim read_claim"),
+        (claims, "spark_consumers/hold_consumer spark_consumers/leave_consumer"),
+        (inspect, "list_messages search_messages group_deaths count_between count count_slots audit_ledger heads ranks"),
+        (inspect, "describe_messages status find_occupied find_paused find_by_digest"),
+        (operate, "replay bury remove discard reschedule purge restore pause configure adopt retire find_orphans"),
+        (reslot, "shut reopen reslot_progress move_out move_in"),
+        (history, "history/sample history/take_minute history/store_minute history/count_lateness history/count_times"),
+        (limits, "limits/allow limits/end_permits limits/spend"),
+        (membership, "workers/beat workers/leave workers/assign workers/roster"),
+        (schedules, "schedules/change_schedule schedules/renew_schedule schedules/plan_tick schedules/settle_tick"),
+        (stored_results, "results/store_result idempotent_requests/begin_request idempotent_requests/store_answer"),
+    )
+    for script in scripts.split()
+}  # fmt: skip
 """The rule of each script. Its arguments are the memory, what the place of a call consists of, and those of the script."""
+
+
+class Pipeline:
+    """Collects calls; ``execute`` passes them to ``run``, in order."""
+
+    def __init__(self, run: Callable[[Call[Any]], Any]) -> None:
+        self._run = run
+        self._calls: list[tuple[Call[Any], Answer[Any]]] = []
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+
+    def add(self, call: Call[T]) -> Answer[T]:
+        """Collect a call; return an object that holds its answer after the pipeline has run."""
+        answer: Answer[T] = Answer()
+        self._calls.append((call, answer))
+        return answer
+
+    def confirm(self, wanted: Durability) -> None:
+        """Report afterwards that everything requested was reached: memory is no less durable than that."""
+        self._wanted = wanted
+
+    def keep_order(self) -> None:
+        """Do nothing: the order is always kept."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def send(self) -> Self:
+        """Do nothing: what was collected runs when its answers are asked for."""
+        return self
+
+    def receive(self) -> list[Any]:
+        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
+        collected, self._calls = self._calls, []
+        for call, answer in collected:
+            try:
+                answer.become(self._run(call))
+            except RmqError as error:
+                answer.become(error)
+        if self._wanted is not None:
+            self.confirmed = Confirmed(self._wanted.replicas or None, self._wanted.fsync or None)
+        return [answer.result() for _, answer in collected]
+
+    def execute(self) -> list[Any]:
+        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
+        return self.send().receive()
 
 
 class OracleBroker(Memory):
@@ -137,20 +128,89 @@ class OracleBroker(Memory):
 
     in_memory = True
 
-    definitions = topics.definitions
-    define = topics.define
-    redefine = topics.redefine
-    undefine = topics.undefine
-    note_slot_basis = topics.note_slot_basis
-    has_slot_bases = topics.has_slot_bases
-
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
         if isinstance(call, RedisCommand) or call.script == "insert":
-            return cast("T", commands.run(self, call))
+            return cast("T", self._run_command(call))
         place: Any = call.place
         at = (place.name,) if isinstance(place, Named) else place
         return cast("T", RULES[call.script.removesuffix(SECOND)](self, *at, *call.own))
+
+    def _run_command(self, call: Call[Any]) -> Any:
+        """Return the answer of a plain command, or of a part of the transaction that inserts messages."""
+        if call.script == "ZADD":
+            self.queued = call
+        elif call.script == "EXEC":
+            assert self.queued is not None
+            place: Any = self.queued.place
+            return send.insert(self, *place, *self.queued.own)
+        elif call.script not in ("MULTI", "insert"):
+            return call.read(self._run_on_key(call), self.prefix)
+        return None
+
+    def _run_on_key(self, call: Call[Any]) -> Any:
+        if call.script == "EXISTS":
+            with self.lock:
+                return sum(key in self.keyspace for key in call.keys(self.prefix))
+        (key,) = call.keys(self.prefix)
+        own = [argument if isinstance(argument, bytes) else str(argument).encode() for argument in call.own]
+        with self.hash(key) as fields:
+            if call.script == "HMGET":
+                return [fields.get(name) for name in own]
+            if call.script == "HLEN":
+                return len(fields)
+            if call.script == "HSET":
+                name, value = own
+                is_new, fields[name] = name not in fields, value
+                return int(is_new)
+            if call.script == "HINCRBY":
+                name, more = own
+                total = int(fields.get(name, b"0")) + int(more)
+                fields[name] = b"%d" % total
+                return total
+            if call.script == "PEXPIRE":
+                return int(bool(fields))  # the tests of time use a server
+            if call.script == "HDEL":
+                return sum(fields.pop(name, None) is not None for name in own)
+            assert call.script == "HGETALL"
+            return dict(fields)
+
+    def definitions(self) -> Definitions:
+        """Return the registered definitions of topics."""
+        key = topics_key(self.prefix)
+        with self.hash(key) as known:
+            return Definitions(key, known.items())
+
+    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+        return self.redefine(
+            topic.name, lambda known: redefined(topic, known) if replace or not known else known
+        )
+
+    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        key = topics_key(self.prefix)
+        with self.hash(key) as definitions:
+            known = keys.definition(key, name, definitions.get(name.encode(), b""))
+            wanted = change(known)
+            if wanted != known:
+                definitions[name.encode()] = json.dumps(wanted, sort_keys=True).encode()
+            return wanted
+
+    def undefine(self, topic: Topic) -> None:
+        prefix, name = self.prefix, topic.name
+        with self.lock:
+            for key in (*history_keys(prefix, name), times_key(prefix, name), limits_key(prefix, name)):
+                self.keyspace.pop(key, None)
+            for key in (explicit_basis_key(prefix), topics_key(prefix)):
+                with self.hash(key) as fields:
+                    fields.pop(name.encode(), None)
+
+    def note_slot_basis(self, topic: Topic) -> None:
+        with self.hash(explicit_basis_key(self.prefix)) as noted:
+            noted[topic.name.encode()] = b"1"
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        with self.hash(explicit_basis_key(self.prefix)) as noted:
+            return topic.name.encode() in noted
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline, which collects calls; ``execute`` runs all of them."""

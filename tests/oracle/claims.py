@@ -1,30 +1,43 @@
-"""Claims, which hold messages for a Spark consumer."""
+"""How far the scripts look, and where they begin. This is not part of the protocol.
+
+Any choice among equals would do. It is copied from the Lua files so that whole keyspaces can be compared.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django_rmq.core.model.keys import consumer_key
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
-from tests.oracle.bounds import CLAIM_STEP_BYTES
-from tests.oracle.choosing import as_they_are, free_to_claim
-from tests.oracle.failing import end_expired, has_expired, supersede_resting
-from tests.oracle.holding import (
+from tests.oracle.ack import end_expired, has_expired, supersede_resting
+from tests.oracle.fetch import Entry, due_entries
+from tests.oracle.keyspace import Hash, Memory, score_text
+from tests.oracle.slot import (
+    CLAIMING,
+    ENDING,
+    Slot,
+    check_batch,
+    check_lease,
+    grouped,
+    note_undrained,
+    on,
+    wake_at_gate,
+)
+from tests.oracle.upkeep import (
+    CLAIM_STEP_BYTES,
+    _longest,
+    _step_bytes,
     close_claim,
+    fit,
     forget_claimed,
+    keep_up,
     make_room_for,
     newest_claim,
     note_claim,
     return_claimed,
 )
-from tests.oracle.keyspace import Hash, Memory
-from tests.oracle.numbers import score_text
-from tests.oracle.ordering import Entry, due_entries
-from tests.oracle.refusing import check_batch, check_lease
-from tests.oracle.slot import CLAIMING, ENDING, Slot, grouped, on
-from tests.oracle.upkeep import keep_up
-from tests.oracle.waking import note_undrained, wake_at_gate
 
 
 @on(*ENDING, *CLAIMING, "inserting")
@@ -228,3 +241,42 @@ def _driver(record: Hash) -> Driver | None:
         return None
     name, about = record[b"driver"].decode(), record[b"about"].decode()
     return Driver(name, about, int(record[b"since"]), int(record.get(b"until", 0)))
+
+
+def free_to_claim(
+    slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_bytes: int, *, ours: bool
+) -> tuple[list[tuple[bytes, float]], bool]:
+    """Return what a claim may take of the ``due`` messages, and whether there may be more.
+
+    Members in flight are left out: their newer copy waits until they end. ``ours``: the claim already holds
+    something.
+    """
+    waiting = _in_order(slot)
+    limit = fit(waiting, slot.body, min(limit, BATCH), max_bytes)
+    for scan in (limit, limit + fit(waiting, slot.body, BATCH, max_bytes)):
+        rows = due[:scan]
+        free = [row for row in rows if row[0] not in slot.prepare and not (ours and row[0] in slot.claim)]
+        if free or len(rows) < scan:
+            break
+    return free[:limit], len(rows) == scan or len(free) > limit
+
+
+def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_bytes: int) -> int | None:
+    """Return how many ``due`` messages a claim takes without Lua examining each. None: each has to be examined.
+
+    All of them if few of those that wait have to be carried back, otherwise one step.
+    """
+    if slot.prepare or slot.claim or slot.retry or slot.body:
+        return None
+    n = min(len(due), limit)
+    rest = len(slot.store) - n
+    waiting = _in_order(slot)
+    if rest <= CLAIM_STEP and rest < n:
+        longest = _longest(waiting, slot.body, n)
+        if rest * longest <= _step_bytes(longest) and n * longest <= max_bytes:
+            return n
+    return fit(waiting, slot.body, min(n, CLAIM_STEP), max_bytes) if n else 0
+
+
+def _in_order(slot: Slot) -> Sequence[tuple[bytes, float]]:
+    return slot.store.rows(descending=slot.topic.is_priority)

@@ -10,8 +10,8 @@ from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.replies import LATENESS_BUCKETS, SAMPLED, Counts, Sample
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
+from tests.oracle.inspect import audit_ledger, count
 from tests.oracle.keyspace import Hash, Memory
-from tests.oracle.looking import audit_ledger, count
 
 
 def sample(memory: Memory, topic: Topic, slots: Sequence[int]) -> Sample:

@@ -7,8 +7,7 @@ import re
 
 from django_rmq.core.model.keys import bucket_key, limits_key
 from django_rmq.core.model.replies import Allowance
-from tests.oracle.keyspace import Hash, Memory
-from tests.oracle.numbers import score_text
+from tests.oracle.keyspace import Hash, Memory, score_text
 
 _PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 

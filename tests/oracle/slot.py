@@ -1,11 +1,15 @@
-"""One slot during a transition: its keys, the current time, and the counters to raise.
+"""One slot during a transition: its keys, the current time, the counters to raise, and what all transitions share.
 
 A transition is a function of a ``Slot`` and the arguments of its call, in the order of the script's header. ``on`` names
 the keys that it opens, like that header.
+
+A score carries the remaining retries: a message that waits as a retry of q has q deliveries left. An envelope may bring
+limits of its own. A consumer that finds nothing sleeps until its due time or a wake-up.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +18,19 @@ from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from django_rmq.core.model.keys import slot_keys, wake_channel
+from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, NEVER
 from django_rmq.core.model.replies import MOST, FailureRecord
-from django_rmq.core.model.topic import Topic
-from tests.oracle.keyspace import Hash, Memory, SortedSet
-from tests.oracle.numbers import score_text
+from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.exceptions import ServerRefused, SlotMoved
+from tests.oracle.keyspace import Hash, Memory, SortedSet, bounded, ceil, floor, score_text
 
-SETS = frozenset(
-    {
-        "store", "prepare", "retry", "dead", "claimants", "claim", "outcome_times", "delivery_outcomes",
-        "inserting",
-    }
-)  # fmt: skip
+OUTCOMES = ("outcomes", "outcome_times", "delivery_outcomes")
 SENDING = ("store", "retry", "body", "stats", "control")
 ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
-    "prepare_body", "outcomes", "outcome_times", "delivery_outcomes",
+    "prepare_body", *OUTCOMES,
 )  # fmt: skip
 CLAIMING = ("claimants", "claim", "claims", "claim_body", "claim_failed")
-
 _IN_FLIGHT = re.compile(rb"(\d+) ([^ :]+):?(\d*) ?(\S*) ?(\S*)")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -191,6 +190,9 @@ class Slot:
         self.memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
 
 
+SETS = {name for name, kind in Slot.__annotations__.items() if kind == "SortedSet"}
+
+
 def grouped(arguments: Sequence[Any], size: int) -> list[tuple[Any, ...]]:
     """Return the last arguments of a script in tuples of this size."""
     return list(zip(*[iter(arguments)] * size, strict=True))
@@ -231,3 +233,192 @@ def on(*names: str) -> Callable[[_Rule[_P, _T]], Transition[_P, _T]]:
         return run
 
     return transition
+
+
+GATE = 1 << 53
+"""``sleeping_until`` of a caller that was answered busy, and waits for the gate to open."""
+
+LARGEST_WITH_RETRIES = (1 << 43) - 1
+"""The largest score with room for ten bits of retries below it in a double. From 2^43 on they would be rounded."""
+
+
+def floor_priority(slot: Slot) -> int:
+    """Return the priority score up to which a score is read as a retry."""
+    return max(16, slot.max_retries)
+
+
+def is_retry(slot: Slot, score: float) -> bool:
+    """Return whether the message waits as a retry. On fifo topics a score is a place, also after failures."""
+    if slot.topic.is_fifo:
+        return False
+    if not slot.topic.is_priority:
+        return score <= 999
+    return score <= floor_priority(slot) or (math.isfinite(score) and score % 1 != 0)
+
+
+def is_fresh(slot: Slot, score: float) -> bool:
+    """Return whether a send may use this score."""
+    if is_retry(slot, score) or not math.isfinite(score) or score % 1 != 0:
+        return False
+    if slot.topic.is_fifo:
+        return 0 <= score <= LARGEST_WITH_RETRIES
+    return score <= (MAX_PRIORITY if slot.topic.is_priority else 1e14)
+
+
+def keeps_first(slot: Slot, score: float) -> bool:
+    """Return whether of two copies of a message the earlier one keeps its time, or its place."""
+    kind = slot.topic.type
+    return kind is TopicType.FIFO or (kind is TopicType.RANGE_MERGE and not is_retry(slot, score))
+
+
+def is_due(slot: Slot, score: float) -> bool:
+    """Return whether the time of a score has come. A place in a fifo line is due from its millisecond on."""
+    return score < slot.now_ms + 1 if slot.topic.is_fifo else score <= slot.now_ms
+
+
+def fraction(score: float) -> float:
+    """Return the retries in the fraction of a score, before they are limited."""
+    return floor(score % 1 * 1024 + 0.5)
+
+
+def budget(slot: Slot, score: float, member: bytes, most: int) -> int:
+    """Return the retries left, at most ``most``, for a delivery of ``member`` that is taken with this score."""
+    if slot.topic.is_fifo:
+        failure = slot.failure_of(member)
+        return bounded(most - (failure.times if failure else 0), 0, most)
+    if not is_retry(slot, score):
+        return most
+    q = floor(score)
+    if slot.topic.is_priority and score > floor_priority(slot):
+        q = fraction(score)
+    return bounded(q - 1, 0, most)
+
+
+def retry_score(slot: Slot, q: float, first: float) -> float:
+    """Return the Store score of a retry of ``q``. ``first``: the score before the first failure."""
+    if slot.topic.is_fifo:
+        return first
+    q = bounded(q, 1, MAX_RETRIES_LIMIT)
+    topic = slot.topic
+    if topic.is_priority and topic.retry_priority == "original" and first > floor_priority(slot):
+        return math.floor(min(first, LARGEST_WITH_RETRIES)) + q / 1024
+    return float(q)
+
+
+def first_score(slot: Slot, score: float, failure: FailureRecord | None) -> float:
+    """Return the score of a message before its first failure, if known."""
+    if not is_retry(slot, score):
+        return score
+    if slot.topic.is_priority and score > floor_priority(slot):
+        return floor(score)
+    return float(failure.score) if failure else score
+
+
+_LIMITS = re.compile(rb'\d+ \{"!":"(\d*) (\d*)"')
+
+
+def own_retries(slot: Slot, envelope: bytes | None) -> int:
+    """Return how often a message may be tried again: at most as often as its topic allows."""
+    match = _LIMITS.match(envelope or b"")
+    return min(int(match[1]), slot.max_retries) if match and match[1] else slot.max_retries
+
+
+def own_timeout(envelope: bytes | None) -> int | None:
+    """Return the time-out of a message in seconds. None: that of its topic."""
+    match = _LIMITS.match(envelope or b"")
+    return int(match[2]) if match and match[2] else None
+
+
+def stamp(slot: Slot, timeout: int | None, left: float) -> float:
+    """Return the score in Prepare of a delivery. One with a shorter time-out than its topic's looks older than it is."""
+    return float((slot.now_s - shortened_by(timeout, slot.timeout)) * 1000 + left)
+
+
+def shortened_by(timeout: int | None, topics: int) -> int:
+    """Return by how many seconds a time-out is shorter than that of its topic."""
+    return 0 if timeout is None else max(0, topics - timeout)
+
+
+LONGEST_LEASE_MS = 86_400_000
+"""The maximum lease of a claim's consumer in ms: a day."""
+
+
+def check_batch(items: Sequence[object], at_least: int = 0) -> None:
+    """Refuse more messages than a script takes."""
+    if not at_least <= len(items) <= BATCH:
+        raise ServerRefused("ERR n is out of bounds" if at_least else "ERR too many members")
+
+
+def check_lease(lease_ms: int, number: int = 1) -> None:
+    """Refuse a lease or a claim number that no RMQ consumer uses."""
+    if not (1 <= lease_ms <= LONGEST_LEASE_MS and 1 <= number < GATE):
+        raise ServerRefused("ERR number or lease is out of bounds")
+
+
+def check_fresh(slot: Slot, scores: Sequence[float]) -> None:
+    """Refuse a score that would be read as a retry, and a value that is not a score."""
+    for score in scores:
+        if not is_fresh(slot, score):
+            raise ServerRefused(f"ERR score {score} is out of bounds")
+
+
+def check_not_moved(slot: Slot) -> None:
+    """Refuse a caller with another slot count."""
+    if slot.moved_to is not None:
+        raise SlotMoved(f"the topic now has {slot.moved_to} slots")
+
+
+def next_due(slot: Slot, *, at_once: bool, awaits_ends: bool = False) -> int | None:
+    """Return the earliest time (ms) at which asking again can help. None: there is none.
+
+    ``awaits_ends``: leave out the time-outs of deliveries, which end before.
+    """
+    dues: list[float] = [slot.now_ms] if at_once else []
+    if not slot.topic.is_priority:
+        whole = math.floor if slot.topic.is_fifo else math.ceil
+        dues += sorted(whole(min(s, NEVER)) for s in slot.store.values() if not is_due(slot, s))[:1]
+    if slot.retry:
+        dues.append(floor(min(slot.retry.values())))
+    if slot.prepare and not awaits_ends:
+        dues.append((floor(min(slot.prepare.values()) / 1000) + slot.timeout + 1) * 1000)
+    dues += [ceil(ends) for ends in slot.claimants.values()]
+    return bounded(min(dues), 0, NEVER) if dues else None
+
+
+def sleep_until(slot: Slot, due: int) -> None:
+    """Record until when only a wake-up reaches the caller."""
+    slot.control[b"sleeping_until"] = b"%d" % due
+
+
+def wake(slot: Slot, due: float | None) -> None:
+    """Wake a caller that sleeps past ``due``, once: the next one to fall asleep writes ``sleeping_until`` again."""
+    sleeping_until = slot.control.get(b"sleeping_until")
+    if sleeping_until is not None and due is not None and due < int(sleeping_until):
+        del slot.control[b"sleeping_until"]
+        slot.publish()
+
+
+def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
+    """Wake for ``due``, or at once if a delivery has ended and a caller waits at a gate that is now open."""
+    waits = slot.control.get(b"sleeping_until") == b"%d" % GATE
+    wake(slot, 0 if ended and waits and len(slot.prepare) < slot.room else due)
+
+
+def earlier(due: int | None, other: int | None) -> int | None:
+    """Return the earlier of two times. None: there is none."""
+    return other if due is None else due if other is None else min(due, other)
+
+
+def earliest(dues: list[float | None]) -> float | None:
+    """Return the earliest of the given times."""
+    return min((due for due in dues if due is not None), default=None)
+
+
+def note_undrained(slot: Slot) -> None:
+    """Record since when Store of a priority topic has not been empty, because priorities contain no time."""
+    if not slot.topic.is_priority:
+        return
+    if slot.store:
+        slot.control.setdefault(b"undrained_since", b"%d" % slot.now_ms)
+    else:
+        slot.control.pop(b"undrained_since", None)

@@ -25,7 +25,7 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace, SlotMoved
 from django_rmq.testing import Clock
-from tests.oracle.pipeline import Pipeline
+from tests.oracle.broker import Pipeline
 from tests.support.brokers import OracleBroker
 
 COUNTS = (1, 2, 4, 8)

@@ -15,7 +15,6 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.redis import broker as redis
 from django_rmq.core.redis import in_memory
 from tests.oracle import broker as oracle
-from tests.oracle import pipeline as oracle_pipeline
 
 
 def _functions() -> Iterator[Callable[..., Call[Any]]]:
@@ -65,7 +64,7 @@ class _ClusterPipeline(_Collecting, cluster.ClusterPipeline):
     """Collects calls for a Redis Cluster."""
 
 
-class _OraclePipeline(_Collecting, oracle_pipeline.Pipeline):
+class _OraclePipeline(_Collecting, oracle.Pipeline):
     """Collects calls for memory."""
 
 

@@ -11,7 +11,8 @@ import pytest
 from django_rmq.core import lua
 from django_rmq.core.lua import Argument, HeaderError, Key
 from django_rmq.core.lua.header import parse
-from tests.oracle.bounds import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES, GATE
+from tests.oracle.slot import GATE
+from tests.oracle.upkeep import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES
 
 SCRIPTS = Path(lua.__file__).parent
 HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]

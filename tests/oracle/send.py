@@ -1,27 +1,122 @@
-"""Sending: how a message and the copies of it that its slot holds affect each other."""
+"""Sending: how a message and the copies of it that its slot holds affect each other.
+
+Also the places in the line of a fifo topic, the waits of debounced messages, many messages at once, and ticks of schedules.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from django_rmq.core.commands.insert import SENTINEL
 from django_rmq.core.model.limits import BATCH, NEVER
 from django_rmq.core.model.replies import Delivery, Pushed, Sent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.oracle.bounds import GATE
-from tests.oracle.collecting import collect
-from tests.oracle.debouncing import first_due, prolonged
-from tests.oracle.keyspace import Hash, Memory, SortedSet
-from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
-from tests.oracle.scores import is_retry
-from tests.oracle.sequence import later_places, next_places
-from tests.oracle.slot import SENDING, InFlight, Slot, on, opened
-from tests.oracle.taking import next_receipt
-from tests.oracle.waking import note_undrained, wake
+from tests.oracle.accumulate import collect
+from tests.oracle.fetch import next_receipt
+from tests.oracle.keyspace import Hash, Memory, SortedSet, score_text
+from tests.oracle.slot import (
+    GATE,
+    SENDING,
+    InFlight,
+    Slot,
+    check_batch,
+    check_fresh,
+    check_not_moved,
+    floor_priority,
+    is_fresh,
+    is_retry,
+    note_undrained,
+    on,
+    opened,
+    wake,
+)
+
+STEP = 1 / 1024
+PROBES = 10_000
+"""How many milliseconds a delayed send looks through for a free place, at most."""
+
+
+def last_place(slot: Slot) -> float:
+    """Return the last place given out; 0 if a clock that was set back would delay an empty slot."""
+    last = float(slot.control.get(b"last_place", 0))
+    holds = slot.store or slot.retry or slot.prepare or slot.claim
+    return 0.0 if last >= slot.now_ms and not holds else last
+
+
+def next_places(slot: Slot, count: int) -> list[float]:
+    """Return places behind all others that are due at once: in the lower half of a millisecond."""
+    last, places = last_place(slot), []
+    for _ in range(count):
+        last = max(slot.now_ms, last + STEP)
+        if last % 1 >= 0.5:
+            last = math.floor(last) + 1
+        places.append(float(last))
+    slot.control[b"last_place"] = score_text(last).encode()
+    return places
+
+
+def later_places(slot: Slot, delay_ms: int, count: int) -> list[float]:
+    """Return places that are due after a delay."""
+    places: list[float] = []
+    for _ in range(count):
+        places.append(later_place(slot, slot.now_ms + delay_ms, places[-1] if places else 0.0))
+    return places
+
+
+def later_place(slot: Slot, due: float, behind: float = 0.0) -> float:
+    """Return a place in the upper half of a millisecond, behind what is there.
+
+    ``behind``: the last place that the same call gave out.
+    """
+    first = math.floor(max(due, last_place(slot)))
+    for at in range(first, first + PROBES + 1):
+        there = [score for score in slot.store.values() if at + 0.5 <= score < at + 1]
+        top = max([0.0, behind, *there])
+        if top < at + 0.5:
+            return at + 0.5
+        if top + STEP < at + 1:
+            return top + STEP
+    return float(first + PROBES + 1)
+
+
+LARGEST = 8_796_093_022_207
+"""The largest score with ten bits behind the point."""
+
+
+def first_due(slot: Slot, range_ms: int) -> float:
+    """Return the score of a first send."""
+    return debounced(slot, range_ms, last_units(slot))
+
+
+def prolonged(slot: Slot, range_ms: int, score: float) -> float:
+    """Return the score of a message that waits with ``score`` and is sent again."""
+    scored = max(0.0, min(LARGEST, score))
+    due = math.floor(scored)
+    first = -(due // -unit(slot))
+    units = first + (math.floor((scored - due) * 1024) - first) % 1024
+    return debounced(slot, range_ms, min(units, last_units(slot)))
+
+
+def debounced(slot: Slot, range_ms: int, units: int) -> float:
+    """Return the score of a message whose deadline is ``units``."""
+    return min(slot.now_ms + range_ms, units * unit(slot)) + units % 1024 / 1024
+
+
+def last_units(slot: Slot) -> int:
+    """Return the latest deadline of a message that is sent now."""
+    return (slot.now_ms + slot.topic.debounce_ms) // unit(slot)
+
+
+def unit(slot: Slot) -> int:
+    """Return the ms of a unit: a thousandth of the longest wait."""
+    return max(1, -(slot.topic.debounce_ms // -1000))
 
 
 @on(*SENDING)
@@ -249,3 +344,107 @@ def give_up_retries(slot: Slot, member: bytes, word: str) -> None:
             slot.count("dropped")
     if slot.retry.pop(member, None) is not None:
         slot.count("dropped")
+
+
+LATE_MS = 1_000
+"""By how much the clock that a sender has read may differ from that of the server."""
+
+
+def insert(memory: Memory, topic: Topic, slot: int, *rest: Any) -> Counter[str] | None:
+    """Insert the messages of a ZADD; None: they have to be looked at one by one, and nothing was sent."""
+    pairs = rest[len(SENTINEL) + (rest[0] == "NX") :]
+    try:
+        return _insert(memory, topic, slot, pairs[::2], pairs[1::2])
+    except WrongType:
+        return None
+
+
+@on("store", "retry", "failures", "stats", "control")
+def _insert(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> Counter[str] | None:
+    if not is_plain(slot, scores):
+        return None
+    merges = slot.topic.type is TopicType.RANGE_MERGE
+    counts: Counter[str] = Counter()
+    for member, score in zip(members, scores, strict=True):
+        is_new = member not in slot.store
+        counts["stored" if is_new else "merged" if merges else "replaced"] += 1
+        if is_new or not merges:
+            slot.store[member] = float(score)
+    slot.count("sent", len(members))
+    for word, by in counts.items():
+        slot.count(word, by)
+    note_sent(slot, min(scores) if counts["stored"] or not merges else math.inf)
+    return +counts
+
+
+def is_plain(slot: Slot, scores: Sequence[int]) -> bool:
+    """Return whether the messages only have to be counted: each is new, or meets a fresh copy that waits."""
+    topic = slot.topic
+    if slot.moved_to is not None or not 1 <= len(scores) <= BATCH:
+        return False
+    if not all(is_fresh(slot, score) for score in (min(scores), max(scores))):
+        return False
+    lowest = 999
+    if topic.is_priority:
+        lowest = floor_priority(slot)
+        if slot.failures:
+            return False
+    elif topic.type is TopicType.RANGE_MERGE:
+        late = slot.now_ms + (topic.time_range_ms or 0) - min(scores)
+        if topic.debounce_ms or min(scores) < max(scores) or abs(late) > LATE_MS:
+            return False
+    elif topic.type is not TopicType.FIXED_TIME:
+        return False
+    if slot.retry or any(score <= lowest for score in slot.store.values()):
+        return False
+    if topic.slot_backlog and len(slot.store) + len(scores) > topic.slot_backlog:
+        return False
+    return b"" not in slot.store
+
+
+_TICK = re.compile(rb"(\d+) (-?\d+)(.*)")
+
+
+def _latest(slot: Slot, field: str) -> tuple[int, int, bool]:
+    """Return generation and instant of the latest tick of a schedule in this slot, and whether it was found taken.
+
+    An instant below 0: it was taken back.
+    """
+    match = _TICK.fullmatch(slot.control.get(field.encode(), b""))
+    return (int(match[1]), int(match[2]), bool(match[3])) if match else (0, 0, False)
+
+
+@on(*SENDING)
+def put_tick(slot: Slot, field: str, generation: int, instant: int, member: bytes, envelope: bytes) -> str:
+    if not slot.topic.takes_instants or not 999 < instant <= 1e14:
+        raise ServerRefused("ERR instant is out of bounds")
+    latest, last, taken = _latest(slot, field)
+    if latest > generation:
+        return "stale"
+    if latest == generation and last >= instant and not taken:
+        return "known"
+    check_not_moved(slot)
+    (sent,) = place(slot, [member], [instant], [envelope], "replaced")
+    if sent.status == "refused":
+        return "full"
+    slot.control[field.encode()] = b"%d %d" % (generation, instant)
+    return "stored"
+
+
+@on("store", "prepare", "claim", "failures", "body", "stats", "control")
+def retract(slot: Slot, field: str, generation: int, instant: int, member: bytes) -> str:
+    latest, last, _ = _latest(slot, field)
+    outcome = last if abs(last) == instant else 0
+    if latest < generation:
+        if slot.store.get(member, 0) > 999:
+            del slot.store[member]
+            slot.count("removed")
+            slot.body.pop(member, None)
+            if not slot.runs(member):
+                slot.failures.pop(member, None)
+            outcome = -instant
+        taken = b" taken" if outcome > 0 else b""
+        slot.control[field.encode()] = b"%d %d%b" % (generation, outcome, taken)
+    if outcome == 0:
+        return "unwritten"
+    return "removed" if outcome < 0 else "written"

@@ -8,12 +8,10 @@ from typing import Any
 from django_rmq.core.model.replies import CopyReply, FailureRecord, Handover, ReslotProgress
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
-from tests.oracle.collecting import collects, dead_body, join, joined_death
-from tests.oracle.failing import forget, supersede_resting
-from tests.oracle.numbers import score_text
-from tests.oracle.scores import is_retry
-from tests.oracle.slot import ENDING, Slot, grouped, on
-from tests.oracle.waking import note_undrained
+from tests.oracle.accumulate import collects, dead_body, join, joined_death
+from tests.oracle.ack import forget, supersede_resting
+from tests.oracle.keyspace import score_text
+from tests.oracle.slot import ENDING, Slot, grouped, is_retry, note_undrained, on
 
 MOVED = 250
 """The maximum number of messages that one hand-over of a re-slotting takes from slot to slot."""

@@ -1,4 +1,7 @@
-"""The first phase: who owns a slot, and what a prepare takes."""
+"""The first phase: who owns a slot, in which order messages are taken, and how many of them, by the slot's MAX_RATE, too.
+
+Where any choice among equals would do, it is that of the Lua files, so that whole keyspaces can be compared.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,144 @@ from django_rmq.core.model.limits import BATCH, NEVER
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.oracle.bounds import GATE
-from tests.oracle.failing import end_expired, has_expired, supersede_resting
-from tests.oracle.holding import claim_shuts
-from tests.oracle.keyspace import Memory
-from tests.oracle.numbers import score_text
-from tests.oracle.ordering import Candidates, Entry, candidates, cursor
-from tests.oracle.owning import own_retries, own_timeout, stamp
-from tests.oracle.pacing import pace, spend
-from tests.oracle.scores import budget
-from tests.oracle.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
-from tests.oracle.upkeep import keep_up
-from tests.oracle.waking import earlier, next_due, note_undrained, sleep_until
+from tests.oracle.ack import end_expired, has_expired, supersede_resting
+from tests.oracle.keyspace import Memory, score_text
+from tests.oracle.slot import (
+    CLAIMING,
+    ENDING,
+    GATE,
+    InFlight,
+    Slot,
+    budget,
+    earlier,
+    is_due,
+    next_due,
+    note_undrained,
+    on,
+    opened,
+    own_retries,
+    own_timeout,
+    sleep_until,
+    stamp,
+)
+from tests.oracle.upkeep import claim_shuts, keep_up
+
+
+def look_further(slot: Slot) -> int:
+    """Return how much farther a prepare looks, once, if everything it sees is already in flight."""
+    return min(len(slot.prepare) + len(slot.claim), 1000)
+
+
+def turned(
+    slot: Slot, free: list[tuple[bytes, float]], score: float, limit: int, receipt: int
+) -> list[tuple[bytes, float]]:
+    """Take a part of the group of ``score``, which exceeds the limit, from a start that changes with every prepare."""
+    above = [row for row in free if row[1] > score]
+    group = [row for row in slot.store.rows(descending=True) if row[1] == score]
+    start = (slot.micros * 16_807 + receipt % 1_000_003 * 69_621) % 2_147_483_647 % len(group)
+    want = min(len(group), limit - len(above) + look_further(slot))
+    return above + [row for row in (group[start:] + group[:start])[:want] if not slot.runs(row[0])]
+
+
+Entry = tuple[bytes, float]
+"""A member and its score."""
+
+Cursor = tuple[str, bytes]
+"""The score of an entry as a text, and its member."""
+
+
+def cursor(score: str, member: bytes) -> Cursor | None:
+    """Return the entry after which to continue. None: from the beginning."""
+    return None if score == "" else (score, member)
+
+
+class Candidates(NamedTuple):
+    """The messages that a prepare may take."""
+
+    free: list[Entry]
+    """The free entries, in the order in which they are taken."""
+    complete: bool
+    """Whether there are no others."""
+    last: Entry | None
+    """The last entry seen, including busy ones."""
+
+
+def is_behind(member: bytes, score: float, after: Cursor | None, descending: bool) -> bool:
+    """Whether an entry comes after ``after`` in its order."""
+    if after is None:
+        return True
+    at = (float(after[0]), after[1])
+    return (score, member) < at if descending else (score, member) > at
+
+
+def due_entries(slot: Slot) -> list[Entry]:
+    """Return the due entries in the order in which they are taken; on time topics, those whose time has come."""
+    rows = slot.store.rows(descending=slot.topic.is_priority)
+    return rows if slot.topic.is_priority else [row for row in rows if is_due(slot, row[1])]
+
+
+def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[Entry]]:
+    """Return what is due after ``after``. From the head of a time topic on, retries are separate from fresh messages."""
+    priority = slot.topic.is_priority
+    waiting = [row for row in slot.store.rows(descending=priority) if is_behind(*row, after, priority)]
+    if priority:
+        return waiting, []
+    apart = after is None and not slot.topic.is_fifo
+    resting = [row for row in waiting if row[1] <= 999] if apart else []
+    return [row for row in waiting[len(resting) :] if is_due(slot, row[1])], resting
+
+
+def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:
+    """Return what prepare may take. Members in flight are left out: their newer copy waits until they end."""
+    waiting, resting = retries_apart(slot, after)
+    for scan in (limit, limit + look_further(slot)):
+        rows, late = waiting[:scan], resting[:scan]
+        complete = len(late) < scan and len(rows) < scan
+        free = [row for row in rows if not slot.runs(row[0])]
+        rested = [row for row in late if not slot.runs(row[0])]
+        if free or rested or complete:
+            break
+    seen = rows or late
+    last = seen[-1] if seen else None
+    if rested:
+        share = share_of_retries(limit, receipt, len(rested), len(free))
+        complete = complete and share == len(rested)
+        free = rested[:share] + free
+    if slot.topic.is_priority and after is None and last and (len(free) > limit or not complete):
+        score = free[limit - 1][1] if len(free) >= limit else last[1]
+        complete = complete and len(free) <= limit
+        free = turned(slot, free, score, limit, receipt)
+    return Candidates(free, complete, last)
+
+
+def share_of_retries(limit: int, receipt: int, rested: int, fresh: int) -> int:
+    """Return how many retries a prepare takes: at most half of the limit while fresh messages are due.
+
+    If the limit is odd, the extra one alternates.
+    """
+    return min(rested, max(limit // 2 + limit % 2 * (receipt % 2), limit - fresh))
+
+
+def emptied_at(slot: Slot) -> int:
+    """Return when (µs) the bucket was last empty, as if it had filled from then on without an end."""
+    depth = max(slot.topic.slot_each_us, 100_000)
+    empty = int(slot.control.get(b"spent_us", 0))
+    if empty > slot.now_us + depth:  # the clock was set back in the meantime
+        empty = 0
+    return max(empty, slot.now_us - depth)
+
+
+def pace(slot: Slot) -> tuple[int, int]:
+    """Return how many messages may be delivered now, and the ms at which there is one more."""
+    empty, each = emptied_at(slot), slot.topic.slot_each_us
+    return (slot.now_us - empty) // each, -((empty + each) // -1000)
+
+
+def spend(slot: Slot, messages: int) -> int | None:
+    """Spend deliveries. Return the ms at which there is another; None: there is one now."""
+    slot.control[b"spent_us"] = b"%d" % (emptied_at(slot) + messages * slot.topic.slot_each_us)
+    left, at = pace(slot)
+    return at if left < 1 else None
 
 
 def next_epoch(slot: Slot) -> int:

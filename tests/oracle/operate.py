@@ -1,4 +1,4 @@
-"""The operations of people and programs on messages: replay, bury, remove, reschedule."""
+"""The operations of people and programs: on messages, and on a slot as a whole."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.operate import Deleted
-from django_rmq.core.model.keys import MAX_SLOTS, trash_key
+from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, trash_key
 from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
-from django_rmq.core.model.replies import Death, Restored
-from tests.oracle.collecting import collects, dead_body, join, joined_death
-from tests.oracle.failing import Copy, die, forget, supersede_resting
-from tests.oracle.keyspace import Hash
-from tests.oracle.numbers import bounded, floor, score_text
-from tests.oracle.outcomes import note_end
-from tests.oracle.refusing import check_batch, check_fresh, check_not_moved
-from tests.oracle.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
-from tests.oracle.sequence import later_place, next_places
-from tests.oracle.slot import ENDING, Slot, grouped, on
-from tests.oracle.waking import earliest, note_undrained, wake
+from django_rmq.core.model.replies import RECORDS, Death, OrphansReply, Restored
+from django_rmq.exceptions import ServerRefused
+from tests.oracle.accumulate import collects, dead_body, join, joined_death
+from tests.oracle.ack import Copy, die, forget, note_end, supersede_resting
+from tests.oracle.keyspace import Hash, bounded, floor, score_text
+from tests.oracle.send import later_place, next_places
+from tests.oracle.slot import (
+    ENDING,
+    LARGEST_WITH_RETRIES,
+    OUTCOMES,
+    SETS,
+    Slot,
+    check_batch,
+    check_fresh,
+    check_not_moved,
+    earliest,
+    floor_priority,
+    fraction,
+    grouped,
+    is_retry,
+    note_undrained,
+    on,
+    shortened_by,
+    wake,
+)
 
 
 @on(*ENDING, "claim")
@@ -290,21 +304,7 @@ def rest_until(slot: Slot, member: bytes, score: int) -> None:
     slot.retry[member] = rest + bounded(q, 1, MAX_RETRIES_LIMIT) / 1024
 
 
-@on(
-    "store",
-    "retry",
-    "dead",
-    "prepare",
-    "deaths",
-    "failures",
-    "body",
-    "stats",
-    "claim",
-    "control",
-    "outcomes",
-    "outcome_times",
-    "delivery_outcomes",
-)
+@on("store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "claim", "control", *OUTCOMES)
 def purge(
     slot: Slot, act: str, copies: int, size: int, state: str, lowest: str, highest: str, limit: int
 ) -> Any:
@@ -395,3 +395,80 @@ def runs_newer(slot: Slot, member: bytes, is_fresh: bool, deleted_us: int, rest:
         return False
     record = slot.flight(member)
     return not is_fresh or (not record.mark and record.receipt > deleted_us)
+
+
+_HOMES = {
+    "inflight": ("prepare",),
+    "deaths": ("dead",),
+    "body": ("store", "retry"),
+    "failures": ("store", "retry", "prepare", "claim"),
+    "claim_body": ("claim",),
+    "prepare_body": ("prepare",),
+    "claim_failed": ("claim",),
+}
+
+
+@on("control")
+def pause(slot: Slot, _: int, paused: int) -> str:
+    if paused == (b"paused" in slot.control):
+        return "unchanged"
+    if paused:
+        slot.control[b"paused"] = b"1"
+        slot.publish(-1 - slot.index)
+        return "paused"
+    del slot.control[b"paused"]
+    slot.control.pop(b"sleeping_until", None)
+    slot.publish()
+    return "resumed"
+
+
+RESTAMPED = 5_000
+"""How many deliveries `configure` looks at, those first that time out first."""
+
+
+@on("store", "prepare", "inflight", "retry", "control", "claim")
+def configure(slot: Slot, apply: int) -> str:
+    live = slot.store or slot.prepare or slot.retry or slot.claim
+    if slot.topic.is_priority and max(16, slot.topic.max_retries) != floor_priority(slot) and live:
+        return "refused"
+    if apply:
+        former = slot.timeout
+        slot.configure()
+        for member, score in slot.prepare.rows()[:RESTAMPED]:
+            own = slot.flight(member).timeout
+            later = shortened_by(own, former) - shortened_by(own, slot.timeout)
+            slot.prepare[member] = score + later * 1000
+    return "ok"
+
+
+@on("stats")
+def adopt(slot: Slot, drift: int, foreign: int) -> str:
+    if drift < 1:
+        raise ServerRefused(f"drift is out of bounds: {drift}")
+    if int(slot.stats.get(b"foreign", b"0")) != foreign:
+        return "changed"
+    slot.count("foreign", drift)
+    return "ok"
+
+
+@on(*SlotKeys._fields)
+def retire(slot: Slot) -> str:
+    holding = ("store", "prepare", "retry", "dead", "claimants", "leaving", "claim", "inserting")
+    if any(getattr(slot, name) for name in holding):
+        return "holds"
+    for name in set(SlotKeys._fields) - SETS:
+        slot.records(name).clear()
+    slot.outcome_times.clear()
+    slot.delivery_outcomes.clear()
+    return "retired"
+
+
+@on("store", "prepare", "retry", "dead", "claim", *RECORDS)
+def find_orphans(slot: Slot, kind: str, cursor: str, repair: int) -> OrphansReply:
+    homes = [slot.members(home) for home in _HOMES[kind]]
+    records = slot.records(kind)
+    scanned = len(records)
+    found = [member for member in records if not any(member in home for home in homes)]
+    for member in found if repair else ():
+        del records[member]
+    return OrphansReply("0", scanned, found)

@@ -1,18 +1,102 @@
-"""The end of a delivery that did not succeed: waiting or resting again, dead, or dropped for a newer send."""
+"""The second phase: how deliveries end, in success or not, and what became of messages, on topics with OUTCOME_RETENTION.
+
+``core.commands.ack`` documents arguments and answers.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from django_rmq.core.model.replies import FailureRecord
-from tests.oracle.collecting import collects, dead_body, join, joined_death, joined_if
-from tests.oracle.numbers import score_text
-from tests.oracle.outcomes import note_end, note_outcome
-from tests.oracle.owning import own_retries
-from tests.oracle.scores import first_score, keeps_first, retry_score
-from tests.oracle.slot import InFlight, Slot
+from django_rmq.core.model.replies import MOST, FailureRecord, digest, error_class
+from tests.oracle.accumulate import collects, dead_body, join, joined_death, joined_if
+from tests.oracle.keyspace import bounded, score_text
+from tests.oracle.slot import (
+    ENDING,
+    OUTCOMES,
+    InFlight,
+    Slot,
+    check_batch,
+    earliest,
+    first_score,
+    grouped,
+    keeps_first,
+    note_undrained,
+    on,
+    own_retries,
+    retry_score,
+    stamp,
+    wake_at_gate,
+)
+
+
+def note_outcome(
+    slot: Slot, member: bytes, state: str, reason: str, attempts: int, error: bytes, flight: InFlight | None
+) -> None:
+    """Note how a message ended. ``flight``: the delivery in which it did; None: it ended without one."""
+    if slot.topic.outcome_retention_ms:
+        slot.noted[digest(member)] = _record(slot, state, reason, attempts, error, flight)
+
+
+def _record(
+    slot: Slot, state: str, reason: str, attempts: int, error: bytes, flight: InFlight | None
+) -> bytes:
+    delivered_ms = flight.receipt // 1000 if flight else 0
+    worker = slot.control.get(b"owner", b"") if flight and flight.receipt else b""
+    head = f"{state} {reason} {attempts} {delivered_ms} {slot.now_ms} {error_class(error.decode(errors='replace'))}\n"
+    return head.encode() + worker
+
+
+def note_delivery(slot: Slot, receipt: int, digests: bytes) -> None:
+    """Note once how all messages of a delivery ended. ``digests``: 12 bytes for each of them."""
+    retention_ms = slot.topic.outcome_retention_ms
+    if not retention_ms:
+        return
+    texts, size = slot.delivery_outcomes, len(digests) // 12
+    noted = size + max([_number(text) for text in texts], default=0)
+    later = [at + 1 for at in (*texts.values(), *slot.outcome_times.values())]
+    record = _record(slot, "done", "-", 1, b"", InFlight(receipt, 0.0))
+    texts[b"%d %d\n" % (noted, size) + digests + record] = max([float(slot.now_ms), *later])
+    for text, at in texts.rows()[:3]:
+        if at <= slot.now_ms - retention_ms or noted - _number(text) >= MOST:
+            del texts[text]
+
+
+def _number(text: bytes) -> int:
+    return int(text.split(b" ")[0])
+
+
+def find_outcome(slot: Slot, found: bytes) -> bytes | None:
+    """Return the last note of the message with the digest ``found``, unless it is too old."""
+    retention_ms = slot.topic.outcome_retention_ms
+    if not retention_ms:
+        return None
+    oldest, outcome = float(slot.now_ms - retention_ms), None
+    if slot.outcome_times.get(found, -math.inf) > oldest:
+        oldest, outcome = slot.outcome_times[found], slot.outcomes[found]
+    for text, at in slot.delivery_outcomes.rows():
+        head, _, rest = text.partition(b"\n")
+        end = 12 * int(head.split()[1])
+        parts = [rest[start : start + 12] for start in range(0, end, 12)]
+        if at > oldest and bytes.fromhex(found.decode()) in parts:
+            outcome = rest[end:]
+    return outcome
+
+
+def note_end(
+    slot: Slot,
+    member: bytes,
+    state: str,
+    failure: FailureRecord | None,
+    flight: InFlight | None,
+    error: bytes = b"",
+) -> None:
+    """Note the end of a message that did not die: its attempts are its failures, and the delivery in which it ended."""
+    attempts = (failure.times if failure else 0) + (flight is not None)
+    note_outcome(slot, member, state, "-", attempts, error, flight)
+
 
 _EXPIRES = re.compile(rb"(\d+) ")
 
@@ -222,3 +306,108 @@ def end_expired(slot: Slot, member: bytes, score: float) -> None:
     del slot.store[member]
     supersede_resting(slot, member)
     die(slot, Copy.of(slot, member, score, slot.body.get(member)), "lapsed", b"", 0)
+
+
+LONGEST_DELAY_MS = 1 << 42
+"""139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
+
+
+def _words(slot: Slot, held: Sequence[bool], told: Sequence[bool] = ()) -> list[str]:
+    """Count and name what is stale. ``told``: which deliveries are cancelled, if their holder is to know."""
+    slot.count("stale", held.count(False))
+    words = ["ok" if holds else "stale" for holds in held]
+    return (
+        ["cancelled" if tells else word for word, tells in zip(words, told, strict=True)] if told else words
+    )
+
+
+@on(*ENDING)
+def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
+    check_batch(members)
+    words = _words(slot, [slot.is_receipt(receipt, member) for member in members])
+    ending = dict.fromkeys(member for member, word in zip(members, words, strict=True) if word == "ok")
+    for i, member in enumerate(ending):
+        # What succeeds although it was cancelled has succeeded.
+        if slot.flight(member).mark == "cancelled" or not end_marked(slot, member, i):
+            flight, failure = slot.flight(member), slot.failure_of(member)
+            note_end(slot, member, "done", failure, flight, failure.error if failure else b"")
+            del slot.inflight[member]
+            slot.count("committed", int(slot.prepare.pop(member, None) is not None))
+            land(slot, member)
+            forget_ended(slot, member)
+    wake_at_gate(slot, None, ended=bool(ending))
+    return words
+
+
+@on("store", "prepare", "inflight", "failures", "stats", "control", "prepare_body", *OUTCOMES)
+def commit_delivery(slot: Slot, receipt: int, size: int, digests: bytes = b"") -> list[str]:
+    is_last = slot.control.get(b"deliveries") == b"%d" % receipt
+    is_marked = slot.control.get(b"marked") == b"%d" % receipt
+    if not is_last or is_marked or len(slot.prepare) != size:
+        return []
+    if digests and len(digests) == 12 * size:
+        note_delivery(slot, receipt, digests)
+    else:
+        for member in slot.prepare:
+            note_end(slot, member, "done", None, InFlight(receipt, 0.0))
+    slot.prepare.clear()
+    slot.inflight.clear()
+    slot.count("committed", size)
+    wake_at_gate(slot, None, ended=True)
+    return ["ok"] * size
+
+
+@on(*ENDING)
+def rollback(slot: Slot, receipt: int, *rest: Any) -> list[str]:
+    failures = grouped(rest, 4)
+    check_batch(failures)
+    held: list[bool] = []
+    told: list[bool] = []
+    dues: list[float | None] = []
+    for i, (member, kind, delay_ms, error) in enumerate(failures):
+        held.append(slot.holds(receipt, member))
+        told.append(held[-1] and slot.flight(member).mark == "cancelled")
+        if held[-1]:
+            left = bounded(slot.prepare[member] % 1000, 0, slot.max_retries)
+            rest_ms = None if delay_ms == "" else bounded(delay_ms, 0, LONGEST_DELAY_MS)
+            dues.append(end_failed(slot, member, left, kind, error, rest_ms, i))
+    if any(held):
+        note_undrained(slot)
+    wake_at_gate(slot, earliest(dues), ended=any(held))
+    return _words(slot, held, told)
+
+
+@on(*ENDING)
+def release(slot: Slot, receipt: int, *members: bytes) -> list[str]:
+    check_batch(members)
+    held: list[bool] = []
+    dues: list[float | None] = []
+    for i, member in enumerate(members):
+        held.append(slot.holds(receipt, member))
+        if held[-1] and not end_marked(slot, member, i):
+            dues.append(release_one(slot, member))
+    if any(held):
+        note_undrained(slot)
+    wake_at_gate(slot, earliest(dues), ended=any(held))
+    return _words(slot, held)
+
+
+@on("prepare", "inflight", "failures", "stats", "control", *OUTCOMES)
+def progress(slot: Slot, receipt: int, member: bytes, thousandths: int, said: bytes) -> str:
+    (word,) = _words(slot, [slot.holds(receipt, member)])
+    if word == "ok":
+        slot.noted[digest(member)] = f"running {receipt} {thousandths} {slot.now_ms}\n".encode() + said
+    return word
+
+
+@on("prepare", "inflight", "stats", "control")
+def extend(slot: Slot, receipt: int, *members: bytes) -> list[str]:
+    check_batch(members)
+    held = [slot.holds(receipt, member) for member in members]
+    for member, holds in zip(members, held, strict=True):
+        if holds:
+            slot.prepare[member] = stamp(slot, slot.flight(member).timeout, int(slot.prepare[member] % 1000))
+    told = [
+        holds and slot.flight(member).mark == "cancelled" for member, holds in zip(members, held, strict=True)
+    ]
+    return _words(slot, held, told)

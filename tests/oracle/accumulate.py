@@ -83,6 +83,3 @@ def collect(slot: Slot, had: bytes | None, envelope: bytes) -> tuple[bytes | Non
     if had is not None and (number > most or len(envelope) > slot.topic.max_body):
         return None, True
     return envelope, number >= most
-
-
-__all__ = ["collect", "collects", "dead_body", "join", "joined_death", "joined_if"]

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from django_rmq.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 OLDEST = 17
 
@@ -272,31 +272,6 @@ def is_begun() -> bool:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() is not None
-
-
-INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
-
-
-def stored_files(session: SparkSession, path: str) -> DataFrame | None:
-    """Return the Parquet files of a folder as a frame, names of folders as text. None: there are none yet."""
-    from pyspark.errors import AnalysisException
-    from pyspark.sql import SparkSession
-
-    before: Any = session.conf.get(INFERS_PARTITIONS)
-    # A topic may be called 007, which must not be read as a number.
-    session.conf.set(INFERS_PARTITIONS, "false")
-    try:
-        files = session.read.option("basePath", path).parquet(path)
-        files.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
-        return files
-    except AnalysisException as error:
-        if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
-            return None
-        raise
-    finally:
-        if isinstance(session, SparkSession):
-            # A Spark Connect session is a separate class, and reads the list of files again for each job.
-            session.conf.set(INFERS_PARTITIONS, before)
 
 
 def describe(error: BaseException) -> tuple[str, str]:

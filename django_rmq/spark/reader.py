@@ -1,7 +1,7 @@
 """Batch read: reads topics without changing anything, as rows of Arrow.
 
-``task_split`` decides how many tasks there are, and which slots each reads. A task reads every entry exactly once that is
-present throughout, whatever changes meanwhile, because it pages by a cursor of (score, member). Members and scores alone are read
+The slots are divided between tasks, the partitions of the frame. A task reads every entry exactly once that is present
+throughout, whatever changes meanwhile, because it pages by a cursor of (score, member). Members and scores alone are read
 by rank, many per round trip, which is faster. Ranks change, except in a sealed claim, so each page begins with the row before
 it. If that row is not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
 """
@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyspark
@@ -37,7 +38,6 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
 from django_rmq.spark.source_options import SourceOptions
-from django_rmq.spark.task_split import ReadTask, RowRange, grouped, task_count
 
 ARROW = {
     "binary": pa.binary(),
@@ -338,6 +338,33 @@ class LiveRows:
         return batches
 
 
+class RowRange(NamedTuple):
+    """A part of a task: one state of one slot."""
+
+    topic: Topic
+    slot: int
+    queue: str
+
+
+class ReadTask(InputPartition):
+    """The content of one task."""
+
+    def __init__(self, pieces: Sequence[RowRange]) -> None:
+        super().__init__(len(pieces))
+        self.pieces = list(pieces)
+
+
+def grouped(sizes: Sequence[int], tasks: int) -> list[list[int]]:
+    """Return indexes in at most ``tasks`` groups of about the same size, largest first into the emptiest."""
+    groups: list[list[int]] = [[] for _ in range(max(1, tasks))]
+    filled = [0] * len(groups)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        smallest = min(range(len(groups)), key=filled.__getitem__)
+        groups[smallest].append(index)
+        filled[smallest] += sizes[index]
+    return [group for group in groups if group]
+
+
 class Reader(DataSourceReader):
     """Reads messages that are waiting, resting, in flight, claimed or dead."""
 
@@ -347,7 +374,7 @@ class Reader(DataSourceReader):
         self._queues = options.queues()
         self._topics = options.topics()
         self._low, self._high = options.bounds()
-        task_count(options, 0)
+        options.task_count(0)
         self._metadata = options.metadata
         self._patience = RetryPolicy(options.patience, f"topic {', '.join(self._topics)}")
 
@@ -369,7 +396,7 @@ class Reader(DataSourceReader):
                     if size:
                         pieces.append(RowRange(topic, slot, queue))
                         sizes.append(size)
-        tasks = min(len(pieces), task_count(self._options, sum(sizes)))
+        tasks = min(len(pieces), self._options.task_count(sum(sizes)))
         return [ReadTask([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

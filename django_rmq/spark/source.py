@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.reader import COLUMNS, METADATA, PushdownReader, Reader
 from django_rmq.spark.source_options import READ, STREAM, WRITE, SourceOptions
-from django_rmq.spark.task_split import task_count
 
 if TYPE_CHECKING:
     from django_rmq.spark.writer import StreamWriter, Writer
@@ -33,7 +32,6 @@ class RmqDataSource(DataSource):
 
         options = SourceOptions(dict(self.options), READ | STREAM, "load()")
         options.check()
-        task_count(options, 0)
         broker_of(options)  # connects to nothing
         return _schema(options)
 

@@ -73,6 +73,9 @@ SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
 
 DAY = 86_400.0
 
+MESSAGES_PER_TASK = 50_000
+"""The number of messages per task; a task costs some 50 ms before its first row."""
+
 PATIENCE = 60.0
 """Seconds to wait for a Redis that is unavailable."""
 
@@ -223,6 +226,11 @@ class SourceOptions:
         """Return the scores between which to read."""
         return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
 
+    def task_count(self, messages: int) -> int:
+        """Return in how many tasks, the partitions of a frame, this many messages are read."""
+        share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
+        return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
+
     # --- for a stream
 
     @property
@@ -254,6 +262,7 @@ class SourceOptions:
         self.queues()
         self.slots(1 << 20)
         self.bounds()
+        self.task_count(0)
         _ = (gathering(self), most_bytes(self), self.lease_ms, self.poll_seconds, self.consumer)
 
 

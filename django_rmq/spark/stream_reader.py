@@ -1,16 +1,17 @@
 """Stream read: a query consumes a topic in two phases. ``StreamReader`` is what Spark calls, ``ClaimReader`` reads in the tasks.
 
-The driver decides how much to claim (``BatchBytes``, ``MinBatch``), and claims it in ``latestOffset``. ``task_split`` decides how
-many tasks read it. They read all of one claim or none, so Spark may repeat them. The next poll acknowledges what Spark has
-recorded, unless ``acknowledger`` has done so. The offset names the consumer, which therefore belongs to the checkpoint.
+The driver decides how much to claim (``MinBatch``), and claims it in ``latestOffset``. Tasks read all of one claim or none, so
+Spark may repeat them. The next poll acknowledges what Spark has recorded, unless ``acknowledger`` has done so. The offset names
+the consumer, which therefore belongs to the checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
@@ -44,7 +45,6 @@ from django_rmq.spark.reader import (
     too_old,
 )
 from django_rmq.spark.source_options import SourceOptions, gathering, most_bytes
-from django_rmq.spark.task_split import ClaimPart, ClaimTask, split, task_count
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -57,6 +57,46 @@ except ImportError:
     raise too_old("stream reads", "4.2") from None
 
 logger = logging.getLogger("django_rmq.spark")
+
+
+class ClaimPart(NamedTuple):
+    """A part of a task: some rows of a claim in one slot."""
+
+    slot: int
+    offset: int
+    rows: int
+
+
+class ClaimTask(InputPartition):
+    """The part of a claim that one task reads."""
+
+    def __init__(self, consumer: str, number: int, pieces: Sequence[ClaimPart]) -> None:
+        super().__init__(number)
+        self.consumer = consumer
+        self.number = number
+        self.pieces = list(pieces)
+
+
+def split(sizes: dict[int, int], tasks: int, *, whole: bool = False) -> list[list[ClaimPart]]:
+    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages.
+
+    ``whole``: no slot is divided between two parts, so that its rows stay in their order.
+    """
+    rows = sum(sizes.values())
+    share = max(1, math.ceil(rows / max(1, tasks)))
+    parts: list[list[ClaimPart]] = [[]]
+    room = share
+    for slot, size in sizes.items():
+        offset = 0
+        while offset < size:
+            if not room:
+                parts.append([])
+                room = share
+            part_size = size if whole else min(size - offset, room)
+            parts[-1].append(ClaimPart(slot, offset, part_size))
+            offset += part_size
+            room = max(0, room - part_size)
+    return [part for part in parts if part]
 
 
 class ClaimReader(NamedTuple):
@@ -254,32 +294,11 @@ LOOK_SECONDS = 5.0
 """Seconds between two checks whether a topic that seems empty was re-slotted."""
 
 
-def acknowledge(options: Mapping[str, str], offset: Offset) -> int:
-    """Acknowledge what a query had recorded, up to ``offset``; return how many slots had a claim.
-
-    ``options`` are those of the query, or at least those that name the topic. Without this call a claim is
-    acknowledged only when the query polls again, and given to others when its lease ends.
-    """
-    topic_name = offset.get("topic") or options.get("topic", "")
-    given = SourceOptions.of_connection({**options, "topic": topic_name}, "acknowledge")
-    broker, name = broker_of(given), given.topic()
-
-    def end() -> int:
-        topic = topic_of(name, broker.definitions().get(name))
-        # A claim takes whole slots, and everything that a re-slotting has moved was acknowledged before.
-        slots = [slot for slot in slots_in(offset.get("held"), topic.slots) if slot < topic.slots]
-        claims = Claims(broker, topic, 0)
-        return claims.acknowledge(offset["consumer"], int(offset["claim"]), slots)
-
-    return RetryPolicy(given.patience, f"topic {name}")(end)
-
-
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims on the driver, reads in tasks."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check()
-        task_count(options, 0)
         self._options = options
         self._schema = schema
         self._name = options.topic()
@@ -477,7 +496,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
         return [
             ClaimTask(consumer, number, pieces)
-            for pieces in split(sizes, task_count(self._options, rows), whole=self._topic.is_fifo)
+            for pieces in split(sizes, self._options.task_count(rows), whole=self._topic.is_fifo)
         ]
 
     def _lost(self, number: int, missing: int) -> str:

@@ -44,7 +44,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
 from django_rmq.spark.java import open_session, prepare_environment
-from django_rmq.spark.pipelines.pipeline_context import connection_options
+from django_rmq.spark.pipelines.pipeline import connection_options
 from django_rmq.worker import listener_registry
 from tests.spark.clusters import Cluster
 from tests.spark.killing import PARTS as PROCESSES

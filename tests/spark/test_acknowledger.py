@@ -78,7 +78,7 @@ def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
 def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     queue: MakeQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from django_rmq.spark.stream_reader import acknowledge
+    from django_rmq.spark.acknowledger import acknowledge
 
     topic = queue(slots=4)
     topic.send(list(range(100)))

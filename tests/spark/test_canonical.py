@@ -19,7 +19,7 @@ from django_rmq.core.model.body_codec import encode_decoded, encode_json, exact_
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.bulk_write import SAMPLE, canonical_rows, canonical_texts
+from django_rmq.spark.columns import SAMPLE, canonical_rows, canonical_texts
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import Writer
 from tests.spark.conftest import Queue

@@ -14,7 +14,7 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, TopicMismatch
 from django_rmq.spark.broker_connection import broker_of
 from django_rmq.spark.declaring import declare
-from django_rmq.spark.pipelines.pipeline_context import connection_options
+from django_rmq.spark.pipelines.pipeline import connection_options
 from django_rmq.spark.reader import COLUMNS, Reader
 from django_rmq.spark.source_options import CONNECTION, READ, SourceOptions
 from tests.support.servers import RedisServer, SentinelGuard, ask

@@ -22,8 +22,7 @@ from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.failing import fail_batch
 from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA
 from django_rmq.spark.source_options import STREAM, SourceOptions
-from django_rmq.spark.stream_reader import StreamReader
-from django_rmq.spark.task_split import ClaimPart, split
+from django_rmq.spark.stream_reader import ClaimPart, StreamReader, split
 from tests.spark.conftest import Queue
 from tests.support.workers import eventually
 

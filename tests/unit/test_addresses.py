@@ -15,7 +15,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model import redis_url
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import broker_of
-from django_rmq.spark.pipelines.pipeline_context import connection_options
+from django_rmq.spark.pipelines.pipeline import connection_options
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.support.brokers import direct
 

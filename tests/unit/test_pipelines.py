@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.pipelines import Context, Pipeline, pipelines, register
-from django_rmq.spark.pipelines.pipeline_context import connection_options
+from django_rmq.spark.pipelines.pipeline import connection_options
 
 TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
 

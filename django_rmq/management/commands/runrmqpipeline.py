@@ -26,7 +26,7 @@ from django_rmq.management.rmq_command import (
 )
 from django_rmq.spark.java import check_installed, describe, is_sparks
 from django_rmq.spark.pipelines import Pipeline, pipelines, summary
-from django_rmq.spark.pipelines.pipeline_context import Context, Stopped
+from django_rmq.spark.pipelines.pipeline import Context, Stopped
 
 _SHARED = ("master", "remote", "conf", "checkpoint", "available_now", "interval", "grace")
 

@@ -16,11 +16,10 @@ A pipeline is a class with a ``name``, its own arguments and ``run``. Apps defin
             frame = context.spark.read.parquet(options["file"])
             context.write(frame.selectExpr("to_json(struct(*)) as value"), "price-changes")
 
-``Context`` (``pipeline_context``) gives it the session and the topics as the settings describe them. Code in tasks must not need
+``Context`` (``pipeline``) gives it the session and the topics as the settings describe them. Code in tasks must not need
 Django: functions for executors are in ``django_rmq.spark``.
 """
 
-from django_rmq.spark.pipelines.pipeline_context import Context
-from django_rmq.spark.pipelines.pipeline_registry import Pipeline, pipelines, register, summary
+from django_rmq.spark.pipelines.pipeline import Context, Pipeline, pipelines, register, summary
 
 __all__ = ["Context", "Pipeline", "pipelines", "register", "summary"]

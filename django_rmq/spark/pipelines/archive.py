@@ -10,9 +10,7 @@ from uuid import uuid4
 from django_rmq.conf import get_config
 from django_rmq.exceptions import LostRace, OperationRefused
 from django_rmq.operations.audit_trail import record
-from django_rmq.spark.java import stored_files
-from django_rmq.spark.pipelines.pipeline_context import KEY_TEXT, Context
-from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
+from django_rmq.spark.pipelines.pipeline import KEY_TEXT, Context, Options, Pipeline, register, stored_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
 from django_rmq.spark.foreach_batch import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
-from django_rmq.spark.pipelines.pipeline_context import KEY_TEXT, Context
-from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
+from django_rmq.spark.pipelines.pipeline import KEY_TEXT, Context, Options, Pipeline, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

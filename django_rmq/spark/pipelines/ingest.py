@@ -20,9 +20,14 @@ from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.java import stored_files
-from django_rmq.spark.pipelines.pipeline_context import PROGRESS_SECONDS, Context
-from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
+from django_rmq.spark.pipelines.pipeline import (
+    PROGRESS_SECONDS,
+    Context,
+    Options,
+    Pipeline,
+    register,
+    stored_files,
+)
 from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
 
 if TYPE_CHECKING:

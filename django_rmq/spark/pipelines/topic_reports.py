@@ -15,8 +15,7 @@ from django_rmq.core.model import status
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.spark.pipelines.archive import archived_columns, present_archive
-from django_rmq.spark.pipelines.pipeline_context import Context
-from django_rmq.spark.pipelines.pipeline_registry import Options, Pipeline, register
+from django_rmq.spark.pipelines.pipeline import Context, Options, Pipeline, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

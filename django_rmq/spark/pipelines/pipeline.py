@@ -1,19 +1,23 @@
-"""The ``Context`` of a run: the session of Spark, the topics as the settings describe them, the progress, and the end.
-
-Everything is started when it is first needed.
-"""
+"""Pipelines: what each of them is, the registry of those of the package and of apps, and the ``Context`` of a run."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from django.apps import apps
+from django.utils.module_loading import module_has_submodule
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -284,6 +288,31 @@ class Context:
             close_session(session)
 
 
+INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
+def stored_files(session: SparkSession, path: str) -> DataFrame | None:
+    """Return the Parquet files of a folder as a frame, names of folders as text. None: there are none yet."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
+    before: Any = session.conf.get(INFERS_PARTITIONS)
+    # A topic may be called 007, which must not be read as a number.
+    session.conf.set(INFERS_PARTITIONS, "false")
+    try:
+        files = session.read.option("basePath", path).parquet(path)
+        files.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
+        return files
+    except AnalysisException as error:
+        if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
+            return None
+        raise
+    finally:
+        if isinstance(session, SparkSession):
+            # A Spark Connect session is a separate class, and reads the list of files again for each job.
+            session.conf.set(INFERS_PARTITIONS, before)
+
+
 def connection_options() -> dict[str, str]:
     """Return the connection to the Redis of the settings, as options of ``format("rmq")``.
 
@@ -346,3 +375,77 @@ def _texts(options: Mapping[str, object]) -> dict[str, str]:
         for name, value in options.items()
         if value is not None
     }
+
+
+MODULE = "pipelines"
+"""The name of the modules in which apps define their pipelines."""
+
+BUILT_IN = ("archive", "consume", "ingest", "topic_reports")
+"""The modules of the built-in pipelines."""
+
+Options = dict[str, Any]
+"""The arguments of a pipeline as argparse has read them."""
+
+
+class Pipeline(ABC):
+    """A Spark job. The first line of its docstring is shown in lists, all of it as help."""
+
+    name: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:  # noqa: B027 - a pipeline may have none
+        """Add arguments to those of all pipelines. ``type="duration"`` reads seconds from 90, 15m or 7d."""
+
+    @abstractmethod
+    def run(self, context: Context, **options: object) -> None:
+        """Run the pipeline; ``options`` are its own arguments.
+
+        Raises ``RmqError``, or errors of Spark.
+        """
+
+
+Class = TypeVar("Class", bound=type[Pipeline])
+
+_pipelines: dict[str, type[Pipeline]] = {}
+
+
+def register(pipeline: Class) -> Class:
+    """Register a class for ``runrmqpipeline``; a decorator. Raises ``ConfigurationError`` for a name that is taken."""
+    name: object = getattr(pipeline, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"pipeline {pipeline.__qualname__} has no name")
+    other = _pipelines.get(name)
+    if other is not None and _place(other) != _place(pipeline):
+        raise ConfigurationError(
+            f'two pipelines have the name "{name}": {_place(other)} and {_place(pipeline)}'
+        )
+    _pipelines[name] = pipeline
+    return pipeline
+
+
+def pipelines() -> dict[str, type[Pipeline]]:
+    """Return all pipelines by name: the built-in ones, and those of the installed apps.
+
+    Raises ``ConfigurationError`` for a module of an app that cannot be imported.
+    """
+    for module in BUILT_IN:
+        import_module(f"{__package__}.{module}")
+    for app in apps.get_app_configs():
+        if app.module is None or app.name == "django_rmq" or not module_has_submodule(app.module, MODULE):
+            continue
+        module = f"{app.name}.{MODULE}"
+        try:
+            import_module(module)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"{module} cannot be imported: {error}") from error
+    return dict(sorted(_pipelines.items()))
+
+
+def summary(pipeline: type[Pipeline]) -> str:
+    """Return the description of a pipeline in one line."""
+    return (inspect.getdoc(pipeline) or "").partition("\n")[0]
+
+
+def _place(pipeline: type[Pipeline]) -> str:
+    return f"{pipeline.__module__}.{pipeline.__qualname__}"

@@ -136,7 +136,7 @@ def _time_listener(listener: Callable[[Any], object], messages: int) -> float:
 
     from django_rmq.conf import get_config
     from django_rmq.connections import get_broker, get_producer
-    from django_rmq.core.consumer.invoke import Hooks
+    from django_rmq.core.consumer.batch_run import Hooks
 
     topic, producer, count = get_config().topic("paid"), get_producer("worker"), messages + WARM_UP
     producer.send([producer.build(topic, random.randint(1, ACCOUNTS)) for _ in range(count)])

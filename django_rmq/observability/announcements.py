@@ -29,7 +29,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.observability import stream, telemetry
 
 if TYPE_CHECKING:
-    from django_rmq.core.consumer.invoke import Coroutine
+    from django_rmq.core.consumer.batch_run import Coroutine
 
 logger = safe_logger("django_rmq.events")
 _complaints = LogThrottle(logger)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Counter, Histogram
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
-    from django_rmq.core.consumer.invoke import Coroutine
+    from django_rmq.core.consumer.batch_run import Coroutine
 
     Attributes = dict[str, str | int]
 

@@ -27,7 +27,7 @@ from django.db import reset_queries
 from django_rmq import open_transactions
 from django_rmq.conf import is_debug
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.consumer.invoke import Coroutine
+from django_rmq.core.consumer.batch_run import Coroutine
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction
 from django_rmq.core.model.topic import Topic
 from django_rmq.observability import announcements

@@ -22,7 +22,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_rmq import schedules as scheduled
 from django_rmq.conf import get_config
-from django_rmq.core.consumer.invoke import Coroutine
+from django_rmq.core.consumer.batch_run import Coroutine
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
 from django_rmq.core.model.limits import BATCH
 from django_rmq.durations import Duration

@@ -13,8 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq import open_transactions
 from django_rmq.core import forked_copies
-from django_rmq.core.consumer.batch_run import holds
-from django_rmq.core.consumer.invoke import HELD_BACK, check_returned
+from django_rmq.core.consumer.batch_run import HELD_BACK, check_returned, holds
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.exceptions import ConfigurationError

@@ -42,8 +42,7 @@ from django_rmq.core.monitoring import history
 from django_rmq.core.rate_limits import return_permits
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.core.unserved_topics import UnservedTopics
-from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResult, settle
-from django_rmq.core.worker_processes.exit_codes import (
+from django_rmq.core.worker_processes.child_process import (
     DONE_FOR_GOOD,
     FORCED,
     HARD_TIMEOUT_EXCEEDED,
@@ -51,6 +50,7 @@ from django_rmq.core.worker_processes.exit_codes import (
     SERVER,
     USAGE,
 )
+from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResult, settle
 from django_rmq.core.worker_processes.supervisor import Supervisor, collect_less
 from django_rmq.database_access import threads_of_duties
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
@@ -74,7 +74,7 @@ def before_fork() -> None:
 
 
 def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedNotes, parent: int) -> int:
-    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the ``exit_codes``."""
+    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return one of the exit codes."""
     asked: list[int] = []
     working: list[WorkerProcess] = []
 
@@ -416,7 +416,7 @@ class WorkerProcess:
         return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
 
     def run(self) -> int:
-        """Join the other workers, work until stopped or done, and leave; return one of the ``exit_codes``."""
+        """Join the other workers, work until stopped or done, and leave; return one of the exit codes."""
         self._beat()
         collect_less()
         self.coordinator.start()

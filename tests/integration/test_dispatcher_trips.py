@@ -14,7 +14,7 @@ import pytest
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import fetch as calls
-from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner, fetch_round_trips
 from django_rmq.core.consumer import mailbox as mailbox_module
 from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import Mailbox, MailboxItem, Stop, Wake
@@ -366,7 +366,7 @@ def test_the_answer_to_commits_on_which_nothing_depends_rests(broker: Broker, en
     assert dispatcher._turn()
     assert trips.under_way is not None
     assert not dispatcher._has_more(), "the worker sleeps"
-    assert trips.answer_due <= time.monotonic() + fetch_planner.ANSWER_SECONDS
+    assert trips.answer_due <= time.monotonic() + fetch_round_trips.ANSWER_SECONDS
     assert not dispatcher._turn(), "a message that is pushed meanwhile begins before the answer is read"
     assert trips.under_way is not None
     if ends == "its time":

@@ -18,12 +18,11 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import batch_run
 from django_rmq.core.consumer import failures as outcome_log
 from django_rmq.core.consumer.batch import Batch, BatchReport, PendingEnd
-from django_rmq.core.consumer.batch_run import call_all, groups
+from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks, call_all, groups
+from django_rmq.core.consumer.executor_pool import ExecutorThread
 from django_rmq.core.consumer.failures import describe
-from django_rmq.core.consumer.invoke import NO_HOOKS, Hooks
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE, SharedNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.model import log_names
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import Envelope, encode_envelope

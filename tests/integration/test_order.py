@@ -15,7 +15,7 @@ import pytest
 from django_rmq.core import reslotting
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands import send as send_commands
-from django_rmq.core.consumer import batch_run, invoke, thread_executor
+from django_rmq.core.consumer import batch_run, executor_pool
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
@@ -323,7 +323,7 @@ def test_what_a_list_holds_back_is_given_back_uncharged_behind_the_first_failure
         calls.append([message.body for message in messages])
         if len(calls) == 1:
             for message in messages[1:]:
-                message.outcome = invoke.HELD_BACK
+                message.outcome = batch_run.HELD_BACK
 
     async def coroutine(messages: list[Message]) -> None:
         listener(messages)
@@ -400,7 +400,7 @@ def test_a_stale_message_ends_its_batch(broker: Any, monkeypatch: pytest.MonkeyP
     topic = fifo()
     heard = Heard()
     batches: list[Any] = []
-    real = thread_executor.ExecutorThread._run_batch
+    real = executor_pool.ExecutorThread._run_batch
 
     def run_batch(thread: Any, batch: Any) -> None:
         if not batches:
@@ -408,7 +408,7 @@ def test_a_stale_message_ends_its_batch(broker: Any, monkeypatch: pytest.MonkeyP
         batches.append(batch)
         real(thread, batch)
 
-    monkeypatch.setattr(thread_executor.ExecutorThread, "_run_batch", run_batch)
+    monkeypatch.setattr(executor_pool.ExecutorThread, "_run_batch", run_batch)
     send(broker, topic, range(5))
     with Worker(broker, replace(topic, timeout=1), heard):
         assert heard.wait(5) == [0, 1, 2, 3, 4]

@@ -21,7 +21,7 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import async_executor
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.invoke import NO_HOOKS
+from django_rmq.core.consumer.batch_run import NO_HOOKS
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery

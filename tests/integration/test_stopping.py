@@ -21,8 +21,8 @@ from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.worker_processes.child_process import HARD_TIMEOUT_EXCEEDED
 from django_rmq.core.worker_processes.crash_recovery import settle
-from django_rmq.core.worker_processes.exit_codes import HARD_TIMEOUT_EXCEEDED
 from django_rmq.exceptions import Cancelled
 from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
 

@@ -24,11 +24,10 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, fetch, inspect, operate
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.batch_run import call_all
+from django_rmq.core.consumer.batch_run import NO_HOOKS, call_all
+from django_rmq.core.consumer.executor_pool import ExecutorThread
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.invoke import NO_HOOKS
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of

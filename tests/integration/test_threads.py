@@ -18,13 +18,12 @@ import pytest
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, shared_notes, watchdog
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.executor_pool import ExecutorPool
+from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
+from django_rmq.core.consumer.executor_pool import ExecutorPool, ExecutorThread
 from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.consumer.invoke import NO_HOOKS, Hooks
 from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.thread_executor import ExecutorThread
 from django_rmq.core.consumer.wakeups import WakeupSubscriber
 from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
@@ -128,7 +127,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
         raise MemoryError
 
     monkeypatch.setattr(ExecutorThread, "_call_listener", fail)
-    monkeypatch.setattr("django_rmq.core.consumer.thread_executor.logger.exception", fail)
+    monkeypatch.setattr("django_rmq.core.consumer.executor_pool.logger.exception", fail)
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]

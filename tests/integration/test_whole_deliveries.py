@@ -14,7 +14,7 @@ import redis
 from django_rmq.core.commands import ack
 from django_rmq.core.consumer import Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.fetch_planner import RoundTrip
+from django_rmq.core.consumer.fetch_round_trips import RoundTrip
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.async_executor import FairQueue, ProgressCells
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.shared_notes import BEGUN, DONE, MARKS, SharedNotes, mark_of
+from django_rmq.core.consumer.run_order import FairQueue
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE, MARKS, ProgressCells, SharedNotes, mark_of
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery

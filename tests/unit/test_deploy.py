@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from django_rmq.conf.settings_reader import Consumer
-from django_rmq.core.worker_processes.exit_codes import SERVER, USAGE, WATCHDOG
+from django_rmq.core.worker_processes.child_process import SERVER, USAGE, WATCHDOG
 from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.long_poll import LONGEST_WAIT

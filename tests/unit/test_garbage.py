@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_rmq.core.consumer.shared_notes import SharedNotes
-from django_rmq.core.worker_processes.exit_codes import DONE_FOR_GOOD
+from django_rmq.core.worker_processes.child_process import DONE_FOR_GOOD
 from django_rmq.core.worker_processes.supervisor import THRESHOLD, Supervisor, collect_less
 from django_rmq.worker import worker_process
 

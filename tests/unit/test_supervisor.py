@@ -22,8 +22,7 @@ import pytest
 from django_rmq.core import forked_copies
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.worker_processes import child_process, supervisor
-from django_rmq.core.worker_processes.child_process import ChildProcess
-from django_rmq.core.worker_processes.exit_codes import RECYCLE, SERVER
+from django_rmq.core.worker_processes.child_process import RECYCLE, SERVER, ChildProcess
 from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from tests.e2e.processes import is_gone

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.batch import Batch
-from django_rmq.core.consumer.executor_pool import Suspects
+from django_rmq.core.consumer.run_order import Suspects
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq import ConfigurationError, InvalidBody, InvalidMessage, Message, typed_bodies
-from django_rmq.core.consumer.batch_run import call_all
-from django_rmq.core.consumer.invoke import CallGroup
+from django_rmq.core.consumer.batch_run import CallGroup, call_all
 from django_rmq.core.model.body_codec import decode_body, encode_body, exact_json
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType

@@ -3,12 +3,12 @@
 This package imports nothing from Django or ZooKeeper. Its users pass in topics, listeners, hooks and callbacks.
 """
 
+from django_rmq.core.consumer.batch_run import Hooks
 from django_rmq.core.consumer.dispatcher import (
     AssignmentCallbacks,
     Dispatcher,
     WorkerCallbacks,
     WorkerOptions,
 )
-from django_rmq.core.consumer.invoke import Hooks
 
 __all__ = ["AssignmentCallbacks", "Dispatcher", "Hooks", "WorkerCallbacks", "WorkerOptions"]

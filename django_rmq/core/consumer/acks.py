@@ -1,7 +1,7 @@
 """Acknowledgements: commits, rollbacks and releases wait here until the next round trip sends them to Redis.
 
 A slot that Redis refuses is left alone for a while, and so are the slots of a node that does not answer. The round trips
-are made by ``fetch_planner``: one trip sends acknowledgements and asks for messages. ``SlotErrors`` serves the other calls of
+are made by ``fetch_round_trips``: one trip sends acknowledgements and asks for messages. ``SlotErrors`` serves the other calls of
 slots, too: those of ``slot_acquisition`` and ``wakeups``.
 """
 

@@ -2,9 +2,6 @@
 
 Coroutines wait without a thread, so one loop runs as many calls of a topic as its CONCURRENCY. The loop has the interface
 of an executor thread, so that the dispatcher commits, gives back and replaces in the same way.
-
-An executor thread records its progress in a ring. In the loop batches end in any order, so in a ring others would overwrite
-the record of a batch that runs for long. Therefore each message has a cell of its own (``ProgressCells``).
 """
 
 from __future__ import annotations
@@ -12,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Coroutine as PendingCall
 from contextvars import Context
 from functools import partial
@@ -23,11 +19,18 @@ from typing import Any, TypeVar
 from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
-from django_rmq.core.consumer.batch_run import FLUSH_SECONDS, BatchRun, report_failed_run
+from django_rmq.core.consumer.batch_run import (
+    FLUSH_SECONDS,
+    BatchRun,
+    Coroutine,
+    Hooks,
+    await_group,
+    await_one,
+    report_failed_run,
+)
 from django_rmq.core.consumer.failures import failure_of
-from django_rmq.core.consumer.invoke import Coroutine, Hooks, await_group, await_one
-from django_rmq.core.consumer.shared_notes import MARKS, ThreadNotes
-from django_rmq.core.consumer.slots import ConsumedSlot
+from django_rmq.core.consumer.run_order import FairQueue
+from django_rmq.core.consumer.shared_notes import BatchCells, ProgressCells, ThreadNotes
 from django_rmq.core.consumer.watchdog import stack_of_task, stack_of_thread
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.delivered_message import Message
@@ -80,114 +83,6 @@ class LoopLag:
         self.blocked += max(0.0, self.silent() - TICK_SECONDS)
         self.ticked = uptime()
         loop.call_later(TICK_SECONDS, self._tick, loop)
-
-
-class FairQueue:
-    """The batches of one event loop. ``concurrency``: topic -> the number of batches that may run at the same time."""
-
-    def __init__(self, concurrency: Mapping[str, int]) -> None:
-        self._concurrency = concurrency
-        self._active: Counter[str] = Counter()
-        """Topic -> the number of batches that run."""
-        self._ready: defaultdict[str, list[Batch]] = defaultdict(list)
-        """Topic -> batches that wait until fewer batches run, at most one of each serial slot."""
-        self._behind: dict[ConsumedSlot, deque[Batch]] = {}
-        """Serial slot -> batches that wait for the one that runs or is ready; a slot without such a batch has no entry."""
-
-    def __bool__(self) -> bool:
-        """Return whether any batch waits."""
-        return any(self._ready.values()) or any(self._behind.values())
-
-    def add(self, batch: Batch) -> None:
-        """Add a batch that waits."""
-        if batch.topic.serial:
-            behind = self._behind.get(batch.slot)
-            if behind is not None:  # rule: slots_overlap
-                behind.append(batch)
-                return
-            self._behind[batch.slot] = deque()
-        self._ready[batch.topic.name].append(batch)
-
-    def take(self) -> list[Batch]:
-        """Return the batches that may run now: the highest priority first, else the first to come."""
-        taken: list[Batch] = []
-        for topic, ready in self._ready.items():
-            capacity = self._concurrency[topic] - self._active[topic]  # rule: runs_all_at_once
-            if not ready or capacity <= 0:
-                continue
-            if ready[0].topic.is_priority:
-                ready.sort(key=lambda batch: -batch.head)
-            taken += ready[:capacity]
-            self._active[topic] += len(ready[:capacity])
-            del ready[:capacity]
-        return taken
-
-    def ended(self, batch: Batch) -> None:
-        """Let the next batch have the turn of one that ran."""
-        self._active[batch.topic.name] -= 1
-        self._next_of_slot(batch)
-
-    def remove(self, batch: Batch) -> bool:
-        """Remove a batch that waits; return whether it did."""
-        ready, behind = self._ready[batch.topic.name], self._behind.get(batch.slot, ())
-        if batch in ready:
-            ready.remove(batch)
-            self._next_of_slot(batch)
-            return True
-        if batch in behind:
-            self._behind[batch.slot].remove(batch)
-            return True
-        return False
-
-    def _next_of_slot(self, batch: Batch) -> None:
-        if not batch.topic.serial:
-            return
-        if behind := self._behind[batch.slot]:
-            self._ready[batch.topic.name].append(behind.popleft())
-        else:
-            del self._behind[batch.slot]
-
-
-class BatchCells:
-    """The cells of one batch, in the order of its members."""
-
-    __slots__ = ("_cells", "_places")
-
-    def __init__(self, cells: ProgressCells, places: list[int]) -> None:
-        self._cells = cells
-        self._places = places
-
-    def __setitem__(self, at: int, state: int) -> None:
-        """Record the state of one member."""
-        if self._places:
-            self._cells.states[self._places[at]] = state
-
-    def end(self) -> None:
-        """Free the cells. Their contents stay until all other cells were used, because the messages may not be settled yet."""
-        self._cells.free(self._places)
-
-
-class ProgressCells:
-    """The cells of one event loop. Without ``marks`` nothing is recorded."""
-
-    def __init__(self, marks: ThreadNotes | None) -> None:
-        self._marks = marks
-        self.states = marks.states if marks is not None else memoryview(b"")
-        # The one that was freed first is used first: it is the likeliest to be settled.
-        self._free = deque(range(MARKS if marks is not None else 0))
-
-    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> BatchCells:
-        """Record which messages are next, and return their cells; if too few are free, nothing is recorded."""
-        if self._marks is None or len(self._free) < len(members):
-            return BatchCells(self, [])
-        places = [self._free.popleft() for _ in members]  # rule: shares_cells
-        for place, member in zip(places, members, strict=True):
-            self._marks.put(place, topic, slot, receipt, member)
-        return BatchCells(self, places)
-
-    def free(self, places: list[int]) -> None:
-        """Let other batches use these cells."""
-        self._free.extend(places)
 
 
 logger = safe_logger("django_rmq.consumer")

@@ -3,9 +3,9 @@
 Each turn is one round trip: one pipeline acknowledges the deliveries that listeners have ended, and prepares slots
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. This module puts the parts of a worker together and runs the loop; the parts decide what each turn does:
-``slots`` when a slot is due, ``fetch_planner`` what is fetched, ``executor_pool`` where it runs, ``acks`` how it is
-settled, ``wakeups`` what ends the sleep, and ``shutdown`` how the worker ends. Here are also the options of a worker, and the
-callbacks by which the layers above follow and direct it.
+``slots`` when a slot is due, ``fetch_planner`` what is fetched, ``fetch_round_trips`` what an answer means, ``executor_pool``
+where a batch runs, ``acks`` how it is settled, ``wakeups`` what ends the sleep, and ``shutdown`` how the worker ends. Here are
+also the options of a worker, and the callbacks by which the layers above follow and direct it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from uuid import uuid4
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
+from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
-from django_rmq.core.consumer.fetch_planner import FetchPlanner, FetchReplies, RoundTrips
+from django_rmq.core.consumer.fetch_planner import FetchPlanner
+from django_rmq.core.consumer.fetch_round_trips import FetchReplies, RoundTrips
 from django_rmq.core.consumer.heartbeat import BackgroundThreads
-from django_rmq.core.consumer.invoke import NO_HOOKS, Hooks
 from django_rmq.core.consumer.mailbox import (
     Disown,
     HardTimeoutExceeded,
     LimitsChange,
     Mailbox,
+    MaxRuntimeExceeded,
     Own,
     Resubscribed,
     ShutdownState,
@@ -105,93 +107,6 @@ UNWATCHED = WorkerCallbacks()
 logger = safe_logger("django_rmq.consumer")
 
 
-class MailboxHandlers:
-    """Passes items of ``mailbox`` to the parts that handle them.
-
-    ``on_moved`` is called for topics that may be re-slotted.
-    """
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        router: BatchRouter,
-        acquirer: SlotAcquirer,
-        due_poll: DuePoll,
-        shutdown: ShutdownState,
-        capacity: Capacity,
-        background: BackgroundThreads,
-        on_moved: Callable[[str], None] | None,
-    ) -> None:
-        self._mailbox = mailbox
-        self._table = table
-        self._schedule = schedule
-        self._router = router
-        self._acquirer = acquirer
-        self._due_poll = due_poll
-        self._shutdown = shutdown
-        self._background = background
-        self._capacity = capacity
-        self._on_moved = on_moved
-        self._has_listened = False
-        mailbox.on(BatchReport, router.finished)
-        mailbox.on(Wake, self._woken)
-        mailbox.on(Own, self._gained)
-        mailbox.on(Disown, self._lost)
-        mailbox.on(Resubscribed, self._resubscribed)
-        mailbox.on(SubscriptionLost, self._unsubscribed)
-        mailbox.on(Stop, self._stop)
-
-    def disown(self, slot: ConsumedSlot) -> None:
-        """Take no more from a slot, and give back its messages that have not begun."""
-        self._acquirer.disown(slot)
-        self._router.give_back_slot(slot)
-        self._table.forget(slot)
-
-    def _woken(self, item: Wake) -> None:
-        what, number = read_wakeup(item.number)
-        if what == "look_again":
-            self._background.look_again(item.topic, number)
-        elif what == "paused":
-            # Messages that this worker holds and has not begun are given back.
-            paused = self._table.awake.get((item.topic, number))
-            if paused is not None:
-                self._router.give_back_slot(paused)
-        elif (slot := self._table.get(item.topic, number)) is not None:
-            self._schedule.wake(slot)
-
-    def _gained(self, item: Own) -> None:
-        # A worker that is about to leave takes over nothing, because it would fence the worker that does.
-        for topic, slots in () if self._shutdown.begun else item.slots.items():
-            self._acquirer.own(topic, slots)
-
-    def _lost(self, item: Disown) -> None:
-        for topic, number in item.slots:
-            if (slot := self._table.lose(topic, number)) is not None:
-                self.disown(slot)
-
-    def _resubscribed(self, item: Resubscribed) -> None:
-        if item.wakeups is not None:
-            self._mailbox.listen(item.wakeups)
-        # Wake-ups were missed until now, so every slot that rests until one is asked at once.
-        self._due_poll.hurry(lost_pushes=self._has_listened)
-        self._has_listened = self._capacity.is_subscribed = True
-        self._schedule.end_rests()
-        if self._on_moved is not None:
-            for name in self._table.topics:
-                self._on_moved(name)
-
-    def _unsubscribed(self, item: SubscriptionLost) -> None:
-        self._capacity.is_subscribed = False
-        self._background.renew()
-
-    def _stop(self, item: Stop) -> None:
-        if not self._shutdown.begun:
-            logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
-        self._shutdown.begun = True
-
-
 class Dispatcher:
     """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that fetches
     messages for them.
@@ -220,7 +135,7 @@ class Dispatcher:
         self._options, self._ownership, self._callbacks = options, ownership, callbacks
         self.thread_watch, self._complain = ThreadWatch(), LogThrottle(logger)
         self._shutdown, self._mailbox = shutdown, mailbox = ShutdownState(), Mailbox()
-        mailbox.on(HardTimeoutExceeded, HardTimeouts(shutdown, notes).end_worker)
+        self._has_subscribed = False
         count, async_capacity = max(1, options.threads), AsyncCapacity(self.topics.values(), listeners)
         self._in_flight = in_flight = InFlight(count + bool(async_capacity))
         self._table = table = SlotTable(self.topics, count, async_capacity)
@@ -231,122 +146,71 @@ class Dispatcher:
         )
         self._pool = pool = ExecutorPool(count, mailbox, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
-            broker,
-            owner,
-            table=table,
-            listeners=listeners,
-            threads=count,
-            async_capacity=async_capacity,
-            in_flight=in_flight,
-            inbox=inbox,
+            broker, owner, table, listeners, count, async_capacity, in_flight, inbox
         )
-        mailbox.on(LimitsChange, capacity.change_limits)
         self._schedule = schedule = SlotSchedule(
             table, capacity.depth, options.poll_seconds, asks_always=options.burst
         )
         slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
         self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher, capacity.commit_delay)
         self._router = router = BatchRouter(
-            broker,
-            pool=pool,
-            in_flight=in_flight,
-            capacity=capacity,
-            schedule=schedule,
-            acks=acks,
-            shutdown=shutdown,
-            took=callbacks.took,
+            broker, pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
         )
-        self._replacer = ThreadReplacer(
-            pool,
-            in_flight=in_flight,
-            router=router,
-            table=table,
-            schedule=schedule,
-            thread_watch=self.thread_watch,
-            mailbox=mailbox,
+        self._replacer = replacer = ThreadReplacer(
+            pool, in_flight, router, table, schedule, self.thread_watch, mailbox
         )
-        recovery = LostReplyRecovery(
-            broker,
-            owner,
-            in_flight=in_flight,
-            capacity=capacity,
-            acks=acks,
-            router=router,
-            slot_errors=slot_errors,
-        )
+        recovery = LostReplyRecovery(broker, owner, in_flight, capacity, acks, router, slot_errors)
         fenced_slots = FencedSlots(broker, owner, ownership.confirmed)
         self._acquirer = acquirer = SlotAcquirer(
-            broker,
-            owner,
-            table=table,
-            schedule=schedule,
-            slot_errors=slot_errors,
-            recovery=recovery,
-            fenced_slots=fenced_slots,
+            broker, owner, table, schedule, slot_errors, recovery, fenced_slots
         )
-        self._due_poll = due_poll = DuePoll(
-            broker,
-            table=table,
-            schedule=schedule,
-            slot_errors=slot_errors,
-            acquirer=acquirer,
-            capacity=capacity,
-            poll_seconds=options.poll_seconds,
+        self._due_poll = DuePoll(
+            broker, table, schedule, slot_errors, acquirer, capacity, options.poll_seconds
         )
-        self._planner = planner = FetchPlanner(
-            owner,
-            pool=pool,
-            in_flight=in_flight,
-            capacity=capacity,
-            schedule=schedule,
-            acks=acks,
-            complain=self._complain,
-        )
+        self._planner = FetchPlanner(owner, pool, in_flight, capacity, schedule, acks, self._complain)
         replies = FetchReplies(
             capacity,
             in_flight,
             schedule,
-            acks=acks,
-            router=router,
-            acquirer=acquirer,
-            shutdown=shutdown,
+            acks,
+            router,
+            acquirer,
+            shutdown,
             handed_out=callbacks.handed_out,
             on_moved=ownership.on_moved,
         )
-        mailbox.on(Pushed, replies.pushed)
-        self._round_trips = RoundTrips(broker, acks, planner, replies, capacity)
+        self._round_trips = RoundTrips(broker, acks, self._planner, replies, capacity)
         self._idle_check = IdleCheck(
             in_flight,
-            acks=acks,
-            table=table,
-            schedule=schedule,
-            mailbox=mailbox,
-            owns_all=ownership.settled,
+            acks,
+            table,
+            schedule,
+            mailbox,
+            ownership.settled,
             is_burst=options.burst,
             max_idle_time=options.max_idle_time,
         )
         self._ending = Shutdown(
             shutdown,
             mailbox,
-            in_flight=in_flight,
-            acks=acks,
-            round_trips=self._round_trips,
-            acquirer=acquirer,
-            keep_alive=self._keep_alive,
-            timeout=options.shutdown_timeout,
+            in_flight,
+            acks,
+            self._round_trips,
+            acquirer,
+            self._keep_alive,
+            options.shutdown_timeout,
         )
-        self._handlers = MailboxHandlers(
-            mailbox,
-            table=table,
-            schedule=schedule,
-            router=router,
-            acquirer=acquirer,
-            due_poll=due_poll,
-            shutdown=shutdown,
-            capacity=capacity,
-            background=self._background,
-            on_moved=ownership.on_moved,
-        )
+        mailbox.on(BatchReport, router.finished)
+        mailbox.on(Pushed, replies.pushed)
+        mailbox.on(LimitsChange, capacity.change_limits)
+        mailbox.on(MaxRuntimeExceeded, replacer.replace_hung_thread)
+        mailbox.on(HardTimeoutExceeded, HardTimeouts(shutdown, notes).end_worker)
+        mailbox.on(Wake, self._wake)
+        mailbox.on(Own, self._own_slots)
+        mailbox.on(Disown, self._disown_slots)
+        mailbox.on(Resubscribed, self._resubscribe)
+        mailbox.on(SubscriptionLost, self._lose_subscription)
+        mailbox.on(Stop, self._begin_stop)
 
     @property
     def processed(self) -> int:
@@ -508,6 +372,56 @@ class Dispatcher:
             self._replacer.clear_dead()
             self.thread_watch.look()
 
+    # --- what the mailbox brings
+
+    def _wake(self, item: Wake) -> None:
+        what, number = read_wakeup(item.number)
+        if what == "look_again":
+            self._background.look_again(item.topic, number)
+        elif what == "paused":
+            # Messages that this worker holds and has not begun are given back.
+            paused = self._table.awake.get((item.topic, number))
+            if paused is not None:
+                self._router.give_back_slot(paused)
+        elif (slot := self._table.get(item.topic, number)) is not None:
+            self._schedule.wake(slot)
+
+    def _own_slots(self, item: Own) -> None:
+        # A worker that is about to leave takes over nothing, because it would fence the worker that does.
+        for topic, slots in () if self._shutdown.begun else item.slots.items():
+            self._acquirer.own(topic, slots)
+
+    def _disown_slots(self, item: Disown) -> None:
+        for topic, number in item.slots:
+            if (slot := self._table.lose(topic, number)) is not None:
+                self._disown(slot)
+
+    def _disown(self, slot: ConsumedSlot) -> None:
+        """Take no more from a slot, and give back its messages that have not begun."""
+        self._acquirer.disown(slot)
+        self._router.give_back_slot(slot)
+        self._table.forget(slot)
+
+    def _resubscribe(self, item: Resubscribed) -> None:
+        if item.wakeups is not None:
+            self._mailbox.listen(item.wakeups)
+        # Wake-ups were missed until now, so every slot that rests until one is asked at once.
+        self._due_poll.hurry(lost_pushes=self._has_subscribed)
+        self._has_subscribed = self._capacity.is_subscribed = True
+        self._schedule.end_rests()
+        if (on_moved := self._ownership.on_moved) is not None:
+            for name in self._table.topics:
+                on_moved(name)
+
+    def _lose_subscription(self, item: SubscriptionLost) -> None:
+        self._capacity.is_subscribed = False
+        self._background.renew()
+
+    def _begin_stop(self, item: Stop) -> None:
+        if not self._shutdown.begun:
+            logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
+        self._shutdown.begun = True
+
     # --- the end
 
     def _keep_alive(self) -> None:
@@ -521,7 +435,7 @@ class Dispatcher:
         self._mailbox.stop_pushes()
         self._ownership.leaving()
         for slot in self._table.lose_all():
-            self._handlers.disown(slot)
+            self._disown(slot)
         if self._ending.settle(begun):
             # If Redis does not answer, the permits end with their lease.
             with contextlib.suppress(RmqError):

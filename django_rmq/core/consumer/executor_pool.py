@@ -1,33 +1,183 @@
 """The executors of a worker: batches are passed to them, their reports are processed, and unbegun messages given back.
 
-A thread that died or hangs gets a successor. A suspect, which may have killed its process, runs in a batch of its own, and
-repeated suspects do not run beside each other. How an executor runs a batch is the subject of the two executor modules.
+An executor is a thread, or the event loop (``async_executor``). A thread that died or hangs gets a successor. Which batch an
+executor runs next is decided by ``run_order``, and how it runs it by ``batch_run``.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Any
 
+from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
+from django_rmq.core.consumer.batch_run import (
+    FLUSH_SECONDS,
+    BatchRun,
+    Hooks,
+    call_group,
+    call_one,
+    report_failed_run,
+)
 from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.invoke import Hooks
 from django_rmq.core.consumer.mailbox import Mailbox, MaxRuntimeExceeded, ShutdownState
+from django_rmq.core.consumer.run_order import Suspects, TurnQueue
 from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, ThreadNotes
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotTable
-from django_rmq.core.consumer.thread_executor import ExecutorThread
-from django_rmq.core.consumer.watchdog import ThreadWatch
+from django_rmq.core.consumer.watchdog import ThreadWatch, stack_of_thread
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class ExecutorThread(threading.Thread):
+    """Runs batches one after the other."""
+
+    def __init__(
+        self, index: int, mailbox: ReportQueue, hooks: Hooks, marks: ThreadNotes | None = None
+    ) -> None:
+        super().__init__(name=f"rmq-executor-{index}", daemon=True)
+        self.index = index
+        self.marks = marks
+        self.current: Batch | None = None
+        self.hangs = False
+        """Whether its listener exceeded MAX_RUNTIME; then it gets no more work."""
+        self._mailbox = mailbox
+        self._hooks = hooks
+        self._queue = TurnQueue()
+        self._changing = threading.Lock()
+        """Held while the queue changes."""
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        """One entry for each batch that was put, and one for the stop."""
+        self._stopping = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has run and no longer runs."""
+        return self.ident is not None and not self.is_alive()
+
+    def batches(self) -> list[Batch]:
+        """Return the batch that it runs."""
+        current = self.current
+        return [] if current is None else [current]
+
+    def gives_up_on(self, batch: Batch) -> bool:
+        """Give the thread up if it runs ``batch``, whose listener has exceeded MAX_RUNTIME; return whether it does."""
+        self.hangs = self.hangs or self.current is batch
+        return self.current is batch
+
+    def stack_of(self, batch: Batch) -> str:
+        """Return the stack of the listener of a batch."""
+        return stack_of_thread(self)
+
+    def look(self) -> None:
+        """Do nothing: only an event loop can keep other listeners waiting."""
+
+    def put(self, batch: Batch) -> None:
+        """Queue a batch."""
+        with self._changing:
+            batch.thread = self
+            self._queue.add(batch)
+        self._calls.put(None)
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Take a batch out of the queue; return whether it was there. Otherwise the thread has begun it."""
+        with self._changing:
+            return self._queue.remove(batch)
+
+    def stop(self) -> None:
+        """End when the queue is empty."""
+        self._stopping = True
+        self._calls.put(None)
+
+    def _next(self) -> Batch | None:
+        while True:
+            self._calls.get()
+            with self._changing:
+                # It has a successor, because its listener exceeded MAX_RUNTIME and returned only now.
+                if self.hangs:
+                    return None
+                self.current = self._queue.take()
+            # Without a batch or the stop, the batch of this call was withdrawn.
+            if self.current is not None or self._stopping:
+                return self.current
+
+    def run(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._run_batch(batch)
+        finally:
+            self._surround(self._hooks.end)
+
+    def _surround(self, hook: Callable[[], None]) -> None:
+        """Run a hook. If it fails, the listeners run all the same, and fail by themselves if they depend on it."""
+        try:
+            hook()
+        except Exception:
+            logger.exception("A hook around the listeners failed")
+
+    def _around(self, batch: Batch) -> Callable[[Any], object]:
+        try:
+            return self._hooks.around(batch.topic, batch.listener.function)
+        except Exception:
+            logger.exception("A hook around the listeners failed")
+            return batch.listener.function
+
+    def _run_batch(self, batch: Batch) -> None:
+        try:
+            self._surround(self._hooks.before)
+            self._call_listener(batch)
+        except BaseException:
+            # This comes first: while the dispatcher waits for this report, the batch is extended.
+            report_failed_run(batch, self._mailbox)  # rule: does_not_report_what_it_failed_at
+            logger.exception(
+                "An executor thread failed outside a listener; the messages that it had begun will time out"
+            )
+        finally:
+            batch.call_began_at = None
+            try:
+                self._surround(self._hooks.after)
+            finally:
+                self.current = None
+
+    def _states_of(self, batch: Batch) -> memoryview | bytearray:
+        """Return the bytes in which to record that messages are begun and done, one for each message."""
+        if self.marks is None:
+            return bytearray(len(batch.messages))
+        members = [message.delivery.member for message in batch.messages]
+        return self.marks.take(batch.topic.name, batch.slot.number, batch.receipt, members)
+
+    def _call_listener(self, batch: Batch) -> None:
+        """Call the listener for the messages that may begin."""
+        function, is_of_lists = self._around(batch), batch.listener.batch_size is not None
+        # The outcomes of a list are reported at once, because the next list may take long.
+        flush_seconds = 0.0 if is_of_lists else FLUSH_SECONDS
+        after_failure = partial(self._surround, self._hooks.after)
+        run = BatchRun(batch, self._states_of, self._mailbox, flush_seconds, after_failure)
+        if is_of_lists:
+            lists, outcomes = run.list_calls(), None
+            while group := lists.send(outcomes):
+                outcomes = call_group(function, group)
+            return
+        singles, failure = run.single_calls(), None
+        while (message := singles.send(failure)) is not None:
+            failure = call_one(function, message, message)
+
+
+forked_copies.watch(ExecutorThread)
 
 Member = ExecutorThread | AsyncExecutor
 
@@ -135,65 +285,6 @@ class ExecutorPool:
         return [batch for _, batches in ended for batch in batches]
 
 
-REPEATED = 2
-"""The number of failures from which suspects run one at a time."""
-
-
-class _Kind(NamedTuple):
-    is_last: bool
-    """Whether one more failure is its end; then it runs beside no other suspect."""
-    is_repeated: bool
-
-
-class Suspects:
-    """The suspects in flight, in the order in which they came; each is a batch of one message."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[Batch, _Kind] = {}
-        self._waiting: set[Batch] = set()
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-    def __contains__(self, batch: Batch) -> bool:
-        return batch in self._kinds
-
-    def add(self, batch: Batch) -> bool:
-        """Add a suspect; return whether it may run now. If not, a later ``remove`` returns it."""
-        left = batch.messages[0].retries_left
-        # If a process dies, all messages that it ran are charged, because it is unknown which one killed it. A message on
-        # its last try would be dead by the fault of another.
-        # rule: the_last_try_has_company
-        kind = _Kind(left == 0, batch.messages[0].max_retries - left >= REPEATED)
-        waits = kind.is_last and bool(self._kinds)
-        # Two messages that have failed repeatedly might use up each other's retries.
-        # rule: repeated_suspects_run_together
-        waits = waits or any(
-            one.is_last or (one.is_repeated and kind.is_repeated) for one in self._kinds.values()
-        )
-        self._kinds[batch] = kind
-        if waits:
-            self._waiting.add(batch)
-        return not waits
-
-    def remove(self, batch: Batch) -> list[Batch]:
-        """Remove a batch that has ended; return the suspects that waited for it and may run now."""
-        self._waiting.discard(batch)
-        if self._kinds.pop(batch, None) is None or not self._waiting:
-            return []
-        idle = [other for other in self._free() if other in self._waiting]
-        self._waiting.difference_update(idle)
-        return idle
-
-    def _free(self) -> Iterator[Batch]:
-        """Yield the suspects that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
-        last = repeated = False
-        for position, (batch, kind) in enumerate(self._kinds.items()):
-            if not (last or (kind.is_last and position) or (kind.is_repeated and repeated)):
-                yield batch
-            last, repeated = last or kind.is_last, repeated or kind.is_repeated
-
-
 class ThreadReplacer:
     """Replaces threads of ``pool`` that ``thread_watch`` finds dead or hung, and gives back what they have not begun."""
 
@@ -214,7 +305,6 @@ class ThreadReplacer:
         self._schedule = schedule
         self._thread_watch = thread_watch
         self._mailbox = mailbox
-        mailbox.on(MaxRuntimeExceeded, self.replace_hung_thread)
         for i, thread in enumerate(pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
             thread_watch.add(name, partial(pool.has_live_thread, i), partial(self._replace_thread, i))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from uuid import uuid4
 
@@ -178,3 +179,45 @@ class SharedNotes:
         used = MARKS * self._words[_USED]
         self._states[:used] = bytes(used)
         self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
+
+
+class BatchCells:
+    """The cells of one batch, in the order of its members."""
+
+    __slots__ = ("_cells", "_places")
+
+    def __init__(self, cells: ProgressCells, places: list[int]) -> None:
+        self._cells = cells
+        self._places = places
+
+    def __setitem__(self, at: int, state: int) -> None:
+        """Record the state of one member."""
+        if self._places:
+            self._cells.states[self._places[at]] = state
+
+    def end(self) -> None:
+        """Free the cells. Their contents stay until all other cells were used, because the messages may not be settled yet."""
+        self._cells.free(self._places)
+
+
+class ProgressCells:
+    """The cells of one event loop. Without ``marks`` nothing is recorded."""
+
+    def __init__(self, marks: ThreadNotes | None) -> None:
+        self._marks = marks
+        self.states = marks.states if marks is not None else memoryview(b"")
+        # The one that was freed first is used first: it is the likeliest to be settled.
+        self._free = deque(range(MARKS if marks is not None else 0))
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> BatchCells:
+        """Record which messages are next, and return their cells; if too few are free, nothing is recorded."""
+        if self._marks is None or len(self._free) < len(members):
+            return BatchCells(self, [])
+        places = [self._free.popleft() for _ in members]  # rule: shares_cells
+        for place, member in zip(places, members, strict=True):
+            self._marks.put(place, topic, slot, receipt, member)
+        return BatchCells(self, places)
+
+    def free(self, places: list[int]) -> None:
+        """Let other batches use these cells."""
+        self._free.extend(places)

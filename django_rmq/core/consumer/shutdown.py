@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.batch import InFlight
-from django_rmq.core.consumer.fetch_planner import RoundTrips
+from django_rmq.core.consumer.fetch_round_trips import RoundTrips
 from django_rmq.core.consumer.mailbox import HardTimeoutExceeded, Mailbox, ShutdownState
 from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer

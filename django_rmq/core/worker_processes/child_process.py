@@ -24,15 +24,18 @@ from typing import Any, NoReturn
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.watchdog import stack_of_thread
 from django_rmq.core.log import safe_logger
-from django_rmq.core.worker_processes.exit_codes import (
-    CLEAN,
-    DONE_FOR_GOOD,
-    HARD_TIMEOUT_EXCEEDED,
-    RECYCLE,
-    SERVER,
-)
 
 logger = safe_logger("django_rmq.consumer")
+
+DONE_FOR_GOOD, FORCED, USAGE, SERVER, WATCHDOG, HARD_TIMEOUT_EXCEEDED, RECYCLE = 0, 1, 2, 3, 4, 5, 75
+"""The meanings of an end that a process announces, which are also its exit code. DONE_FOR_GOOD: it needs no successor.
+FORCED: something was not settled in time. USAGE: a successor would fail too. SERVER: Redis or the coordinator was
+unavailable. WATCHDOG: only of the whole command, the last process that could work hung. HARD_TIMEOUT_EXCEEDED: only the end
+of the process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was asked to end, or has reached its limit of
+messages or memory, and needs a successor."""
+
+CLEAN = (DONE_FOR_GOOD, RECYCLE)
+"""The ends that leave nothing to settle. Any other end is a death."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before a child that died is replaced: the first pause, doubled up to the longest while children die

@@ -21,7 +21,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.unserved_topics import time_outs
-from django_rmq.core.worker_processes.exit_codes import HARD_TIMEOUT_EXCEEDED
+from django_rmq.core.worker_processes.child_process import HARD_TIMEOUT_EXCEEDED
 from django_rmq.exceptions import RmqError
 
 SETTLE_SECONDS = 3.0

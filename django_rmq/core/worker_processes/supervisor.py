@@ -27,17 +27,15 @@ from django_rmq.core.forked_copies import SignalHandler
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.limits import SHUTDOWN_SECONDS
 from django_rmq.core.worker_processes.child_process import (
-    FINISH_SECONDS,
-    ChildProcess,
-    Orphans,
-    log_end,
-)
-from django_rmq.core.worker_processes.exit_codes import (
     CLEAN,
     DONE_FOR_GOOD,
+    FINISH_SECONDS,
     FORCED,
     USAGE,
     WATCHDOG,
+    ChildProcess,
+    Orphans,
+    log_end,
 )
 from django_rmq.exceptions import ConfigurationError, RmqError
 
@@ -86,7 +84,7 @@ def handling_signals(
 class Supervisor:
     """Keeps ``processes`` children running until a signal asks for the end.
 
-    ``child`` is called in the new process with its notes and returns one of the ``exit_codes``, which is its exit
+    ``child`` is called in the new process with its notes and returns one of the exit codes, which is its exit
     code, too: ``DONE_FOR_GOOD`` ends it, ``RECYCLE`` asks for a successor, ``USAGE`` ends everything. A process that
     ends before ``child`` returns has died, and gets a successor. ``died`` is called in the parent after any end that
     is not clean, with the notes of the child, and returns how many messages it gave back. ``before_fork`` closes
@@ -129,7 +127,7 @@ class Supervisor:
     _orphans: Orphans = field(default_factory=Orphans, init=False)
 
     def run(self) -> int:
-        """Run until every child has ended for good; return the exit code, one of ``exit_codes``."""
+        """Run until every child has ended for good; return the exit code, one of those of ``child_process``."""
         with self._signals(), selectors.DefaultSelector() as selector:
             try:
                 self._begin(selector)

@@ -28,7 +28,7 @@ from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core import forked_copies
 from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.worker_processes.exit_codes import RECYCLE
+from django_rmq.core.worker_processes.child_process import RECYCLE
 from django_rmq.core.worker_processes.supervisor import handling_signals
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, discard_output, duration

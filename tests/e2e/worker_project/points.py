@@ -24,7 +24,7 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import lua
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.consumer import async_executor, batch_run, dispatcher, slot_acquisition, thread_executor
+from django_rmq.core.consumer import async_executor, batch_run, dispatcher, executor_pool, slot_acquisition
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline
 from django_rmq.core.worker_processes import child_process
 from django_rmq.worker import worker_process
@@ -216,7 +216,7 @@ def install() -> None:
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     RedisPipeline.receive = receiving  # type: ignore[method-assign]
     RedisBroker.run = running  # type: ignore[method-assign]
-    taking: tuple[Any, ...] = (thread_executor.ExecutorThread, async_executor.AsyncExecutor)
+    taking: tuple[Any, ...] = (executor_pool.ExecutorThread, async_executor.AsyncExecutor)
     for thread in taking:
         thread.put = wrapped(thread.put, "before-thread", "after-thread")
     run_of_batch: Any = batch_run.BatchRun

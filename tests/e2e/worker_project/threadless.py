@@ -7,7 +7,7 @@ import threading
 
 from django_rmq import Message, listener
 from django_rmq.core.consumer import watchdog
-from django_rmq.core.consumer.thread_executor import ExecutorThread
+from django_rmq.core.consumer.executor_pool import ExecutorThread
 from tests.e2e.worker_project.happened import write_down
 from tests.e2e.worker_project.settings import WORKER_DATA
 

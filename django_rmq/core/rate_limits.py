@@ -1,6 +1,6 @@
 """MAX_RATE and MAX_IN_FLIGHT: the share of one worker of the limits that hold over all workers.
 
-Redis holds what is left of each limit (``core/lua/limits/allow.lua``): a bucket of deliveries, and permits for
+Redis holds what is left of each limit (``core/lua/limits.lua``): a bucket of deliveries, and permits for
 messages in flight. A worker requests as much as it can use now, gives back what it does not use, and reports
 its share about once a second, so that the sums are right whichever worker owns which slots.
 """

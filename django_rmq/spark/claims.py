@@ -2,7 +2,7 @@
 
 A consumer has one driver at a time, and at most one open claim, in any number of slots (decision 0004 says why). While the
 driver lives, a thread renews both: the name of the consumer and the claims. A lease that nobody renews is ended in Redis:
-``core/lua/slot/_claims.lua``.
+``core/lua/slot/claims.lua``.
 """
 
 from __future__ import annotations

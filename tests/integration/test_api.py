@@ -261,7 +261,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
         begun.append((call.place.name, *call.own))
         return run(call)
 
-    run = intercept(broker, "idempotent_requests/begin_request", begin)
+    run = intercept(broker, "stored_results/begin_request", begin)
     program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
     name, content, *_ = begun[0]
     broker.store_answer(name, "x", b"", 1)
@@ -269,7 +269,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
     broker.run = run
     third = stored_results.begin_request("f" * 32, content, "t3", 30_000)
-    intercept(broker, "idempotent_requests/begin_request", lambda call: run(third))
+    intercept(broker, "stored_results/begin_request", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
     )

@@ -70,7 +70,7 @@ RULES: dict[str, Callable[..., Any]] = {
         (limits, "limits/allow limits/end_permits limits/spend"),
         (membership, "workers/beat workers/leave workers/assign workers/roster"),
         (schedules, "schedules/change_schedule schedules/renew_schedule schedules/plan_tick schedules/settle_tick"),
-        (stored_results, "results/store_result idempotent_requests/begin_request idempotent_requests/store_answer"),
+        (stored_results, "stored_results/store_result stored_results/begin_request stored_results/store_answer"),
     )
     for script in scripts.split()
 }  # fmt: skip

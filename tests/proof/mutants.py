@@ -103,15 +103,10 @@ def switch_off(mutant: str) -> None:
     """Let this process, and no other, read the scripts with one rule switched off."""
     from django_rmq.core import lua
 
-    read = lua._read
-
-    def read_mutated(name: str) -> str:
-        return switched_off(mutant, read(name))
-
-    lua._read = read_mutated
-    lua._sections.cache_clear()
-    lua.load.cache_clear()
-    lua.declaration.cache_clear()
+    texts = lua.texts()
+    lua.texts = lambda: {file: switched_off(mutant, text) for file, text in texts.items()}
+    for cached in (lua.sources, lua.load, lua.declaration):
+        cached.cache_clear()
 
 
 class Serving:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 
@@ -33,24 +32,18 @@ def test_a_rule_that_is_switched_off_is_noticed(name: str, killers: dict[str, Fu
         assert killer.startswith("tests/"), f"{killer or 'nothing notices'}: {MUTANTS[name].rule}"
 
 
-def texts() -> dict[str, str]:
-    folder = Path(lua.__file__).parent
-    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")]
-    return {name: lua._read(name.removeprefix("slot/")) for name in names}
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_changes_one_file(name: str) -> None:
-    changed = [file for file, text in texts().items() if switched_off(name, text) != text]
+    changed = [file for file, text in lua.texts().items() if switched_off(name, text) != text]
     assert len(changed) == 1
     assert re.fullmatch(r"[A-Za-z].*\.", MUTANTS[name].rule)
     assert all(("[" in test) == test.endswith("]") for test in MUTANTS[name].caught_by)
 
 
-def test_every_mark_has_a_mutant_and_every_file_of_a_slot_a_mark() -> None:
-    marked = {file: set(marks(text)) for file, text in texts().items()}
+def test_every_mark_has_a_mutant_and_every_script_of_a_slot_a_mark() -> None:
+    marked = {name: set(marks(text)) for name, text in lua.sources().items()}
     assert set().union(*marked.values()) == {mutant.mark or name for name, mutant in MUTANTS.items()}
-    assert [file for file, found in marked.items() if file.startswith(("slot/", "_")) and not found] == []
+    assert [name for name in lua.names() if not marked[name]] == []
 
 
 def test_a_mark_holds_for_its_line_or_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,15 +37,9 @@ from example_project.demo.redis_server import redis_server_binaries
 from tests.support.brokers import Methods
 from tests.support.servers import RedisServer
 
-FOLDER = Path(lua.__file__).parent
-FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])
-FRAGMENTS = [
-    f"{path.stem}.{section}" if section else path.stem
-    for path in FILES
-    if path.stem.startswith("_")
-    for section in re.findall(r"^-- section: (\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE) or [""]
-]
-"""The fragments without sections, and the sections of the others."""
+PARTS = [name for name in lua.sources() if "/" not in name]
+"""The scripts of a slot, and all sections."""
+SECTIONS = [name for name in PARTS if "." in name]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
@@ -127,11 +121,11 @@ class Declared(NamedTuple):
 
 
 class Source:
-    """One Lua file or section: its header, its code without comments, and what it includes."""
+    """One script or section: its header, its code without comments, and what it includes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = lua._source(name) if "." in name else lua._read(name)
+        self.text = lua.sources()[name].rstrip("\n") + "\n"
         lines = self.text.split("\n")
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
@@ -180,7 +174,7 @@ def joined(code: str) -> Iterator[str]:
 
 SCRIPTS = {name: Source(name) for name in lua.names()}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS.keys())
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+each_part = pytest.mark.parametrize("name", PARTS)
 
 
 class Recorder(Methods):
@@ -344,9 +338,9 @@ def test_every_declared_key_and_argument_is_used(source: Source) -> None:
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} <= {"first", "last", "now"}
 
 
-@each_file
-def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> None:
-    code = Source(path.stem).code
+@each_part
+def test_variable_arguments_are_read_between_first_and_last_only(name: str) -> None:
+    code = Source(name).code
     forms = {
         *("#ARGV > first + n", "#ARGV > first + 2 * n", "unpack(ARGV, first, last)"),
         *(
@@ -434,9 +428,9 @@ def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
                 assert key.kind == ("ZSET" if key.name in zsets else "HASH"), key
 
 
-@each_file
-def test_commands_are_named_literally_and_known_to_redis_6_2(path: Path) -> None:
-    code = Source(path.stem).code
+@each_part
+def test_commands_are_named_literally_and_known_to_redis_6_2(name: str) -> None:
+    code = Source(name).code
     commands = re.findall(r"redis\.p?call\('([A-Z]+)'", code)
     assert len(commands) == len(re.findall(r"redis\.p?call", code))
     assert set(commands) <= READS | WRITES
@@ -452,9 +446,9 @@ def test_scripts_that_look_write_nothing_and_the_others_do() -> None:
     assert writing == set(lua.names()) - READ_ONLY
 
 
-@each_file
-def test_numbers_become_text_without_losing_a_digit(path: Path) -> None:
-    code = Source(path.stem).code
+@each_part
+def test_numbers_become_text_without_losing_a_digit(name: str) -> None:
+    code = Source(name).code
     assert "tostring" not in code
     assert "cjson" not in code
     assert [operand for operand in joined(code) if operand not in TEXTS] == []
@@ -465,17 +459,15 @@ def test_the_search_for_lossy_texts_finds_one() -> None:
     assert not {"number", "f()"} & TEXTS
 
 
-@each_file
-def test_nothing_depends_on_chance_the_machine_or_a_newer_redis(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    code = without_strings(Source(path.stem).code)
-    assert not text.startswith("#!"), "Redis 6.2 refuses a first line of this kind"
+@each_part
+def test_nothing_depends_on_chance_the_machine_or_a_newer_redis(name: str) -> None:
+    code = without_strings(Source(name).code)
     assert not re.search(r"math\.random|\bos\.|\bio\.|\bloadstring\b|\brequire\b|redis\.(setresp|log)", code)
 
 
-@each_file
-def test_every_loop_ends(path: Path) -> None:
-    code = Source(path.stem).code
+@each_part
+def test_every_loop_ends(name: str) -> None:
+    code = Source(name).code
     assert not re.search(r"\brepeat\b|\bgoto\b", code)
     for header in re.findall(r"^\s*while (.*) do$", code, re.MULTILINE):
         assert LOOPS[header] in code
@@ -484,27 +476,27 @@ def test_every_loop_ends(path: Path) -> None:
         assert re.fullmatch(r"\w+ = [^,]+, .+|[\w, ]+ in i?pairs\(.+\)", header), header
 
 
-@each_file
-def test_no_statement_hides_in_a_long_line(path: Path) -> None:
-    assert max(map(len, path.read_text(encoding="utf-8").split("\n"))) <= 130
+@each_part
+def test_no_statement_hides_in_a_long_line(name: str) -> None:
+    assert max(map(len, lua.sources()[name].split("\n"))) <= 130
 
 
-def test_fragments_exist_are_used_and_include_no_others() -> None:
+def test_sections_exist_are_used_and_include_no_others() -> None:
     used = {name for source in SCRIPTS.values() for name in (*source.includes, *source.second)}
-    assert used | {"_types"} == set(FRAGMENTS)
-    for name in FRAGMENTS:
+    assert used | {"_basics.mistyped"} == set(SECTIONS)
+    for name in SECTIONS:
         assert Source(name).includes == []
 
 
 def test_a_section_that_defines_one_function_has_its_name() -> None:
-    for name in FRAGMENTS:
+    for name in SECTIONS:
         functions = re.findall(r"^local function (\w+)", Source(name).code, re.MULTILINE)
-        if "." in name and len(functions) == 1:
+        if len(functions) == 1:
             assert name.partition(".")[2] == functions[0]
 
 
 @each_script
-def test_a_loaded_script_holds_each_fragment_as_often_as_it_includes_it_and_no_comment(
+def test_a_loaded_script_holds_each_section_as_often_as_it_includes_it_and_no_comment(
     source: Source,
 ) -> None:
     text = lua.load(source.name).text.decode()
@@ -590,8 +582,8 @@ def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_
     assert chunk.written == set()
 
 
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_reads_what_it_says_that_it_needs_and_nothing_else(
     name: str, redis_client: redis.Redis
 ) -> None:
     source = Source(name)
@@ -606,7 +598,7 @@ SECOND_FORMS = [name for name in lua.all_names() if name.endswith(lua.SECOND)]
 
 
 @pytest.mark.parametrize("name", SECOND_FORMS)
-def test_the_second_form_of_a_script_adds_its_fragment_and_what_that_declares(
+def test_the_second_form_of_a_script_adds_its_section_and_what_that_declares(
     name: str, redis_client: redis.Redis
 ) -> None:
     first, second = lua.declaration(name.removesuffix(lua.SECOND)), lua.declaration(name)

@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> No
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"django_rmq/py.typed", "pyspark_rmq/py.typed", "django_rmq/core/lua/_now.lua"} <= expected
+    assert {"django_rmq/py.typed", "pyspark_rmq/py.typed", "django_rmq/core/lua/_basics.lua"} <= expected
     assert expected <= set(wheel.namelist())
 
 

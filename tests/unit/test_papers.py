@@ -54,10 +54,13 @@ def test_the_tables_of_rooms_are_the_contracts(after: str, container: str) -> No
     assert all(max(above) <= min(below) for above, below in pairwise(order)), order
 
 
-def test_the_architecture_names_each_script_and_fragment_of_a_slot() -> None:
+def test_the_architecture_names_each_file_and_script_of_a_slot() -> None:
     table = ARCHITECTURE.partition("## The scripts of a slot")[2].partition("\n## ")[0]
-    named = re.findall(r"`(_?[a-z_]+)`", table)
-    assert sorted(named) == sorted(path.stem for path in (ROOT / "django_rmq/core/lua/slot").glob("*.lua"))
+    named = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", table, re.MULTILINE))
+    for path in (ROOT / "django_rmq/core/lua/slot").glob("*.lua"):
+        scripts = re.findall(r"^-- script: (\w+)$", path.read_text(), re.MULTILINE)
+        assert sorted(re.findall(r"`(\w+)`", named.pop(path.stem))) == sorted(scripts)
+    assert not named
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/state_machine.md"])

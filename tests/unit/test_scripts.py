@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +13,21 @@ from django_rmq.core.lua.header import parse
 from tests.oracle.slot import GATE
 from tests.oracle.upkeep import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES
 
-SCRIPTS = Path(lua.__file__).parent
 HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
 
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The Lua files, by name."""
-    found: dict[str, str] = {"_types": "-- Types.\nlocal function mistyped() end\n"}
-    monkeypatch.setattr(lua, "_read", found.__getitem__)
-    monkeypatch.setattr(lua, "_sections", lua._sections.__wrapped__)
-    monkeypatch.setattr(lua, "load", lua.load.__wrapped__)
-    monkeypatch.setattr(lua, "declaration", lua.declaration.__wrapped__)
+    """The texts of the Lua files, by name."""
+    found: dict[str, str] = {"_basics": "-- section: types\n-- Types.\nlocal function mistyped() end\n"}
+    monkeypatch.setattr(lua, "texts", lambda: found)
+    for name in ("sources", "load", "declaration"):
+        monkeypatch.setattr(lua, name, getattr(lua, name).__wrapped__)
     return found
 
 
-def script(*code: str) -> str:
-    return "\n".join(["-- Do it.", *(f"-- {line}" for line in HEADER), "", *code, ""])
+def script(name: str, *code: str) -> str:
+    return "\n".join([f"-- script: {name}", "-- Do it.", *(f"-- {line}" for line in HEADER), "", *code, "\n"])
 
 
 def test_a_header_tells_keys_and_arguments() -> None:
@@ -53,12 +50,12 @@ def test_a_header_tells_keys_of_many_slots() -> None:
 
 
 def test_the_oracle_has_the_bounds_of_the_scripts() -> None:
-    claims = (SCRIPTS / "slot" / "_claims.lua").read_text()
+    claims = lua.sources()["claims.leases"]
     assert (
         f"STEP_BYTES, LARGE, LARGE_STEP_BYTES = {CLAIM_STEP_BYTES}, {CLAIM_LARGE}, {CLAIM_LARGE_STEP_BYTES}\n"
         in claims
     )
-    for text in re.findall(r"\bGATE = .*|\bNEVER, GATE = .*", (SCRIPTS / "slot" / "_sleep.lua").read_text()):
+    for text in re.findall(r"\bGATE = .*|\bNEVER, GATE = .*", lua.texts()["slot/_sleep"]):
         assert text.endswith((f" {GATE}", f" '{GATE}'"))
 
 
@@ -96,56 +93,64 @@ def test_keys_and_arguments_become_locals() -> None:
         ["KEYS[1] store ZSET", "ARGV[1] now", "check: types"],
     ],
 )
-def test_a_wrong_header_is_refused_with_the_name_of_its_file(lines: list[str]) -> None:
-    with pytest.raises(HeaderError, match=r"workers/x\.lua: "):
+def test_a_wrong_header_is_refused_with_the_name_of_its_script(lines: list[str]) -> None:
+    with pytest.raises(HeaderError, match=r"workers/x: "):
         parse("workers/x", lines)
 
 
-def test_a_fragment_is_refused_where_what_it_needs_is_not_bound_before(files: dict[str, str]) -> None:
-    files["_write"] = "-- Write.\n--\n-- needs: store clock\nlocal function write() return store, clock end\n"
-    files["early"] = script("-- include: _write", "local clock = 1")
-    with pytest.raises(HeaderError, match=r"early\.lua: _write needs clock, bound before it is included"):
+def test_a_script_has_its_file_before_its_name_only_where_it_belongs_to_no_slot(
+    files: dict[str, str],
+) -> None:
+    files["slot/send"] = "-- Sends.\n\n" + script("one", "return 1") + script("two", "return 2")
+    files["workers"] = script("one", "return 3")
+    assert [lua.load(name).text[-1:] for name in ("one", "two", "workers/one")] == [b"1", b"2", b"3"]
+
+
+def test_a_section_is_refused_where_what_it_needs_is_not_bound_before(files: dict[str, str]) -> None:
+    files["slot/send"] = (
+        script("early", "-- include: send.write", "local clock = 1")
+        + script("right", "local clock = 1", "-- include: send.write")
+        + "-- section: write\n-- needs: store clock\nlocal function write() return store, clock end\n"
+    )
+    with pytest.raises(HeaderError, match=r"early: send\.write needs clock, bound before it is included"):
         lua.load("early")
-    files["right"] = script("local clock = 1", "-- include: _write")
     assert b"function write()" in lua.load("right").text
 
 
-def test_what_a_fragment_may_do_without_is_nil(files: dict[str, str]) -> None:
-    files["_write"] = (
-        "-- Write.\n--\n-- needs: store [claim]\nlocal function write() return store, claim end\n"
+def test_what_a_section_may_do_without_is_nil(files: dict[str, str]) -> None:
+    files["slot/send"] = (
+        script("without", "-- include: send.write")
+        + script("with", "local claim = 1", "-- include: send.write")
+        + "-- section: write\n-- needs: store [claim]\nlocal function write() return store, claim end\n"
     )
-    files["without"] = script("-- include: _write")
-    files["with"] = script("local claim = 1", "-- include: _write")
     assert b"\nlocal claim\nlocal function write()" in lua.load("without").text
     assert b"\nlocal claim\n" not in lua.load("with").text
 
 
 def test_a_script_includes_the_sections_that_it_names_and_no_others(files: dict[str, str]) -> None:
-    files["_write"] = (
+    files["slot/_write"] = (
         "-- Writes.\n\n-- section: first\n-- Once.\n--\n-- needs: store\n\nlocal a = store\n\n"
         "-- section: second\n-- Twice.\n--\n-- needs: a\n\nlocal b = a\n"
     )
-    files["one"] = script("-- include: _write.first")
-    files["both"] = script("-- include: _write.first", "local c = 1", "-- include: _write.second")
-    files["early"] = script("-- include: _write.second")
+    files["slot/send"] = (
+        script("one", "-- include: _write.first")
+        + script("both", "-- include: _write.first", "local c = 1", "-- include: _write.second")
+        + script("early", "-- include: _write.second")
+    )
     assert lua.load("one").text.endswith(b"\nlocal a = store")
     assert lua.load("both").text.endswith(b"\nlocal a = store\nlocal c = 1\nlocal b = a")
-    with pytest.raises(HeaderError, match=r"early\.lua: _write\.second needs a, bound before"):
+    with pytest.raises(HeaderError, match=r"early: _write\.second needs a, bound before"):
         lua.load("early")
 
 
-@pytest.mark.parametrize("name", ["_write", "_write.third"])
-def test_an_include_that_names_no_section_is_refused_with_those_that_there_are(
-    files: dict[str, str], name: str
-) -> None:
-    files["_write"] = "-- Writes.\n\n-- section: first\nlocal a = 1\n\n-- section: second\nlocal b = 2\n"
-    files["x"] = script(f"-- include: {name}")
-    with pytest.raises(HeaderError, match=r"_write\.lua has the sections first, second, not '(third)?'"):
+def test_an_include_that_names_no_section_is_refused(files: dict[str, str]) -> None:
+    files["slot/send"] = script("x", "-- include: send.third")
+    with pytest.raises(HeaderError, match=r"no 'send\.third' among the scripts and sections"):
         lua.load("x")
 
 
 def test_redis_gets_no_comments(files: dict[str, str]) -> None:
-    files["x"] = script("", "-- Why.", "return store -- rule: which", "  -- Because.")
+    files["slot/x"] = script("x", "", "-- Why.", "return store -- rule: which", "  -- Because.")
     loaded = lua.load("x")
     assert loaded.text == b"local store = unpack(KEYS)\nlocal now = unpack(ARGV)\nreturn store"
     assert loaded.sha == hashlib.sha1(loaded.text).hexdigest().encode()
@@ -153,8 +158,9 @@ def test_redis_gets_no_comments(files: dict[str, str]) -> None:
 
 def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str]) -> None:
     header = "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- ARGV[1] now\n\n"
-    files["all"] = f"{header}-- check: types\n"
-    files["but"] = f"{header}-- check: types but body\n"
+    files["slot/x"] = (
+        f"-- script: all\n{header}-- check: types\n\n-- script: but\n{header}-- check: types but body\n"
+    )
     every, but = lua.load("all").text, lua.load("but").text
     assert b"local wrong = mistyped('zset', store)\n" in every
     assert b"local wrong = mistyped('zset', store)\n" in but and b"body)" not in but
@@ -163,8 +169,8 @@ def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str
 def test_types_of_keys_that_most_slots_do_not_have_are_looked_at_where_one_exists(
     files: dict[str, str],
 ) -> None:
-    files["x"] = (
-        "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- KEYS[3] retry ZSET\n-- ARGV[1] now\n\n"
+    files["slot/x"] = (
+        "-- script: x\n-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- KEYS[3] retry ZSET\n-- ARGV[1] now\n\n"
         "-- check: types\n"
     )
     assert (

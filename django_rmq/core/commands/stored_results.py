@@ -22,7 +22,7 @@ def begin_request(request: str, content: str, token: str, lease_ms: int) -> Call
     Answers new, running or other without a result, or done with the stored result.
     """
     return Call(
-        "idempotent_requests/begin_request",
+        "stored_results/begin_request",
         Named(answer_key, request),
         (content, token, lease_ms),
         _begun,
@@ -31,7 +31,7 @@ def begin_request(request: str, content: str, token: str, lease_ms: int) -> Call
 
 def store_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
     """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
-    return Call("idempotent_requests/store_answer", Named(answer_key, request), (token, kept, keep_ms), word)
+    return Call("stored_results/store_answer", Named(answer_key, request), (token, kept, keep_ms), word)
 
 
 class Kept(NamedTuple):
@@ -53,7 +53,7 @@ def store_result(task: str, stamp: int, keep_ms: int, job: bytes, record: bytes)
     Answers ok, or stale if the stamp is not above the known one.
     """
     own = (stamp, keep_ms, job, record)
-    return Call("results/store_result", Named(result_key, task), own, word)
+    return Call("stored_results/store_result", Named(result_key, task), own, word)
 
 
 def result(task: str) -> Call[Kept | None]:

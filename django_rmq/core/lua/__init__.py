@@ -1,21 +1,17 @@
-"""The scripts: one file per transition, loaded as package data.
+"""The scripts, in files by subject, loaded as package data.
 
-A file whose name begins with an underscore is a fragment; every other file is a script, named like the function of
-``core.commands`` that calls it. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others
-are loaded as ``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
-definitions, those in ``limits/`` about rates and permits, those in ``idempotent_requests/`` about requests that must run
-only once and their answers, those in ``results/`` about tasks, those in ``spark_consumers/`` about the names of Spark's
-consumers (their claims are transitions of a slot), those in ``history/`` about the history of topics.
+The line ``-- script: commit`` begins a script, named like the function of ``core.commands`` that calls it. The files in
+``slot/`` hold the transitions of a slot, loaded as ``"commit"``. The script ``beat`` of ``workers.lua``, which is none, is
+loaded as ``"workers/beat"``.
 
-A fragment is about one subject. Most have several sections, of which a script includes those that it needs. The line
-``-- section: budget`` begins one. A section that defines one function has its name.
+The line ``-- section: budget`` begins a section: code that several scripts share. A section that defines one function
+has its name. The files whose names begin with an underscore have only sections, which scripts of several subjects include.
 
 A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
 
-``-- include: _retries.budget`` or ``-- include: _claims``
-    the text of that section, or of a fragment without sections. It includes no other. It says
-    ``-- needs: store kind [claim]``: the script has bound these names before; those in brackets are nil where it has none
-    of that name.
+``-- include: _retries.budget``
+    the text of that section. It includes no other. It says ``-- needs: store kind [claim]``: the script has bound these
+    names before; those in brackets are nil where it has none of that name.
 ``-- include: _outcomes.notes where OUTCOME_RETENTION``
     that section in the script's second form, ``"commit+outcomes"``, which topics with OUTCOME_RETENTION use. In the first
     form the names that the section ``offers`` are nil. The keys and arguments of the section belong to the second
@@ -36,6 +32,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -55,9 +52,6 @@ __all__ = [
     "names",
 ]
 
-_OF_ALL = ("_now", "_overdue", "_types")
-"""The fragments that do not belong to a slot."""
-
 SECOND = "+outcomes"
 """The end of the name of a script's second form."""
 
@@ -67,7 +61,7 @@ _RARE = frozenset(
 """The keys that a slot has only while something rests, has failed or died, is keyed or claimed, or can be brought back."""
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
-_SECTION = re.compile(r"^-- section: (\w+)\n", re.MULTILINE)
+_PART = re.compile(r"^-- (script|section): (\w+)\n", re.MULTILINE)
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))")
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
@@ -80,29 +74,38 @@ class Script(NamedTuple):
     sha: bytes
 
 
-def _read(name: str) -> str:
-    name = name.removesuffix(SECOND)
-    path = name if "/" in name or name in _OF_ALL else f"slot/{name}"
-    return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
-
-
 @cache
-def _sections(file: str) -> dict[str, str]:
-    """Return the sections of a file by name. Without sections, the whole text is the one without a name."""
-    text = _read(file)
-    _, *parts = _SECTION.split(text)
-    return dict(zip(parts[::2], parts[1::2], strict=True)) or {"": text}
+def sources() -> dict[str, str]:
+    """Return the text of each script and section: ``commit``, ``workers/beat``, ``_retries.budget``, ``send.place``."""
+    return {name: part for file, text in texts().items() for name, part in parts(file, text)}
+
+
+def texts() -> dict[str, str]:
+    """Return the text of each file: ``slot/send``, ``workers``."""
+    folder = files(__name__)
+    found = {entry.name: entry for entry in folder.iterdir()}
+    found |= {f"slot/{entry.name}": entry for entry in (folder / "slot").iterdir()}
+    return {
+        name[:-4]: found[name].read_text(encoding="utf-8") for name in sorted(found) if name.endswith(".lua")
+    }
+
+
+def parts(file: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield each script and section of a file by its name."""
+    folder, _, subject = file.rpartition("/")
+    _, *marked = _PART.split(text)
+    for kind, name, part in zip(marked[::3], marked[1::3], marked[2::3], strict=True):
+        if kind == "section":
+            yield f"{subject}.{name}", part
+        else:
+            yield name if folder else f"{subject}/{name}", part
 
 
 def _source(name: str) -> str:
-    """Return the text of a script, of a fragment without sections, or of a section: ``_retries.budget``."""
-    file, _, section = name.partition(".")
-    sections = _sections(file)
-    if section not in sections:
-        raise HeaderError(
-            f"{file}.lua has the sections {', '.join(filter(None, sections)) or '(none)'}, not {section!r}."
-        )
-    return sections[section]
+    name = name.removesuffix(SECOND)
+    if name not in sources():
+        raise HeaderError(f"There is no {name!r} among the scripts and sections.")
+    return sources()[name]
 
 
 def _split(name: str) -> tuple[list[str], list[str]]:
@@ -118,9 +121,9 @@ def declaration(name: str) -> Declaration:
     declared = parse(name, _split(name)[0])
     if not name.endswith(SECOND):
         return declared
-    fragment = _of_second_form(name)
-    keys = tuple(Key(name, kind) for name, kind in map(str.split, _said("keys", fragment).split(", ")))
-    arguments = tuple(Argument(*each.split()) for each in _said("arguments", fragment).split(", "))
+    section = _of_second_form(name)
+    keys = tuple(Key(name, kind) for name, kind in map(str.split, _said("keys", section).split(", ")))
+    arguments = tuple(Argument(*each.split()) for each in _said("arguments", section).split(", "))
     return declared._replace(keys=declared.keys + keys, arguments=arguments + declared.arguments)
 
 
@@ -130,9 +133,9 @@ def _of_second_form(name: str) -> str:
     return next((each[2] for each in directives if each and each[3] and _said("keys", each[2])), "")
 
 
-def _said(what: str, fragment: str) -> str:
-    """Return what a fragment or section says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
-    return " ".join(re.findall(rf"^-- {what}: (.*)$", _source(fragment), re.MULTILINE))
+def _said(what: str, section: str) -> str:
+    """Return what a section says about its ``keys``, its ``arguments`` or what it ``needs`` or ``offers``."""
+    return " ".join(re.findall(rf"^-- {what}: (.*)$", _source(section), re.MULTILINE))
 
 
 def _without_comments(lines: list[str]) -> list[str]:
@@ -146,17 +149,17 @@ def _bound(lines: list[str]) -> set[str]:
     return {name.strip() for each in matches if each for name in (each[1] or each[2]).split(",")}
 
 
-def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
-    """Return the code of a fragment or section for a script that has ``bound`` names before it."""
-    needs = _said("needs", fragment)
+def _section(section: str, script: str, bound: set[str]) -> list[str]:
+    """Return the code of a section for a script that has ``bound`` names before it."""
+    needs = _said("needs", section)
     optional = re.findall(r"\[(\w+)\]", needs)
     missing = set(re.sub(r"\[\w+\]", "", needs).split()) - bound
     if missing:
         raise HeaderError(
-            f"{script}.lua: {fragment} needs {', '.join(sorted(missing))}, bound before it is included."
+            f"{script}: {section} needs {', '.join(sorted(missing))}, bound before it is included."
         )
     absent = [name for name in optional if name not in bound]
-    return [*(f"local {name}" for name in absent), *_without_comments(_split(fragment)[1])]
+    return [*(f"local {name}" for name in absent), *_without_comments(_split(section)[1])]
 
 
 def _check(keys: tuple[Key, ...]) -> list[str]:
@@ -189,10 +192,10 @@ def load(name: str) -> Script:
             if offered := _said("offers", directive[2]).split():
                 lines.append(f"local {', '.join(offered)}")
         elif directive[1] == "include":
-            lines += _fragment(directive[2], name, _bound(lines))
+            lines += _section(directive[2], name, _bound(lines))
         else:
             left_out = directive[2].removeprefix("types").removeprefix(" but").split()
-            lines += _fragment("_types", name, set())
+            lines += _section("_basics.mistyped", name, set())
             lines += _check(tuple(key for key in declared.keys if key.name not in left_out))
     text = "\n".join(lines).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
@@ -200,10 +203,8 @@ def load(name: str) -> Script:
 
 @cache
 def all_names() -> tuple[str, ...]:
-    entries = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
-    folders = [folder for folder in entries if folder not in ("slot", "__pycache__")]
-    second = tuple(name + SECOND for name in names() if _of_second_form(name))
-    return tuple(name for folder in ("", *folders) for name in names(folder)) + second
+    scripts = tuple(sorted(name for name in sources() if "." not in name))
+    return scripts + tuple(name + SECOND for name in scripts if _of_second_form(name))
 
 
 @cache
@@ -217,8 +218,6 @@ def name_of(sha: bytes) -> str | None:
 
 
 @cache
-def names(folder: str = "") -> tuple[str, ...]:
-    """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
-    entries = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
-    scripts = sorted(name[:-4] for name in entries if name.endswith(".lua") and not name.startswith("_"))
-    return tuple(f"{folder}/{name}" if folder else name for name in scripts)
+def names() -> tuple[str, ...]:
+    """Return the names of the transitions of a slot."""
+    return tuple(name for name in all_names() if "/" not in name and not name.endswith(SECOND))

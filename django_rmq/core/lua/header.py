@@ -89,11 +89,11 @@ def parse(script: str, header: list[str]) -> Declaration:
     # The keys of many slots may need a second line.
     for line in re.sub(r"^(KEYS\[1\.\.\.\].*,)\n", r"\1 ", "\n".join(header), flags=re.MULTILINE).split("\n"):
         if line.startswith(("include:", "check:")):
-            raise HeaderError(f"{script}.lua: a blank line ends the header, before this: {line}")
+            raise HeaderError(f"{script}: a blank line ends the header, before this: {line}")
         if not line.startswith(("KEYS", "ARGV")):
             continue
         if now:
-            raise HeaderError(f"{script}.lua: nothing follows `now`: {line}")
+            raise HeaderError(f"{script}: nothing follows `now`: {line}")
         if many := _KEYS_OF_MANY.match(line):
             keys = [Key(*entry.split()) for entry in many[1].split(", ")]
             many_slots = True
@@ -108,10 +108,10 @@ def parse(script: str, header: list[str]) -> Declaration:
             if not now:
                 arguments.append(Argument(argument[2], argument[3] or ""))
         else:
-            raise HeaderError(f"{script}.lua: the header cannot be read here: {line}")
+            raise HeaderError(f"{script}: the header cannot be read here: {line}")
     names = [key.name for key in keys] + [argument.name for argument in arguments]
     if len(set(names)) < len(names):
-        raise HeaderError(f"{script}.lua: the header names something twice: {', '.join(names)}")
+        raise HeaderError(f"{script}: the header names something twice: {', '.join(names)}")
     if not keys or not now:
-        raise HeaderError(f"{script}.lua: the header declares {'no `now`' if keys else 'no keys'}.")
+        raise HeaderError(f"{script}: the header declares {'no `now`' if keys else 'no keys'}.")
     return Declaration(script, tuple(keys), many_slots, tuple(arguments), rest, "Changes nothing." in header)

@@ -2,9 +2,9 @@
 --
 -- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
 --
--- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (_debounce).
+-- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (send.debounce).
 -- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.
--- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (_fifo_places).
+-- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (send.fifo_places).
 -- Store, a retry with q deliveries left: q, which is at most 999, or on priority topics at most the floor; with
 --   RETRY_PRIORITY original the priority + q/1024. On fifo topics a retry has its old place (_retries.retry_score).
 -- Retry: the ms at which the back-off is over + q/1024.
@@ -58,4 +58,30 @@ end
 
 local function latest_due()
   return topic_type == 'fifo' and '(' .. text_of(now_ms + 1) or text_of(now_ms) -- rule: fifo_before_its_time
+end
+
+-- section: note_undrained
+-- Priorities have no time, so the slot stores since when its Store has not been empty. On time topics, the scores show it.
+--
+-- needs: store control topic_type undrained_since now_ms text_of
+
+local function note_undrained()
+  if topic_type ~= 'priority' then return end -- rule: times_are_noted_too
+  local waits = redis.call('EXISTS', store) == 1
+  if waits and not undrained_since then -- rule: noted_once
+    redis.pcall('HSET', control, 'undrained_since', text_of(now_ms))
+  elseif undrained_since and not waits then -- rule: never_drained
+    redis.pcall('HDEL', control, 'undrained_since')
+  end
+end
+
+-- section: note_sent
+-- Note what sends of priorities require: the first waiting message decides which scores are retries in this slot.
+--
+-- needs: control max_retries settled_retries text_of note_undrained
+
+local function note_sent()
+  -- rule: retries_unsettled
+  if not settled_retries then redis.pcall('HSET', control, 'max_retries', text_of(max_retries)) end
+  note_undrained() -- rule: send_notes_nothing
 end

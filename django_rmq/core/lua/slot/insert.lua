@@ -1,3 +1,6 @@
+-- Insertion: many messages of one slot in a transaction, past a look at each.
+
+-- script: insert
 -- Send many unkeyed messages of one slot in a transaction, without a look at each.
 --
 -- The transaction has three commands: this script with the step `begin`, a ZADD of all messages and of an empty member to
@@ -32,15 +35,15 @@ local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retr
   'inserting')
 local known_slots, sleeping_until, undrained_since, noted = known[1], known[2], known[4], known[5]
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
--- include: _now
+-- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
--- include: _ledger
+-- include: _basics.ledger
 -- include: _sleep.wake
--- include: _priority_notes.note_undrained
--- include: _priority_notes.note_sent
+-- include: _scores.note_undrained
+-- include: _scores.note_sent
 
--- include: _insertion_end
+-- include: insert.end_insertion
 if step == 'end' then
   local added = restored()
   if not added then
@@ -64,7 +67,7 @@ if noted or redis.call('EXISTS', inserting) == 1 then
   end_insertion() -- rule: leaves_what_was_left
   keep_counts()
 end
--- include: _types
+-- include: _basics.mistyped
 local function is_plain()
   if known.err then return false end
   if mistyped('zset', store) or mistyped('zset', retry) then return false end -- rule: insert_of_foreign_types
@@ -102,3 +105,44 @@ if plain then return { 'begun' } end
 -- Redis runs the ZADD of the transaction whatever this script answers; on a hash it fails, and changes nothing.
 redis.call('HSET', inserting, 'declined', 1)
 return { 'declined' }
+
+-- section: end_insertion
+-- End an insertion: a transaction of a bulk send that fills Store past Lua, while Store has the name `inserting` (see insert).
+-- Store gets its name back. The last step of the insertion does it, or the next script of the slot after that step has failed.
+--
+-- needs: store inserting control noted count
+
+-- Returns how many messages are new, or nil if the ZADD or `begin` has failed.
+local function restored()
+  -- `begin` has declined and left a hash here, or it has failed, and the ZADD behind it has filled a key of its own.
+  if not noted then
+    redis.call('UNLINK', inserting) -- rule: keeps_what_nobody_began
+    return nil
+  end
+  local has_receipt = redis.call('ZREM', inserting, '') == 1
+  local held = redis.call('ZCARD', inserting)
+  if held > 0 and redis.call('EXISTS', store) == 0 then
+    redis.call('RENAME', inserting, store)
+  else
+    -- An earlier `end` has failed, and others have sent since then. Their copies are the later ones.
+    for _ = 1, held, 1000 do
+      local flat = {}
+      local rows = redis.call('ZRANGE', inserting, 0, 999, 'WITHSCORES')
+      for i = 1, #rows, 2 do
+        flat[i], flat[i + 1] = rows[i + 1], rows[i]
+      end
+      local came = redis.call('ZADD', store, 'NX', unpack(flat)) -- rule: overwrites_what_came_meanwhile
+      count('dropped', #rows / 2 - came) -- rule: counts_what_came_meanwhile_twice
+      redis.call('ZREMRANGEBYRANK', inserting, 0, 999)
+    end
+  end
+  redis.call('HDEL', control, 'inserting')
+  return has_receipt and held - (tonumber(noted) or held) or nil -- rule: books_what_failed
+end
+
+-- Count the new messages of an insertion whose last step has failed.
+local function end_insertion()
+  local added = restored() or 0
+  count('sent', added)
+  count('stored', added)
+end

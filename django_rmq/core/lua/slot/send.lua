@@ -1,0 +1,581 @@
+-- Sending: what a send writes and which copy it meets (`place`), the push to an owner that sleeps (`push`), the fast way of a
+-- lone message (`single`), how far a debounced message is put off, and the places of a fifo line.
+--
+-- `single` and `place` decide the word of a message that meets a copy: merged, superseded, present, refused or stored. Which of
+-- the two scores counts, and whether what comes later merges or replaces, is decided by send_merge, send_replace and send_fifo.
+
+-- script: send_merge
+-- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see `debounce`).
+--
+-- KEYS[1] store    ZSET  member -> due ms
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+--
+-- ARGV[1] channel
+-- ARGV[2] slots            the caller's slot count
+-- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
+-- ARGV[4] max_wait NUMBER   each send starts the wait again, up to these ms from the first; 0: the first one decides
+-- ARGV[5] accumulate NUMBER how many bodies a message collects; 0: the last one counts
+-- ARGV[6] max_body NUMBER   bytes of a message that collects
+-- ARGV[7] range_ms NUMBER
+-- ARGV[8] n NUMBER
+-- ARGV[9...] members       n of them, then n envelopes if the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | the score of a single new message | {'stored', score} | {'mixed', words, scores}
+
+local topic_type = 'range_merge'
+local envelope = #ARGV > first + n and first + n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'inbox')
+local known_slots, sleeping_until = known[1], known[2]
+-- include: _basics.now
+-- include: _sleep.wake
+local due = now_ms + range_ms
+local is_plain = max_wait == 0 and accumulate == 0
+local alone = n == 1 and is_plain and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
+local at, met, floor = due, 'merged', 999
+local inbox = sleeping_until == NEVER and known[3]
+-- include: send.push
+-- include: send.single
+-- check: types but prepare inflight
+if known.err then return known end
+if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
+  return redis.error_reply('ERR range_ms or n is out of bounds')
+end
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
+-- include: _scores.numbers
+-- include: _basics.ledger
+local function is_retry(score)
+  return score <= floor
+end
+-- include: send.place
+-- include: send.debounce
+-- include: _accumulation.bodies
+-- include: _accumulation.collect
+due = max_wait > 0 and first_due(range_ms) or text_of(due)
+local again, prolongations = false, {}
+if max_wait > 0 then
+  again = function(score) -- rule: keeps_the_first_wait
+    local due_again = prolongations[score] or prolonged(range_ms, tonumber(score))
+    prolongations[score] = due_again
+    return due_again
+  end
+end
+local members, rows = {}, {}
+for i = 1, n do
+  local member = ARGV[first + i - 1]
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
+end
+local keep = accumulate > 0 and collect
+local reply = place(members, rows, envelope, 'merged', again, {}, keep) -- rule: merge_takes_the_later_time
+if reply[1] == 'stored' then reply[2] = due end
+return reply
+
+-- script: send_replace
+-- Send priority or fixed_time messages of one slot: the last score wins.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+--
+-- ARGV[1] channel
+-- ARGV[2] slots           the caller's slot count
+-- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
+-- ARGV[4] topic_type            priority or fixed_time
+-- ARGV[5] max_retries     the topic's, until the slot has its own
+-- ARGV[6] n NUMBER
+-- ARGV[7...] pairs        n times score, member; then n envelopes if the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | the score of a single new message | {'stored'} | {'mixed', words, scores}
+
+local envelope = #ARGV > first + 2 * n and first + 2 * n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since', 'inbox')
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _sleep.wake
+local at, met, floor = ARGV[first], 'replaced', topic_type == 'priority' and floor_priority() or 999
+-- The first priority of a slot takes the slow path, which stores which scores are retries.
+local is_plain = n == 1 and settled_retries -- rule: alone_settles_no_retries
+local alone = is_plain and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
+local due = topic_type == 'priority' and 0 or tonumber(at)
+local inbox = sleeping_until == NEVER and known[5]
+if inbox then
+-- include: _basics.now
+-- include: send.push
+end
+local note, noted
+if topic_type == 'priority' and not undrained_since then -- rule: alone_is_noted_again
+-- include: _basics.now
+  note, noted = 'undrained_since', now_ms
+end
+-- include: send.single
+-- check: types but prepare inflight
+if known.err then return known end
+if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _basics.now
+-- include: _basics.ledger
+-- include: _scores.note_undrained
+-- include: _scores.note_sent
+-- include: send.place
+local members, rows, fresh = {}, {}, nil
+for i = 1, n do
+  local score, member = ARGV[first + 2 * i - 2], ARGV[first + 2 * i - 1]
+  if score ~= fresh then
+    -- rule: replace_takes_any_score
+    if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
+    fresh = score
+  end
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
+end
+local reply = place(members, rows, envelope, 'replaced', true, {}) -- rule: replace_keeps_the_first
+note_sent()
+return reply
+
+-- script: send_fifo
+-- Send fifo messages of one slot, each behind those that were sent before it: due at once, or after a delay.
+--
+-- KEYS[1] store    ZSET  member -> place: due ms + sequence/1024
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] claim    ZSET  claimed member -> score it was taken with
+-- KEYS[8] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+--
+-- ARGV[1] channel
+-- ARGV[2] slots            the caller's slot count
+-- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
+-- ARGV[4] strict FLAG      1 or 0
+-- ARGV[5] on_duplicate     keep or replace: what a message becomes that meets one with its key that waits or rests
+-- ARGV[6] ensure FLAG      1: keep, and one in flight counts as well
+-- ARGV[7] delay NUMBER     ms
+-- ARGV[8] n NUMBER
+-- ARGV[9...] members      n of them, then n envelopes if the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | the place of a single new message | {'stored', places in steps of 1/1024 ms}
+--       | {'mixed', words, scores}
+
+local topic_type = 'fifo'
+local envelope = #ARGV > first + n and first + n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'last_place', 'inbox')
+local known_slots, sleeping_until, last_place = known[1], known[2], known[3]
+-- include: _basics.now
+-- include: _sleep.wake
+-- A strict slot that answered busy stays so until something in it ends: a send does not change that.
+if strict and sleeping_until == GATE then sleeping_until = nil end
+-- Where another message came in this millisecond, or the clock was set back, the place has to be computed.
+local in_line = (tonumber(last_place) or 0) < now_ms -- rule: alone_follows_the_clock_back
+local alone = n == 1 and delay == 0 and in_line and not ensure and ARGV[first]
+-- A message that meets a copy takes the slow path.
+local at, due, met, floor, note, noted = now_ms, now_ms, false, math.huge, 'last_place', now_ms
+local inbox = sleeping_until == NEVER and known[4]
+-- include: send.push
+-- include: send.single
+-- check: types but inflight
+if known.err then return known end
+if not (delay >= 0 and delay <= 1e14 and n >= 1 and n <= 1000) then
+  return redis.error_reply('ERR delay or n is out of bounds')
+end
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _scores.numbers
+-- include: _basics.ledger
+-- include: send.fifo_places
+local function is_retry()
+  return false
+end
+-- include: send.place
+local members, rows, scores, running, behind = {}, {}, {}, {}, 0
+for i = 1, n do
+  members[i] = ARGV[first + i - 1]
+  behind = delay > 0 and later_place(now_ms + delay, behind) or next_place()
+  scores[i] = behind / STEP
+  rows[i * 2 - 1], rows[i * 2] = behind, members[i]
+end
+if ensure then
+  if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
+  if redis.call('ZCARD', claim) > 0 then
+    for i, claimed in ipairs(redis.call('ZMSCORE', claim, unpack(members))) do
+      running[i] = running[i] or claimed
+    end
+  end
+end
+local met = (ensure or on_duplicate == 'keep') and 'present' or 'replaced' -- rule: fifo_keeps_the_body
+local reply = place(members, rows, envelope, met, false, running)
+if delay == 0 then keep_place() end -- rule: fifo_forgets_its_place
+if reply[1] == 'stored' then
+  reply[2] = scores
+else
+  for i, at in ipairs(reply[3]) do
+    if type(at) == 'number' then reply[3][i] = text_of(at) end
+  end
+end
+return reply
+
+-- script: ensure
+-- Send messages of one slot unless they already wait, rest or are in flight.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] claim    ZSET  claimed member -> score it was taken with
+--
+-- ARGV[1] channel
+-- ARGV[2] slots           the caller's slot count
+-- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
+-- ARGV[4] topic_type            range_merge, priority or fixed_time
+-- ARGV[5] max_retries     the topic's, until the slot has its own
+-- ARGV[6] max_wait NUMBER  ms from the first send, at most, if each send starts the wait again; 0: the first one decides
+-- ARGV[7] n NUMBER
+-- ARGV[8...] pairs        n times score (range_merge: range_ms), member; then n envelopes if the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
+
+-- check: types
+if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
+local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or topic_type ~= 'priority'
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _basics.now
+-- include: _scores.numbers
+-- include: _scores.kinds
+-- include: _basics.ledger
+-- include: _sleep.wake
+-- include: _scores.note_undrained
+-- include: _scores.note_sent
+-- include: send.place
+-- include: send.debounce
+local members, rows = {}, {}
+for i = 1, n do
+  local score = ARGV[first + 2 * i - 2]
+  local refused = topic_type == 'range_merge' and not (tonumber(score) >= 0)
+  local range_ms = topic_type == 'range_merge' and tonumber(score)
+  if range_ms then score = text_of(now_ms + range_ms) end
+  if refused or not is_fresh(tonumber(score)) then
+    return redis.error_reply('ERR score ' .. score .. ' is out of bounds')
+  end
+  if max_wait > 0 then score = first_due(range_ms) end
+  local member = ARGV[first + 2 * i - 1]
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
+end
+local running = {}
+-- rule: ensure_ignores_what_runs
+if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
+if redis.call('ZCARD', claim) > 0 then
+  for i, claimed in ipairs(redis.call('ZMSCORE', claim, unpack(members))) do
+    running[i] = running[i] or claimed -- rule: ensure_ignores_claims
+  end
+end
+local envelope = #ARGV > first + 2 * n and first + 2 * n
+local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
+note_sent()
+if reply[1] == 'mixed' or topic_type ~= 'range_merge' then return reply end
+-- The caller gave how long each member waits, so it learns here until when.
+local words, scores = {}, {}
+for i = 1, n do
+  words[i], scores[i] = 'stored', rows[i * 2 - 1]
+end
+return { 'mixed', words, scores }
+
+-- script: scatter
+-- Send one unkeyed range_merge message to each of many slots.
+--
+-- A slot that needs more than the fast way of `send_merge` is left as it is, and the caller sends its message with `send_merge`.
+--
+-- KEYS[1...] store ZSET, retry ZSET, body HASH, stats HASH, control HASH of each slot
+--
+-- ARGV[1] channel
+-- ARGV[2] slots           the caller's slot count
+-- ARGV[3] range_ms NUMBER
+-- ARGV[4...] members      one for each slot
+-- ARGV[#ARGV] now
+--
+-- Returns the answer of `send_merge` for each slot, or empty where nothing was done
+
+local n = last - first + 1
+if not (range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and n <= 64 and #slots_keys == n * 5) then
+  return redis.error_reply('ERR range_ms or the number of slots is out of bounds')
+end
+-- include: _basics.now
+local due = now_ms + range_ms
+local at, met, floor, backlog, envelope = due, 'merged', 999, 0, false
+local store, retry, body, stats, control, known, sleeping_until, alone
+-- include: _sleep.wake
+-- Each slot is independent: a key of a foreign type in one does not affect the others.
+local function send_one()
+-- include: send.single
+end
+local answers = {}
+for i = 1, n do
+  store, retry, body, stats, control = unpack(slots_keys, i * 5 - 4, i * 5)
+  alone, known = ARGV[first + i - 1], redis.pcall('HMGET', control, 'slots', 'sleeping_until')
+  sleeping_until = known[2] -- rule: scatter_wakes_nobody
+  answers[i] = send_one() or false
+end
+return answers
+
+-- section: push
+-- Push a lone message to the owner of the slot, which sleeps and has made an offer: the message is in flight at once, as
+-- `prepare` would deliver it, and the owner reads it from its inbox. In every other case nothing is changed.
+--
+-- An owner that is lost with its host receives nothing, and what was pushed to it waits for its time-out. So it has to have
+-- ended a delivery of the slot a moment ago: the last one began within WARM_US, and is no longer in flight.
+--
+-- needs: store retry body stats control prepare inflight
+-- needs: alone backlog known slots due envelope at inbox now_us now_s now_ms [note] [noted]
+
+local WARM_US = 2000000
+-- rule: pushes_what_is_not_due
+if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known[1] == slots then
+  local offer = redis.call('HMGET', control, 'owner', 'epoch', 'inbox_epoch', 'deliveries', 'max_retries', 'paused',
+    'moving', 'inserting')
+  local owner, last_receipt = offer[1], tonumber(offer[4]) or 0
+  local since = now_us - last_receipt
+  local is_warm = since < WARM_US and since > -1000 -- rule: pushes_where_nothing_was_taken_lately
+  -- Since the offer nobody else has acquired the slot, or taken from it.
+  local is_valid = owner and offer[5] and offer[2] == offer[3] -- rule: pushes_under_an_earlier_epoch
+    and string.sub(inbox, -#owner) == owner -- rule: pushes_to_who_did_not_take_last
+  local is_open = not (offer[6] or offer[7] or offer[8]) -- rule: pushes_into_a_shut_slot
+  if is_warm and is_valid and is_open
+    and redis.call('EXISTS', store, prepare, inflight, retry, body) == 0 -- rule: pushes_beside_others
+    and type(redis.pcall('HINCRBY', stats, 'prepared', '1')) == 'number' then -- rule: pushes_before_the_ledger_is_known
+    -- The next receipt, as `prepare` computes it.
+    local ahead = math.max(0, since - 1)
+    local receipt, retries = last_receipt + 1 + ahead + ahead % 2, offer[5]
+    -- Each number is written in two parts, which fit into 32 bits: '%.0f' would take as long as another command.
+    local score = type(at) == 'number' and string.format('%d%03d', math.floor(at / 1000), at % 1000) or at
+    local ticket = string.format('%d%06d ', math.floor(receipt / 1000000), receipt % 1000000)
+    redis.call('HSET', inflight, alone, ticket .. score)
+    local notice = ticket .. score .. ' ' .. retries .. ' ' .. store .. '\n' .. alone
+    local receivers = redis.pcall('PUBLISH', inbox, notice)
+    if type(receivers) == 'number' and receivers > 0 then -- rule: pushes_to_nobody
+      redis.call('ZADD', prepare, now_s * 1000 + retries, alone)
+      redis.call('HSET', control, 'deliveries', receipt, unpack(note and { note, noted } or {}))
+      redis.pcall('HINCRBY', stats, 'sent', '1')
+      redis.pcall('HINCRBY', stats, 'stored', '1')
+      return at
+    end
+    redis.call('UNLINK', inflight)
+    redis.call('HDEL', control, 'inbox')
+    redis.pcall('HINCRBY', stats, 'prepared', '-1') -- rule: counts_what_nobody_received
+  end
+end
+
+-- section: single
+-- The fast path for one message without a resting retry, with few reads. A read finds a key of the wrong type by
+-- itself and changes nothing, and so does ZADD NX if a copy waits. In every other case the slow path runs from its start.
+-- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry. `note`: a field of
+-- control that the send sets to `noted`.
+--
+-- needs: store retry body stats control
+-- needs: alone backlog known slots due envelope at floor met wake [note] [noted]
+
+if alone and backlog == 0 and not known.err and (known[1] or slots) == slots then -- rule: alone
+  local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0 -- rule: alone_ignores_what_rests_unkeyed
+    or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number' -- rule: alone_rests
+  if is_free and type(redis.pcall('HLEN', stats)) == 'number' then -- rule: alone_writes_before_the_ledger_is_known
+    local added = redis.pcall('ZADD', store, 'NX', at, alone) -- rule: alone_takes_the_later_time
+    local word, answer = added == 1 and 'stored', at
+    if added == 0 then
+      local kept = redis.call('ZSCORE', store, alone)
+      local number = tonumber(kept)
+      word = number > floor and number % 1 == 0 and met -- rule: alone_meets
+      if word == 'replaced' then
+        redis.call('ZADD', store, at, alone) -- rule: alone_keeps_the_first
+        kept = at -- rule: alone_tells_the_former_score
+      end
+      answer = { 'mixed', { word }, { kept } }
+    end
+    if word then
+      if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end -- rule: alone_without_a_body
+      if note then redis.call('HSET', control, note, noted) end -- rule: alone_notes_nothing
+      if not known[1] then redis.pcall('HSET', control, 'slots', slots) end -- rule: alone_notes_no_slots
+      if word ~= 'merged' then wake(due) end -- rule: alone_wakes_nobody
+      redis.pcall('HINCRBY', stats, 'sent', '1')
+      redis.pcall('HINCRBY', stats, word, '1') -- rule: alone_counts_half
+      return answer
+    end
+  end
+end
+
+-- section: place
+-- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that
+-- waits or rests as a retry is superseded, unless `met` is 'present'. `overwrite` says what score a fresh copy has then: false,
+-- the present one; true, the new one; or a function, which computes it from the present one.
+-- The first branch that fits decides the word of a member: refused in this call before, present, met, superseded, refused
+-- because the slot is full, stored.
+-- `collect` (see _accumulation.collect) gives the envelope to keep; a message that it finds full is due at once.
+-- A member can wait and rest at once, if a ZADD of another program met a resting retry, which is dropped then.
+-- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
+-- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.
+--
+-- needs: unusual sizes store retry body control backlog slots known_slots topic_type sleeping_until
+-- needs: count keep_counts is_retry wake now_ms text_of
+
+local function place(members, rows, envelope, met, overwrite, taken, collect)
+  local n = #members -- rule: refusal_after_a_write
+  local waiting, resting = sizes[store], unusual and redis.call('ZCARD', retry) or 0
+  local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
+  local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
+  local room = backlog > 0 and backlog - waiting - resting or math.huge -- rule: backlog_unlimited
+  local clean, flat, words, kept, grown = room >= n, rows, nil, nil, {}
+  for i = 1, n do
+    if found[i] or rested[i] or taken[i] then
+      clean = false
+      break
+    end
+  end
+  -- ZADD counts the added members: fewer than n means that this call names a member twice.
+  if clean and redis.call('ZADD', store, unpack(flat)) == n then
+    count('sent', n)
+    count('stored', n)
+  else
+    clean, flat, words, kept = false, {}, {}, {}
+    local earlier, leave = {}, {}
+    for i = 1, n do
+      local member, word, set = members[i], 'stored', true
+      local existing = earlier[member] or found[i] or nil
+      local resting = rested[i] and not earlier[member]
+      local retried = existing and not earlier[member] and is_retry(tonumber(existing)) -- rule: merge_keeps_the_retry
+      if earlier[member] == 'refused' then
+        word, set, existing = 'refused', false, nil
+      elseif taken[i] or (met == 'present' and (existing or resting)) then
+        word, set = 'present', false
+      elseif existing and not retried then
+        word, set = met, overwrite
+        if set and set ~= true then rows[i * 2 - 1] = set(existing) end
+      elseif resting and topic_type == 'fifo' then
+        word, set = met, false -- rule: fifo_moves_what_rests
+      elseif retried or resting then
+        word = 'superseded'
+      elseif room < 1 then
+        word, set = 'refused', false
+      else
+        room = room - 1
+      end
+      if collect and (word == met or word == 'superseded' or word == 'stored') then
+        local fits, full = collect(member, ARGV[envelope + i - 1], word ~= 'stored')
+        if not fits then word, set = 'refused', false end -- rule: refused_and_counted
+        local early = existing and not retried and tonumber(existing) > now_ms
+        if (full or not fits) and (set or early) then rows[i * 2 - 1], set = text_of(now_ms), true end -- rule: full_but_not_due
+        grown[member] = fits or grown[member]
+      end
+      if set then flat[#flat + 1], flat[#flat + 2] = rows[i * 2 - 1], member end
+      words[i], kept[i] = word, word ~= 'refused' and (set and rows[i * 2 - 1] or existing) or ''
+      earlier[member] = word == 'refused' and word or kept[i]
+      count(word)
+      if word ~= 'refused' and word ~= 'present' then count('sent') end
+      if word == 'superseded' then
+        count('stored')
+        if retried then count('dropped') end
+      end
+      if resting and word ~= 'present' and word ~= 'refused' and (existing or topic_type ~= 'fifo') then
+        count('dropped')
+        leave[#leave + 1] = member
+      end
+    end
+    if #flat > 0 then redis.call('ZADD', store, unpack(flat)) end
+    if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end -- rule: resting_retry_stays
+  end
+  if envelope then
+    local bodies, at = {}, 0
+    for i = 1, n do
+      if clean or (words[i] ~= 'refused' and words[i] ~= 'present') then
+        bodies[at + 1], bodies[at + 2] = members[i], grown[members[i]] or ARGV[envelope + i - 1]
+        at = at + 2
+      end
+    end
+    if #bodies > 0 then redis.call('HSET', body, unpack(bodies)) end
+  end
+  local earliest = math.huge
+  for i = 1, sleeping_until and #flat or 0, 2 do
+    earliest = math.min(earliest, tonumber(flat[i]))
+  end
+  if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
+  if earliest < math.huge then wake(topic_type == 'priority' and 0 or earliest) end -- rule: send_wakes_nobody
+  keep_counts()
+  if clean then return { 'stored' } end
+  return { 'mixed', words, kept }
+end
+
+-- section: debounce
+-- Debounce: with each send a message starts to wait again, until a deadline that is MAX_WAIT after its first send.
+--
+-- The deadline is a multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on,
+-- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
+--
+-- needs: max_wait now_ms bounded text_of
+
+local unit = math.max(1, math.ceil(max_wait / 1000))
+local function last_units()
+  return math.floor((now_ms + max_wait) / unit)
+end
+local function debounced(range_ms, units)
+  local due = math.min(now_ms + range_ms, units * unit) -- rule: debounces_for_ever
+  return text_of(due + units % 1024 / 1024)
+end
+-- Returns the score of a first send.
+local function first_due(range_ms)
+  return debounced(range_ms, last_units())
+end
+-- Returns the new score of a message that waits with `score` and is sent again.
+local function prolonged(range_ms, score)
+  local scored = bounded(score, 0, 8796093022207)
+  local due = math.floor(scored)
+  local first = math.ceil(due / unit)
+  local units = first + (math.floor((scored - due) * 1024) - first) % 1024 -- rule: forgets_the_first_send
+  return debounced(range_ms, math.min(units, last_units()))
+end
+
+-- section: fifo_places
+-- Places in the line of a fifo topic: milliseconds, and a sequence in steps of 1/1024, so that no two are equal.
+--
+-- Whether a message waits for a failed one before it is decided by _one_at_a_time. Here messages that are due at once have the
+-- lower half of a millisecond, those with a delay the upper one. A full half continues in the next millisecond.
+--
+-- needs: store retry prepare claim control last_place now_ms text_of
+
+local STEP = 1 / 1024
+last_place = tonumber(last_place) or 0
+-- In an empty slot no message can be overtaken, so after a clock was set back a place may be given again.
+local is_empty = last_place >= now_ms and redis.call('EXISTS', store, retry, prepare, claim) == 0
+if is_empty then last_place = 0 end -- rule: fifo_waits_for_the_clock
+
+local function next_place()
+  last_place = math.max(now_ms, last_place + STEP) -- rule: fifo_follows_the_clock_back
+  if last_place % 1 >= 0.5 then last_place = math.floor(last_place) + 1 end
+  return last_place
+end
+-- Returns the place behind everything that is due in the same millisecond. `behind`: the last place that this call gave out.
+local function later_place(due, behind)
+  due = math.max(due, math.floor(last_place))
+  for at = due, due + 10000 do
+    local later = redis.call('ZCOUNT', store, text_of(at + 1), '+inf')
+    local found = redis.call('ZREVRANGE', store, later, later, 'WITHSCORES')
+    local top = math.max(tonumber(found[2]) or 0, behind)
+    if top < at + 0.5 then return at + 0.5 end
+    if top + STEP < at + 1 then return top + STEP end -- rule: fifo_gives_a_place_twice
+  end
+  return due + 10001
+end
+local function keep_place()
+  redis.call('HSET', control, 'last_place', text_of(last_place))
+end

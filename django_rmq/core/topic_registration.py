@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands import inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import TopicMismatch
@@ -158,7 +158,7 @@ def obstacles(
             "stop them first, or use --force"
         )
     if "MAX_RETRIES" in changed:
-        calls = (operate.configure(topic, slot, apply=False) for slot in range(topic.slots))
+        calls = (reslot.configure(topic, slot, apply=False) for slot in range(topic.slots))
         refused = sum(word != "ok" for word in walk(broker, calls))
         if refused:
             reasons.append(
@@ -180,6 +180,6 @@ def apply(broker: Broker, topic: Topic) -> None:
     Call ``obstacles`` first. Workers with other settings raise ``TopicMismatch`` when they start the next time. Senders do
     so only if more than ``CONSUMER_OPTIONS`` differs.
     """
-    for _ in walk(broker, (operate.configure(topic, slot) for slot in range(topic.slots))):
+    for _ in walk(broker, (reslot.configure(topic, slot) for slot in range(topic.slots))):
         pass
     broker.define(topic, replace=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from django_rmq.core.commands import inspect, limits, operate
+from django_rmq.core.commands import inspect, limits, operate, reslot
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.replies import Death, Entry
@@ -297,7 +297,7 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[BulkProgress]:
     """
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        calls = [operate.retire(topic, slot) for slot in slots]
+        calls = [reslot.retire(topic, slot) for slot in slots]
         for slot, answer in zip(slots, walk(broker, calls), strict=True):
             # A message has come since the slot was emptied.
             if answer != "retired":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,6 +276,15 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     }
     # `insert` is a part of a transaction.
     assert functions | {"insert"} >= set(lua.names()) == set(CALLS)
+
+
+def test_a_script_of_a_slot_is_in_the_file_named_like_the_module_of_its_command() -> None:
+    for file, text in lua.texts().items():
+        folder, _, subject = file.rpartition("/")
+        for name, _ in lua.parts(file, text) if folder else []:
+            if "." not in name and name != "insert":
+                module = import_module(f"django_rmq.core.commands.{subject}")
+                assert getattr(module, name).__module__ == module.__name__
 
 
 @each_script

@@ -19,7 +19,7 @@ HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The texts of the Lua files, by name."""
-    found: dict[str, str] = {"_basics": "-- section: types\n-- Types.\nlocal function mistyped() end\n"}
+    found: dict[str, str] = {"_basics": "-- section: mistyped\n-- Types.\nlocal function mistyped() end\n"}
     monkeypatch.setattr(lua, "texts", lambda: found)
     for name in ("sources", "load", "declaration"):
         monkeypatch.setattr(lua, name, getattr(lua, name).__wrapped__)

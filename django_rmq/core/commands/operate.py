@@ -178,25 +178,12 @@ def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
     return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word)
 
 
-def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
-    """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
-    return Call("configure", AtSlot(topic, slot), (int(apply),), word)
-
-
 def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
     """Record ``drift`` messages beyond the ledger as foreign, if the ledger has ``foreign`` of them.
 
     Answers ok or changed.
     """
     return Call("adopt", AtSlot(topic, slot), (drift, foreign), word)
-
-
-def retire(topic: Topic, slot: int) -> Call[str]:
-    """Delete the keys of an empty slot of a topic that is no longer used.
-
-    Answers retired, or holds if nothing was changed.
-    """
-    return Call("retire", AtSlot(topic, slot), (), word)
 
 
 def find_orphans(

@@ -1,4 +1,7 @@
-"""Calls of a re-slotting, each of which may be repeated (``reslotting`` defines their order)."""
+"""Calls that give slots another definition or another number, or end them.
+
+Those of a re-slotting may be repeated (``reslotting`` defines their order).
+"""
 
 from __future__ import annotations
 
@@ -80,3 +83,16 @@ def move_in(
 ) -> Call[str]:
     """Take in the messages that left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
     return Call("move_in", AtSlot(topic, slot), (reslot, source, ticket, *chain.from_iterable(rows)), word)
+
+
+def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
+    """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
+    return Call("configure", AtSlot(topic, slot), (int(apply),), word)
+
+
+def retire(topic: Topic, slot: int) -> Call[str]:
+    """Delete the keys of an empty slot of a topic that is no longer used.
+
+    Answers retired, or holds if nothing was changed.
+    """
+    return Call("retire", AtSlot(topic, slot), (), word)

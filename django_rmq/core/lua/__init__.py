@@ -83,10 +83,12 @@ def sources() -> dict[str, str]:
 def texts() -> dict[str, str]:
     """Return the text of each file: ``slot/send``, ``workers``."""
     folder = files(__name__)
-    found = {entry.name: entry for entry in folder.iterdir()}
-    found |= {f"slot/{entry.name}": entry for entry in (folder / "slot").iterdir()}
+    entries = [("", entry) for entry in folder.iterdir()]
+    entries += [("slot/", entry) for entry in (folder / "slot").iterdir()]
     return {
-        name[:-4]: found[name].read_text(encoding="utf-8") for name in sorted(found) if name.endswith(".lua")
+        place + entry.name.removesuffix(".lua"): entry.read_text(encoding="utf-8")
+        for place, entry in entries
+        if entry.name.endswith(".lua")
     }
 
 

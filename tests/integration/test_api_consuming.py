@@ -133,19 +133,6 @@ def test_nobody_takes_from_a_slot_that_another_holds(broker: Any) -> None:
     )
 
 
-def test_a_consumer_and_a_worker_share_a_slot_by_its_gate(broker: Any) -> None:
-    consumer = Consumer("work")
-    consumer.send(1, 2)
-    (taken,) = consumer.take()
-    heard = Heard()
-    with Worker(broker, topic_of("work"), heard) as worker:
-        worker.asleep()
-        assert heard.bodies == []
-        consumer.settle("commit", taken)
-        heard.wait(1)
-    assert total(broker, topic_of("work"), "committed") == 2
-
-
 def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: Any) -> None:
     clock = Clock()
     set_clock(broker, clock)
@@ -256,16 +243,6 @@ def test_held_answers_what_a_lost_answer_handed_out(broker: Any) -> None:
     Consumer("shared").refused(
         409, "refused", "POST", "topics/shared/prepare/", {"consumer": other.uuid, "held": True}
     )
-
-
-def test_long_bodies_are_settled_though_their_ids_do_not_hold_them(broker: Any) -> None:
-    consumer = Consumer("work")
-    consumer.send(*("x" * 1000 + str(n) for n in range(3)))
-    taken = consumer.take(3)
-    assert all(len(one["id"]) < 100 for one in taken)
-    assert consumer.settle("extend", *taken) == {"ok": 3}
-    assert consumer.settle("commit", *taken) == {"ok": 3}
-    assert consumer.settle("commit", *taken) == {"stale": 3}
 
 
 def test_keyed_messages_come_with_key_and_headers(broker: Any) -> None:

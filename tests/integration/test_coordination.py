@@ -119,16 +119,6 @@ class TestSharing(coordinators.Sharing):
     """Workers that meet in Redis."""
 
 
-@pytest.mark.slow
-def test_with_the_usual_session_a_dead_worker_is_replaced_in_time(party: Party) -> None:
-    """The goal is 5.5 s; the figure is that of this run."""
-    workers = [party.add(session_seconds=4.0, audit_seconds=5.0) for _ in range(3)]
-    party.wait_until_shared_out()
-    workers[0].kill()
-    seconds = party.wait_until_shared_out(5.5 * PATIENCE)
-    print(f"taken over after {seconds:.2f} s")
-
-
 def test_who_lost_the_reply_to_its_joining_may_start_again(
     party: Party, redis_client: redis.Redis, prefix: str
 ) -> None:
@@ -415,20 +405,6 @@ def test_idle_workers_send_a_command_per_second_each() -> None:
         eventually(lambda: sent() >= 18, "eighteen commands")
         assert time.monotonic() - began >= 18 / 3 - 1
         client.close()
-
-
-def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
-    first = party.add(identity="1" * 32, threads=3)
-    party.wait_until_shared_out()
-    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-    (holding,) = first.coordinator.describe()
-    assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
-    assert abs(holding.since - time.time()) < 60
-    (member,) = first.coordinator.members()
-    assert member.worker == first.coordinator.worker
-    assert 0 < member.session_left <= SESSION
-    first.leave()
-    assert members(party.connect()) == []
 
 
 def test_a_static_coordinator_gives_all_to_one() -> None:

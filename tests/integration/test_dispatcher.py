@@ -214,29 +214,6 @@ def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread
     assert total(broker, topic, "committed") == 20
 
 
-def test_a_thread_takes_the_highest_head_of_its_slots_first(broker: Any) -> None:
-    topic = replace(PRIORITY, slots=8, prefetch=1)
-    order: list[int] = []
-    for priority in range(100, 180):
-        send(broker, topic, [priority], priority=priority)
-    heads = {}
-    for slot in range(8):
-        entries = broker.list_messages(topic, slot, "store", descending=True).entries
-        heads[slot] = [int(entry.score) for entry in entries]
-
-    def listener(message: Message) -> None:
-        order.append(message.body)
-
-    with Worker(broker, topic, listener, threads=1, burst=True) as worker:
-        worker.join()
-    assert sorted(order) == list(range(100, 180))
-    for slot in range(8):
-        assert [body for body in order if body in heads[slot]] == heads[slot], "each slot in its order"
-    early = [position for position, body in enumerate(order) if body >= 160]
-    late = [position for position, body in enumerate(order) if body < 120]
-    assert sum(early) / len(early) < sum(late) / len(late)
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("where", ["in the same slot", "in another slot"])
 def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: Any, where: str) -> None:
@@ -322,19 +299,6 @@ def test_timed_messages_are_never_early_and_hardly_late(broker: Any) -> None:
     assert lateness[-1] <= 20_000
 
 
-def test_a_send_wakes_a_sleeping_worker_again_and_again(broker: Any) -> None:
-    heard = Heard()
-    with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
-        worker.asleep()
-        for i in range(20):
-            sent = time.time() * 1000
-            send(broker, MERGE, [i])
-            heard.wait(i + 1)
-            assert heard.times[-1] - sent < 20_000
-            worker.asleep()
-    assert heard.bodies == list(range(20))
-
-
 def test_an_earlier_time_wakes_a_worker_that_sleeps_until_a_later_one(broker: Any) -> None:
     heard = Heard()
     topic = replace(FIXED, slots=1)
@@ -346,18 +310,6 @@ def test_an_earlier_time_wakes_a_worker_that_sleeps_until_a_later_one(broker: An
         heard.wait(1)
         assert heard.bodies == ["sooner"]
         assert 0 <= heard.times[0] - due < 20_000
-
-
-def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
-    heard = Heard()
-    with Worker(broker, MERGE, heard, poll_seconds=0.2) as worker:
-        worker.asleep()
-        foreign_send(broker, MERGE, 1, b'"foreign"', time.time() * 1000)
-        heard.wait(1)
-        worker.asleep()
-        # The next announced send wakes as ever.
-        send(broker, MERGE, ["known"])
-        heard.wait(2)
 
 
 class Silence:
@@ -413,25 +365,6 @@ def test_what_others_publish_hides_no_wake_up_that_comes_with_it(broker: Any) ->
         assert heard == [(MERGE.name, 3), (MERGE.name, 2)]
     finally:
         wakeups.close()
-
-
-def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> None:
-    heard = Heard()
-    for slot in range(MERGE.slots):
-        broker.pause(MERGE, slot)
-    send(broker, MERGE, range(8))
-    with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
-        eventually(
-            lambda: (
-                len(worker.dispatcher._table.awake) == MERGE.slots
-                and all(slot.not_before for slot in list(worker.dispatcher._table.awake.values()))
-            ),
-            "every slot answering paused",
-        )
-        assert heard.bodies == []
-        for slot in range(MERGE.slots):
-            broker.pause(MERGE, slot, paused=False)
-        heard.wait(8, 20)
 
 
 @pytest.mark.parametrize("serial", [True, False])

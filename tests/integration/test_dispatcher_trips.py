@@ -105,26 +105,6 @@ def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatche
     assert len(in_hand(dispatcher)) == COUNT
 
 
-def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, dispatcher: Dispatcher) -> None:
-    slot = turn_until_under_way(dispatcher)
-    assert dispatcher._round_trips.under_way is not None
-    pipeline: Any = dispatcher._round_trips.under_way.pipeline
-    receive = pipeline.receive
-
-    def lose() -> list[Any]:
-        receive()
-        raise ServerUnavailable("the answer is lost")
-
-    pipeline.receive = lose
-    with pytest.raises(ServerUnavailable):
-        dispatcher._turn()
-    assert slot.state is SlotState.UNCERTAIN
-    assert slot.fetch is FetchState.IDLE
-    turn_until_idle(dispatcher)
-    found = in_hand(dispatcher)
-    assert len(found) == len(set(found)) == COUNT
-
-
 def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_having_begun(
     broker: Broker, dispatcher: Dispatcher
 ) -> None:
@@ -144,10 +124,11 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
     pipeline.receive = lose
     with pytest.raises(ServerUnavailable):
         dispatcher._turn()
+    assert (slot.state, slot.fetch) == (SlotState.UNCERTAIN, FetchState.IDLE)
     turn_until_idle(dispatcher)
     assert cancelled and not {(slot.number, member) for member in cancelled} & set(in_hand(dispatcher))
     assert broker.audit_ledger(TOPIC, slot.number)["cancelled"] == len(cancelled)
-    assert len(in_hand(dispatcher)) == COUNT - len(cancelled)
+    assert len(in_hand(dispatcher)) == len(set(in_hand(dispatcher))) == COUNT - len(cancelled)
 
 
 def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher: Dispatcher) -> None:

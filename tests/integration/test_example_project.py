@@ -17,7 +17,7 @@ from PIL import Image
 from django_rmq import schedules
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core.model.body_codec import decode_body, encode_json
+from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.producer.placement import slot_of
@@ -33,7 +33,7 @@ from example_project.orders.tasks import confirm
 from example_project.prices.changes import change_prices
 from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
-from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
+from example_project.prices.rendering import PhotoServerBusy, render_price
 from tests.support.brokers import direct
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -108,23 +108,6 @@ def test_a_renderer_that_was_slow_does_not_bring_back_an_old_price(product: Prod
     assert images(settings.MEDIA_ROOT) == ["1-2.png"]
 
 
-def test_a_photo_that_is_slow_comes_at_the_third_attempt(product: Product) -> None:
-    product.photo = Photo.SLOW_DISK
-    for attempt in (1, 2):
-        with pytest.raises(PhotoServerBusy):
-            render_price(product, attempt)
-    assert render_price(product, 3)
-
-
-def test_a_missing_photo_leaves_the_product_as_it_was(product: Product, settings: Any) -> None:
-    product.photo = Photo.MISSING
-    with pytest.raises(PhotoMissing):
-        render_price(product)
-    product.refresh_from_db()
-    assert product.rendered_at is None
-    assert images(settings.MEDIA_ROOT) == []
-
-
 def message(topic: str, body: dict[str, int], retries_left: int = 16) -> Message:
     return Message(get_config().topic(topic), 0, 1, Delivery(encode_json(body), 1.0, retries_left))
 
@@ -193,22 +176,6 @@ def test_changes_within_five_seconds_are_one_image_with_the_last_price(
     product.refresh_from_db()
     assert product.rendered_price == Decimal(22)
     assert drain() == 0
-
-
-def test_key_accounts_are_rendered_first(product: Product, clock: Clock) -> None:
-    # Shops whose images share a slot.
-    topic = get_config().topic("image-renders")
-    same_slot = [pk for pk in range(2, 500) if slot_of(b"%d" % pk, topic.slots) == slot_of(b"1", topic.slots)]
-    for pk, grade in zip(same_slot, (Grade.SMALL, Grade.STANDARD), strict=False):
-        seller = Shop.objects.create(id=pk, name=f"Shop {pk}", grade=grade)
-        Product.objects.create(sku=pk, name="Dusk Plain Bowl", shop=seller, price=3)
-    small, standard = same_slot[:2]
-    change_prices([(sku, Decimal(9)) for sku in (small, standard, 1)])
-    clock.advance(5)
-    drain("price-changes")
-    prepared = direct(get_broker()).prepare(topic, slot_of(b"1", topic.slots), "test", None, 3)
-    order = [decode_body(topic, delivery.member)["sku"] for delivery in prepared.deliveries]
-    assert order == [1, standard, small]
 
 
 def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(

@@ -13,9 +13,7 @@ import pytest
 import redis
 
 from django_rmq.core.model.limits import BATCH
-from django_rmq.core.model.replies import Failure
-from django_rmq.core.model.topic import BackOff, Topic, TopicType
-from django_rmq.testing import Clock
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.brokers import Broker
 
 ROUNDS = 3_000
@@ -69,32 +67,6 @@ def test_each_of_k_equal_priorities_is_first_in_one_of_k_prepares(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "limit"), [(7, 3), (40, 39), (300, 100)])
-def test_each_of_k_equal_priorities_is_among_the_m_that_are_taken_in_m_of_k_prepares(
-    redis_client: redis.Redis, prefix: str, size: int, limit: int
-) -> None:
-    taker, members = Taker(redis_client, prefix), names(size)
-    taker.send(members, 50)
-    counts: Counter[bytes] = Counter()
-    for _ in range(ROUNDS // 3):
-        taken = taker.round(limit)
-        assert len(set(taken)) == limit
-        counts.update(taken)
-    assert_even(counts, members, ROUNDS // 3, limit / size)
-
-
-def test_each_tenth_of_5000_equal_priorities_is_first_in_a_tenth_of_the_prepares(
-    redis_client: redis.Redis, prefix: str
-) -> None:
-    taker, members = Taker(redis_client, prefix), names(5_000)
-    taker.send(members, 50)
-    tenths: Counter[bytes] = Counter()
-    for _ in range(ROUNDS):
-        tenths[b"%d" % (int(taker.round(1)[0][1:]) // 500)] += 1
-    assert_even(tenths, [b"%d" % i for i in range(10)], ROUNDS)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("serial", [True, False])
 def test_with_members_in_flight_each_free_one_is_first_at_least_as_often_as_by_a_draw_of_all(
     redis_client: redis.Redis, prefix: str, serial: bool
@@ -126,60 +98,3 @@ def test_with_a_thousand_in_flight_every_part_of_a_large_group_is_reached(
     assert len(full) >= 7
     # Each untouched tenth by chance alone: 50 of 500, and five deviations are 34.
     assert min(tenths[i] for i in full) > 16, tenths
-
-
-def test_all_of_a_large_group_get_their_turn_when_nothing_is_given_back(
-    redis_client: redis.Redis, prefix: str
-) -> None:
-    taker, members = Taker(redis_client, prefix), names(5_000)
-    taker.send(members, 50)
-    served: list[bytes] = []
-    while len(served) < 5_000:
-        receipt, taken = taker.take(100)
-        assert set(taker.broker.commit(taker.topic, 0, receipt, taken)) == {"ok"}
-        served += taken
-    assert sorted(served) == members
-    assert served != members and served != members[::-1]
-
-
-def test_messages_that_fail_together_come_back_spread_over_half_their_rest(
-    redis_client: redis.Redis, prefix: str
-) -> None:
-    clock = Clock(1_800_000_000_000)
-    broker = Broker(redis_client, prefix, clock)
-    topic = Topic("topic", TopicType.FIXED_TIME, slots=1, backoff=BackOff(60_000, 600_000))
-    members = names(1_000)
-    broker.send_replace(topic, 0, [clock() // 1_000] * 1_000, members)
-    answer = broker.prepare(topic, 0, "A", None, 1_000)
-    failures = [Failure(delivery.member) for delivery in answer.deliveries]
-    assert set(broker.rollback(topic, 0, answer.receipt, failures)) == {"ok"}
-    rests = sorted(
-        int(entry.score) - clock() // 1_000
-        for entry in broker.list_messages(topic, 0, "retry", limit=1_000).entries
-    )
-    assert 30_000 <= rests[0] < 33_000
-    assert 57_000 < rests[-1] <= 60_000
-    assert len(set(rests)) > 900
-    # No tenth of the spread holds more than twice its part.
-    assert max(Counter((rest - 30_000) // 3_001 for rest in rests).values()) < 200
-
-
-def test_messages_that_fail_one_by_one_come_back_spread_too(redis_client: redis.Redis, prefix: str) -> None:
-    broker = Broker(redis_client, prefix)
-    topic = Topic("topic", TopicType.FIXED_TIME, slots=1, backoff=BackOff(60_000, 600_000))
-    members = names(500)
-    broker.send_replace(topic, 0, [broker.now_ms()] * 500, members)
-    failed_ms = {}
-    for _ in members:
-        answer = broker.prepare(topic, 0, "A", None, 1)
-        (delivery,) = answer.deliveries
-        failed_ms[delivery.member] = broker.now_ms()
-        broker.rollback(topic, 0, answer.receipt, [Failure(delivery.member)])
-    resting = broker.list_messages(topic, 0, "retry", limit=500).entries
-    rests = [int(entry.score) - failed_ms[entry.member] for entry in resting]
-    assert len(rests) == 500
-    assert min(rests) >= 30_000
-    tenths = Counter(min(9, (rest - 30_000) // 3_000) for rest in rests)
-    assert len(tenths) == 10, tenths
-    # The jitter is that of the clock, which a busy machine reads at regular intervals.
-    assert max(tenths.values()) < 250, tenths

@@ -215,17 +215,6 @@ def test_the_rate_holds_over_all_workers(broker: Any, workers: int, serial: bool
 
 
 @pytest.mark.slow
-def test_a_low_rate_is_neither_exceeded_nor_waited_for_in_vain(broker: Any) -> None:
-    topic = replace(TOPIC, max_rate=5)
-    gauge = Gauge()
-    send(broker, topic, range(6))
-    began = time.monotonic()
-    with Worker(broker, topic, gauge):
-        eventually(lambda: len(gauge.begun) == 6)
-    assert gauge.begun[-1] - began >= 0.95
-
-
-@pytest.mark.slow
 def test_each_slot_keeps_its_own_rate_whoever_takes_from_it(broker: Any) -> None:
     topic = replace(TOPIC, slot_rate=10, slots=2, serial=False)
     gauge = Gauge()

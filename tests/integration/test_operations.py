@@ -6,7 +6,6 @@ import random
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -115,10 +114,6 @@ def kill(broker: Any, name: str, *members: bytes, error: str = "shop.errors.Boom
             broker.rollback(topic, slot, taken.receipt, failures)
 
 
-def ids_of(copies: list[MessageCopy]) -> list[str]:
-    return [copy.id for copy in copies]
-
-
 def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations: Operations) -> None:
     put(broker, "timed", b"1", b"2", b"3")
     put(broker, "timed", b"later", score=int(time.time() * 1000) + 3_600_000)
@@ -133,18 +128,6 @@ def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations:
     assert not timed.is_partial and timed.looked_at == 4
     assert figures["wide"].is_partial and figures["wide"].looked_at < 1_000
     assert not any(one.is_paused or one.consumers for one in figures.values())
-
-
-def test_the_overview_tells_how_long_a_slot_of_priorities_has_not_been_drained(
-    broker: Any, operations: Operations
-) -> None:
-    slot, *_ = put(broker, "ranked", b"1", b"2")
-    figures = operations.overview(["ranked"])[0]
-    assert figures.undrained_since_ms is not None and figures.undrained_ms is not None
-    assert abs(figures.undrained_since_ms - time.time() * 1000) < 60_000
-    assert figures.undrained_ms == figures.now_ms - figures.undrained_since_ms
-    [row] = [row for row in operations.slots("ranked", 0, 64).rows if row.slot == slot]
-    assert row.counts.undrained_since_ms == figures.undrained_since_ms
 
 
 def test_a_key_of_a_foreign_type_spoils_its_slot_only(broker: Any, operations: Operations) -> None:
@@ -265,19 +248,6 @@ def test_what_has_no_age_is_not_filtered_by_it(operations: Operations) -> None:
         operations.listing("nothing", "dead")
 
 
-def test_a_message_shows_all_its_copies(broker: Any, operations: Operations) -> None:
-    kill(broker, "timed", b'"a"')
-    (slot,) = put(broker, "timed", b'"a"')
-    broker.prepare(topic_of("timed"), slot, "W", None, 1)
-    put(broker, "timed", b'"a"')
-    (listed,) = operations.listing("timed", "dead").copies
-    waiting, running, dead = operations.get("timed", listed.id)
-    assert (waiting.state, running.state, dead.state) == ("waiting", "running", "dead")
-    assert dead == listed and dead.body() == "a"
-    assert (dead.failed, dead.failures, dead.error_class) == ("rejected", 1, "shop.errors.Boom")
-    assert running.receipt is not None and running.retries_left == 16
-
-
 FOREIGN = [
     b"",
     b"\xff\x00\xfe",
@@ -381,29 +351,6 @@ def test_replay_says_what_it_found(broker: Any, operations: Operations) -> None:
     assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"gone": 1}
 
 
-def test_of_two_who_replay_at_once_one_does_it(broker: Any, operations: Operations) -> None:
-    members = [b"%d" % i for i in range(300)]
-    kill(broker, "timed", *members)
-    ids = ids_of(everything(operations, "timed", "dead"))
-    start, outcomes = threading.Barrier(4), []
-
-    def click() -> None:
-        mine = Operations(Actor("somebody", "admin"))
-        start.wait(LONG)
-        outcomes.append(mine.replay("timed", ids).outcomes)
-
-    threads = [threading.Thread(target=click) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(outcomes) == 4
-    assert sum(one.get("replayed", 0) for one in outcomes) == 300
-    assert sum(one.get("waiting", 0) for one in outcomes) == 900
-    assert operations.topic("timed").store == 300
-    assert all(broker.audit_ledger(topic_of("timed"), slot).balanced for slot in range(4))
-
-
 def test_of_two_who_work_a_whole_topic_each_message_is_done_once(broker: Any, operations: Operations) -> None:
     kill(broker, "timed", *[b"%d" % i for i in range(1_000)])
     start, results = threading.Barrier(3), []
@@ -458,23 +405,6 @@ def test_what_is_in_flight_is_marked(broker: Any, operations: Operations) -> Non
     assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
     with pytest.raises(MessageGone):
         operations.get("timed", running.id)
-
-
-def test_what_runs_is_cancelled_and_recorded(
-    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
-) -> None:
-    (slot,) = put(broker, "timed", b'"a"')
-    topic = topic_of("timed")
-    taken = broker.prepare(topic, slot, "W", None, 1)
-    (running,) = operations.listing("timed", "prepare").copies
-    with caplog.at_level("INFO", "django_rmq.audit"):
-        assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}
-    assert "cancel" in caplog.text and "1 notified" in caplog.text
-    assert operations.get("timed", running.id)[0].mark == "cancelled"
-    put(broker, "timed", b'"a"')
-    assert operations.cancel("timed", [running.id]).outcomes == {"notified": 1}, "and deletes what waits"
-    assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["cancelled"]
-    assert operations.cancel("timed", [running.id]).outcomes == {"gone": 1}
 
 
 def test_reschedule_by_time_and_by_priority(broker: Any, operations: Operations) -> None:
@@ -920,38 +850,6 @@ def test_each_message_is_rescheduled_once(
     assert len(found) == 700
     assert all(copy.at_ms is not None and due_ms <= copy.at_ms < due_ms + 11_000 for copy in found)
     assert operations.reschedule_all(name, "store", due=due).result().outcomes == {}
-
-
-def test_a_flood_of_a_wrong_priority_is_rescheduled(
-    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
-) -> None:
-    put(broker, "ranked", *[b"mail-%d" % i for i in range(300)], score=10_000)
-    put(broker, "ranked", *[b"%d" % i for i in range(20)], score=500)
-    flood = Filter(priority=10_000)
-    assert operations.reschedule_all("ranked", "store", flood, dry_run=True).result().outcomes == {
-        "matching": 300
-    }
-    some = operations.reschedule_all(
-        "ranked", "store", flood, priority=100, limits=Limits(messages=50)
-    ).result()
-    assert some.outcomes == {"rescheduled": 50} and not some.is_complete
-    with caplog.at_level("INFO", "django_rmq.audit"):
-        rest = operations.reschedule_all("ranked", "store", flood, priority=100).result()
-    assert rest.outcomes == {"rescheduled": 250} and rest.is_complete
-    assert "reschedule all" in caplog.text and "250 rescheduled" in caplog.text
-    assert Counter(copy.priority for copy in everything(operations, "ranked", "store")) == {100: 300, 500: 20}
-    by_text = operations.reschedule_all("ranked", "store", Filter(text="mail-1"), priority=600).result()
-    assert by_text.outcomes == {"rescheduled": 111}
-    for state, new in (
-        ("dead", {"priority": 5}),
-        ("retry", {"priority": 50}),
-        ("store", {"due": past()}),
-        ("store", {}),
-    ):
-        with pytest.raises(OperationRefused):
-            operations.reschedule_all("ranked", state, **new)  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage):
-        operations.reschedule_all("ranked", "store", priority=1)
 
 
 def test_retries_of_a_time_topic_are_rescheduled_with_their_budget(

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
+from kazoo.exceptions import NoAuthError, NotEmptyError
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -771,26 +771,6 @@ def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit(
         largest = max(largest, len(pack("m", plan)))
     print(f"at most {largest} bytes")
     assert largest < MAX_NODE / 10
-
-
-def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
-    assert survey(party.ensemble) == ([], AssignmentPlan({}))
-    first = party.add(identity="1" * 32, threads=3)
-    party.wait_until_shared_out()
-    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-    found = survey(party.ensemble)
-    assert found.flaw == ""
-    workers, holdings = found.members, found.holdings
-    assert (workers, holdings) == (first.coordinator.members(), first.coordinator.describe())
-    (holding,) = holdings
-    assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
-    assert abs(holding.since - time.time()) < 60
-    (member,) = workers
-    assert (member.worker, member.session_left) == (first.worker, SESSION)
-    first.leave()
-    assert survey(party.ensemble).members == []
-    with visitor(party.ensemble.hosts) as client, pytest.raises(NoNodeError):
-        client.get(party.ensemble.path("workers", first.id))
 
 
 @pytest.mark.slow

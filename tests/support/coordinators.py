@@ -303,6 +303,19 @@ class Sharing:
         assert len(first.serial()) == 64
         assert party.members() == [first.id]
 
+    def test_people_see_workers_and_who_owns_what_since_when(self, party: Any) -> None:
+        first = party.add(identity="1" * 32, threads=3)
+        party.wait_until_shared_out()
+        assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        (holding,) = first.coordinator.describe()
+        assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
+        assert abs(holding.since - time.time()) < 60
+        (member,) = first.coordinator.members()
+        assert member.worker == first.worker and 0 < member.session_left <= SESSION
+        assert (party.holdings(), party.members()) == ([holding], [first.id])
+        first.leave()
+        assert party.members() == []
+
     def test_a_callback_that_raises_stops_nothing(self, party: Any, caplog: pytest.LogCaptureFixture) -> None:
         told: list[int] = []
 

@@ -206,20 +206,6 @@ def test_a_full_topic_is_507_and_a_part_that_is_refused_is_told(program: Program
     assert int(refused["Retry-After"]) > 0
 
 
-def test_sends_are_counted_per_user_and_over_all_processes(broker: Any) -> None:
-    with project_on(broker, TOPICS=TOPICS, API={"SEND_RATE": "3/h"}):
-        one, other = Program(user_with(*ALL)), Program(user_with(*ALL))
-        path, two = "topics/ranked/messages/", {"messages": [{"body": n, "priority": 50} for n in range(2)]}
-        one.ok("POST", path, two, 202)
-        refused = one.refused(429, "too_many_sends", "POST", path, two)
-        assert 1000 < int(refused["Retry-After"]) <= 1201
-        one.ok("POST", path, {"body": 1, "priority": 50}, 202)
-        one.refused(429, "too_many_sends", "POST", path, {"body": 1, "priority": 50})
-        other.ok("POST", path, two, 202)
-        many = {"messages": [{"body": n, "priority": 50} for n in range(4)]}
-        other.refused(400, "invalid_request", "POST", path, many)
-
-
 def test_a_request_with_a_key_is_done_once(broker: Any) -> None:
     user = user_with(*ALL)
     program, path = Program(user), "topics/merging/messages/"

@@ -230,21 +230,6 @@ def test_a_cluster_that_is_not_there_is_an_error_of_the_whole_server() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_scripts_that_a_node_has_forgotten_are_given_to_it_again(
-    server: RedisCluster, broker: ClusterBroker
-) -> None:
-    broker.send_merge(WORK, 0, 0, [b"a"])
-    broker.roster()
-    broker.client.everywhere("SCRIPT", "FLUSH")
-    pipeline = broker.pipeline()
-    for slot in range(16):
-        pipeline.send_merge(WORK, slot, 0, [b"a"])
-    assert [reply[0].status for reply in pipeline.execute()] == ["merged"] + ["stored"] * 15
-    broker.client.everywhere("SCRIPT", "FLUSH")
-    assert broker.roster().sessions == []
-    assert total(broker, WORK, "sent") == 17
-
-
 @contextmanager
 def proxied(server: RedisCluster, prefix: str, **options: float) -> Iterator[tuple[ClusterBroker, TcpProxy]]:
     """A broker whose connections to the node of slot 3 go through a proxy."""

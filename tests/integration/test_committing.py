@@ -385,19 +385,6 @@ class WithRealTransactions(RMQTestMixin, TransactionTestCase):
         assert lost.status == "discarded"
         self.assertNoMessages()
 
-    def test_a_durable_block(self) -> None:
-        with transaction.atomic(durable=True):
-            stored = send_message("prices", 1)
-        with suppress(Undo), transaction.atomic(durable=True):
-            lost = send_message("prices", 2)
-            raise Undo
-        assert statuses(stored, lost) == ["stored", "discarded"]
-        with transaction.atomic():
-            kept = send_message("prices", 3)
-            with pytest.raises(RuntimeError, match="durable"), transaction.atomic(durable=True):
-                pass
-        assert kept.status == "stored"
-
     def test_a_transaction_after_another_one(self) -> None:
         lost = send_and_undo()
         with transaction.atomic():

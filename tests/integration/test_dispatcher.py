@@ -194,26 +194,6 @@ def test_without_serial_one_slot_keeps_all_threads_busy(broker: Any) -> None:
     assert sorted(heard.bodies) == list(range(8))
 
 
-def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.1)
-    topic = replace(MERGE, slots=1, serial=False)
-    heard, go = Heard(), threading.Event()
-
-    def listener(message: Message) -> None:
-        if message.body == 0:
-            assert go.wait(LONG)
-        heard(message)
-
-    send(broker, topic, range(20))
-    with Worker(broker, topic, listener, threads=2, poll_seconds=30):
-        heard.wait(19, 20)
-        go.set()
-        heard.wait(20)
-    assert total(broker, topic, "committed") == 20
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("where", ["in the same slot", "in another slot"])
 def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: Any, where: str) -> None:
@@ -766,22 +746,6 @@ def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: 
     with Worker(broker, MERGE, heard, max_idle_time=0.4) as worker:
         worker.join()
     assert time.time() * 1000 - heard.times[0] >= 390
-
-
-def test_stop_gives_back_what_has_not_begun_even_while_its_thread_is_held_up(broker: Any) -> None:
-    topic = replace(MERGE, slots=2)
-    held = HeldListener()
-    send(broker, topic, range(20))
-    with Worker(broker, topic, held, threads=1) as worker:
-        assert held.begun.wait(LONG)
-        worker.dispatcher.stop()
-        eventually(lambda: sum(ledger.prepare for ledger in audit(broker, topic)) == 1, "giving back")
-        held.go.set()
-        worker.join()
-    assert total(broker, topic, "committed") == 1
-    assert live(broker, topic) == 19
-    assert total(broker, topic, "failed") == total(broker, topic, "expired") == 0
-    assert total(broker, topic, "stale") == 0
 
 
 def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(

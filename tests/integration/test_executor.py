@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.opaque_ids import sealed_id
-from django_rmq.worker import listener_registry
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
 
@@ -204,37 +202,6 @@ def test_endless_recursion_is_a_failure_like_any_other() -> None:
 
     failure = failed(listener)
     assert failure.error.startswith("RecursionError: ")
-
-
-def test_a_cancelled_coroutine_is_a_failure() -> None:
-    failure = failed(raising(asyncio.CancelledError()))
-    assert failure.error.startswith("asyncio.exceptions.CancelledError")
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_listener_that_wants_to_exit_fails_its_message_like_any_other(error: BaseException) -> None:
-    for batch_size in (None, 10):
-        found = call_all(Listener(raising(error), batch_size), numbered(2))
-        assert [failure and (failure.member, failure.kind) for failure in found] == [
-            (b"0", "failed"),
-            (b"1", "failed"),
-        ]
-        assert found[0] is not None
-        assert found[0].error.startswith(type(error).__name__)
-
-
-def test_an_async_listener_is_run_to_its_end() -> None:
-    seen: list[Any] = []
-
-    async def listener(m: Message) -> bool:
-        await asyncio.sleep(0)
-        seen.append(m.body)
-        return m.body != 2
-
-    with listener_registry.isolated():
-        found = call_all(listener_registry.add("prices", listener), [message(b"1"), message(b"2")])
-    assert seen == [1, 2]
-    assert found == [None, Failure(b"2", "failed", None, "the listener returned False")]
 
 
 def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -822,26 +822,6 @@ def test_a_cut_in_the_middle_of_a_pipeline_fails_every_call_and_the_next_gets_it
         assert broker.send_replace(slot.topic, 0, [slot.now_ms], [b"marker"])[0].status == "replaced"
 
 
-def test_a_cut_between_the_halves_of_a_pipeline_fails_every_call(
-    redis_client: redis.Redis, prefix: str, proxy: TcpProxy
-) -> None:
-    slot = slot_of(redis_client, prefix, identity="body")
-    with connect(proxy.url, max_connections=1) as client:
-        broker = Broker(client, prefix, slot.clock)
-        broker.load_scripts()
-        proxy.delay(0.2)
-        pipeline: Any = broker.pipeline()
-        pipeline.count(slot.topic, 0)
-        pipeline.audit_ledger(slot.topic, 0)
-        pipeline.send()
-        proxy.disconnect()
-        proxy.delay(0)
-        with pytest.raises(ServerUnavailable):
-            pipeline.receive()
-        assert len(pipeline) == 0
-        assert broker.count(slot.topic, 0).store == 0
-
-
 def test_an_answer_that_comes_too_late_is_never_read_by_another_call(
     redis_client: redis.Redis, prefix: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import uuid
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +20,7 @@ from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, ClusterBroker, OracleBroker
 from tests.support.servers import RedisCluster
-from tests.support.workers import LONG, Heard, Worker, client_of, cluster_of, flush, send
+from tests.support.workers import Heard, Worker, client_of, cluster_of, flush, send
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 START_MS = 1_800_000_000_000
@@ -203,24 +202,6 @@ def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
         True,
         False,
     ]
-
-
-def test_claims_of_one_minute_are_taken_once_even_at_once(redis_url: str, prefix: str) -> None:
-    taken: list[bool] = []
-    gate = threading.Barrier(8)
-
-    def claim() -> None:
-        with client_of(redis_url) as client:
-            broker = Broker(client, prefix)
-            gate.wait(LONG)
-            taken.append(broker.take_minute(TOPIC, 30_000_000))
-
-    threads = [threading.Thread(target=claim) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    assert sorted(taken) == [False] * 7 + [True]
 
 
 def test_who_does_not_own_the_first_slot_does_not_try(broker: Any, clock: Clock) -> None:

@@ -133,20 +133,6 @@ def test_a_delivery_whose_end_was_lost_has_no_second_effect(broker: InMemoryBrok
     assert abs(row.processed_at - timezone.now()) < timedelta(minutes=1)
 
 
-def test_a_new_send_is_another_message(broker: InMemoryBroker, clock: Clock) -> None:
-    listener("payments", once=True)(write)
-    for name in "ab":
-        send_message("payments", name, key="one key")
-        messages, outcomes = deliver(broker, clock)
-        assert outcomes == [None]
-        give_back(broker, messages)
-        messages, outcomes = deliver(broker, clock)
-        assert outcomes == [None]
-        commit(broker, messages)
-    assert groups() == ["a", "b"]
-    assert ProcessedMessage.objects.count() == 2
-
-
 def fails(message: Message) -> None:
     raise ValueError("no")
 

@@ -22,7 +22,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.placement import Send
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.producer.round_trips import ROUND_TRIP
-from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
+from django_rmq.exceptions import InvalidMessage, ServerRefused
 from django_rmq.operations.long_poll import LongPoll
 from tests.support.brokers import ClusterBroker
 from tests.support.workers import Heard, Listener, Worker, audit, cluster_of, eventually, live, send, total
@@ -64,30 +64,6 @@ def test_equal_times_run_in_the_order_of_bytes(broker: Any, kind: TopicType) -> 
     assert order_of(broker, topic) == [10, 9]
 
 
-@pytest.mark.parametrize(
-    "topic",
-    [
-        Topic("times", TopicType.RANGE_MERGE, slots=1, backoff=QUICK),
-        Topic("moments", TopicType.FIXED_TIME, slots=1, backoff=QUICK),
-        Topic("urgent", TopicType.PRIORITY, slots=1, backoff=QUICK),
-        fifo(order="loose"),
-    ],
-    ids=lambda topic: topic.type.value,
-)
-def test_on_all_but_strict_topics_messages_overtake_one_that_failed(broker: Any, topic: Topic) -> None:
-    heard = Entities(lambda body, times: body == 1 and times == 1)
-    if topic.is_fifo:
-        send(broker, topic, [1, 2, 3])
-    elif topic.type is TopicType.RANGE_MERGE:
-        broker.run(send_commands.send_merge(topic, 0, 0, [b"1", b"2", b"3"]))
-    else:
-        scores = [300, 200, 100] if topic.is_priority else [1_000, 2_000, 3_000]
-        broker.run(send_commands.send_replace(topic, 0, scores, [b"1", b"2", b"3"]))
-    with Worker(broker, topic, heard, threads=1):
-        eventually(lambda: live(broker, topic) == 0, "the end of all")
-    assert heard.begun[0] == 1 and heard.succeeded == [2, 3, 1]
-
-
 def test_one_call_with_many_round_trips_and_options_keeps_the_order_given(broker: Any) -> None:
     topic = fifo()
     count = ROUND_TRIP + 2_500
@@ -95,18 +71,6 @@ def test_one_call_with_many_round_trips_and_options_keeps_the_order_given(broker
     options = [{"expires": 4_000_000_000_000} if n % 7 == 0 else {} for n in range(count)]
     producer.send([producer.build(topic, n, **options[n]) for n in range(count)])
     assert drained(broker, topic, 0, count) == list(range(count))
-
-
-def test_many_bodies_in_one_call_keep_the_order_given(broker: Any) -> None:
-    topic = fifo(slots=2, slot_basis="account")
-    count = 2 * ROUND_TRIP + 500
-    bodies = [{"account": n % 5, "n": n} for n in range(count)]
-    results = Producer(broker).send_bodies(topic, bodies)
-    lines = defaultdict(list)
-    for slot, waiting in Counter(one.slot for one in results).items():
-        for body in drained(broker, topic, slot, waiting):
-            lines[body["account"]].append(body["n"])
-    assert dict(lines) == {account: list(range(account, count, 5)) for account in range(5)}
 
 
 def test_what_comes_behind_an_error_is_not_sent(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,19 +319,6 @@ def test_a_listener_that_empties_its_list_has_run_it(broker: Any, kind: str, cou
 
     finish(broker, topic, coroutine if kind == "coroutine" else listener, count, batch_size=10)
     assert begun == list(range(count))
-
-
-def test_a_rejected_message_is_dead_at_once_and_holds_nobody(broker: Any) -> None:
-    topic, heard = fifo(), Heard()
-
-    def listener(message: Message) -> None:
-        if message.body == 2:
-            raise Reject("never")
-        heard.note(message.body)
-
-    finish(broker, topic, listener, 6)
-    assert heard.bodies == [0, 1, 3, 4, 5]
-    assert total(broker, topic, "rejected") == 1
 
 
 def test_a_slot_that_is_taken_over_goes_on_in_its_order(broker: Any) -> None:

@@ -171,24 +171,6 @@ def test_outcomes_are_those_of_sync_listeners(broker: Any) -> None:
     audit(broker, topic)
 
 
-def test_a_batch_listener_gets_lists_and_a_bad_message_fails_alone(broker: Any) -> None:
-    sizes: list[int] = []
-    topic = replace(TOPIC, slots=1, max_retries=0)
-
-    async def listener(messages: list[Message]) -> None:
-        sizes.append(len(messages))
-        await asyncio.sleep(0)
-        if any(message.body["n"] == 7 for message in messages):
-            raise ValueError("seven")
-
-    send(broker, topic, numbered(30))
-    with Worker(broker, topic, listener, batch_size=10, threads=1):
-        eventually(lambda: live(broker, topic) == 0, "all messages")
-    assert max(sizes) == 10
-    assert total(broker, topic, "committed") == 29
-    assert total(broker, topic, "died") == 1
-
-
 def test_each_call_has_context_variables_of_its_own(broker: Any) -> None:
     mine: ContextVar[int | None] = ContextVar("mine", default=None)
     found: list[int | None] = []

@@ -245,18 +245,6 @@ def test_the_page_lists_the_sets_with_their_newest_members(cheap: ProductSet, cl
     assert (part.count("<td>yes</td>"), part.count(">waiting<")) == (2, 1)
 
 
-def test_the_page_says_so_where_there_are_no_sets(client: Client) -> None:
-    assert "No product sets yet." in client.get("/sets/").content.decode()
-
-
-def test_the_page_asks_a_fixed_number_of_queries(
-    cheap: ProductSet, client: Client, django_assert_num_queries: Any
-) -> None:
-    write_evaluation("q", 0, evaluated(cheap, *range(1, 10)), rows=10)
-    with django_assert_num_queries(2):
-        client.get("/sets/")
-
-
 def test_a_set_is_edited_in_the_admin(cheap: ProductSet, admin_client: Client) -> None:
     write_evaluation("q", 0, evaluated(cheap, 1, 2, 3, 4), rows=10)
     change = f"/admin/product_sets/productset/{cheap.pk}/change/"

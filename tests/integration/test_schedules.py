@@ -787,19 +787,7 @@ def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleB
     schedule_duty.declare()
     command("pause", "nightly")
     last = monitor().splitlines()[-2]
-    assert last.split() == [
-        "nightly",
-        "reports",
-        "0",
-        "3",
-        "*",
-        "*",
-        "*",
-        "Europe/Berlin",
-        "-",
-        "-",
-        "paused",
-    ]
+    assert " ".join(last.split()) == "nightly reports 0 3 * * * Europe/Berlin - - paused"
     assert "nightly" in monitor("reports")
     assert "nightly" not in monitor("merged")
 
@@ -900,22 +888,11 @@ def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client])
     person = staff("view_topic", "pause_topic", "send_messages")
     root = reverse("rmq_api:schedules")
     (found,) = person.get(root).json()["results"]
-    assert found == {
-        "name": "nightly",
-        "topic": "reports",
-        "cron": "0 3 * * *",
-        "every": None,
-        "timezone": "Europe/Berlin",
-        "catch_up": "last",
-        "edited": [],
-        "paused": False,
-        "next_ms": ms("2026-03-29T01:00:00Z"),
-        "last_ms": None,
-        "late_ms": 0,
-        "outcome": None,
-        "outcome_ms": None,
-        "missing": False,
-    }
+    assert (found["name"], found["topic"], found["missing"]) == ("nightly", "reports", False)
+    assert (found["cron"], found["every"], found["timezone"]) == ("0 3 * * *", None, "Europe/Berlin")
+    assert (found["catch_up"], found["edited"], found["paused"]) == ("last", [], False)
+    assert (found["next_ms"], found["last_ms"], found["late_ms"]) == (ms("2026-03-29T01:00:00Z"), None, 0)
+    assert (found["outcome"], found["outcome_ms"]) == (None, None)
     assert person.post(f"{root}nightly/pause/").json() == {"name": "nightly", "outcome": "paused"}
     assert person.post(f"{root}nightly/resume/").json() == {"name": "nightly", "outcome": "resumed"}
     answer = person.post(f"{root}nightly/run/")

@@ -287,17 +287,6 @@ def test_a_quiet_worker_takes_nothing_and_goes_on_with_what_runs(
         thread.join(LONG)
 
 
-@pytest.mark.parametrize("broker", ["redis"], indirect=True)
-def test_redis_forgets_requests(shop: Any) -> None:
-    join(shop, "12345678", "timed")
-    report(shop, "12345678", state="working")
-    ask("12345678", "stop")
-    left = shop.client.pttl(worker_requests_key(shop.prefix))
-    assert 0 < left <= REQUEST_MS
-    assert shop.run(reports.read_requests("12345678")).request.startswith("stop ")
-    assert shop.run(reports.read_requests("another")).request == ""
-
-
 def test_who_cannot_be_asked_is_refused_with_the_reason(shop: Any) -> None:
     for worker in ("12345678aa", "12345678bb", "silent-one", "old-version"):
         join(shop, worker, "timed", "other")
@@ -461,18 +450,6 @@ def count_calls(broker: Any, topic: str, bucket: int) -> None:
     """Count a hundred calls of the listener of ``topic``, all in one class of durations."""
     took = [100 if one == bucket else 0 for one in range(LATENESS_BUCKETS)]
     broker.run(history.count_times(get_config().topic(topic), [0] * LATENESS_BUCKETS, 0, took, 1_000))
-
-
-def test_what_runs_is_beside_the_usual_times_of_its_topic(shop: Any) -> None:
-    join(shop, "a", "timed", "other")
-    count_calls(shop, "timed", 9)  # between 500 ms and 1 s
-    calls = [RunningCall(topic, topic, 500, 1, "t") for topic in ("timed", "other")]
-    report(shop, "a", calls=tuple(calls), running=2)
-    found = Operations(Actor("tester", "test")).running_messages()
-    assert found.unlisted == 0
-    assert list(found.usual) == ["timed"]
-    usual = found.usual["timed"]
-    assert 500 <= usual.p50_ms < usual.p99_ms <= 1_000
 
 
 def test_no_more_running_messages_are_listed_than_the_bound(

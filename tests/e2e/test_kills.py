@@ -1,21 +1,24 @@
-"""Worker processes are killed, at every named point of a worker's life and at any moment."""
+"""Worker processes are killed, at every named point and at any moment, or stopped (SIGSTOP) and go on later."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.chaos import Chaos, Outcome
-from tests.e2e.load import CHAOS, KILLING, POISON, Load
-from tests.e2e.processes import Start, WorkerProcess
+from tests.e2e.ledger import Line, examine, read
+from tests.e2e.load import CHAOS, KILLING, LEDGER, POISON, Load, shares
+from tests.e2e.processes import Start, WorkerProcess, stands_still
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.e2e.worker_project.points import POINTS
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, total
 
 DELIVERIES = 1 + CHAOS.max_retries
-
 
 DEATHS = 50
 """Of processes, in CI; `make soak` has thousands."""
@@ -126,3 +129,77 @@ def test_what_a_killed_command_owned_is_taken_over(redis_url: str, prefix: str, 
             f"{'gated' if gated else 'free'}: {len(seconds)} slots, {seconds[0]:.2f} to {seconds[-1]:.2f} s"
         )
         assert seconds[-1] <= 5 * goal
+
+
+@pytest.fixture
+def load(broker: Broker, tmp_path: Path) -> Load:
+    return Load(broker, tmp_path, LEDGER)
+
+
+def two_workers(start: Start, broker: Broker, timeout: int) -> tuple[WorkerProcess, WorkerProcess]:
+    first, second = (start("ledger", "-t", "2", WORKER_TIMEOUT=str(timeout)) for _ in range(2))
+    first.ready()
+    second.ready()
+    eventually(lambda: sorted(shares(broker).values()) == [8, 8], "sharing the slots", 25)
+    return first, second
+
+
+def stopped_for(seconds: float, pid: int, running: Path) -> tuple[int, int]:
+    """Stop a process in the middle of a message for so long; return when, by the ledger's clock."""
+
+    def runs() -> bool:
+        last = [line.word for line in read(running) if line.pid == pid]
+        return bool(last) and last[-1] == "start"
+
+    eventually(runs, "running")
+    os.kill(pid, signal.SIGSTOP)
+    # The signal takes its time on a busy machine, and threads run until it is there.
+    eventually(lambda: stands_still(pid), "standing still")
+    stopped = time.monotonic_ns()
+    time.sleep(seconds)
+    resumed = time.monotonic_ns()
+    os.kill(pid, signal.SIGCONT)
+    return stopped, resumed
+
+
+def test_a_stop_longer_than_the_heartbeat_and_shorter_than_the_time_out_costs_nothing(
+    start: Start, broker: Broker, load: Load
+) -> None:
+    first, second = two_workers(start, broker, timeout=20)
+    load.send(60, ms=100)
+    # Extended every 6.7 s: the last time may be so long ago when the process is stopped.
+    stopped_for(8, first.child(), load.path)
+    load.wait()
+    for worker in (first, second):
+        worker.end()
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_a_stop_longer_than_the_time_out_overlaps_only_with_what_ran(
+    start: Start, broker: Broker, load: Load
+) -> None:
+    first, second = two_workers(start, broker, timeout=2)
+    pid = first.child()
+    load.send(40, ms=300)
+    # Longer than the session of 4 s too: the other one gets all slots.
+    stopped, resumed = stopped_for(6, pid, load.path)
+    load.send(40, ms=5)
+    load.wait()
+    for worker in (first, second):
+        worker.end()
+    found = examine(read(load.path), load.due)
+    print(f"{len(found.overlapping)} overlaps, {load.charged()} charged")
+    assert not (found.lost or found.unexpected or found.early or found.disordered)
+
+    def began_before(line: Line) -> bool:
+        return line.pid == pid and line.at < stopped
+
+    assert len({before.name for before, _ in found.overlapping}) <= 2, "one of each thread at most"
+    assert all(began_before(before) and stopped < after.at for before, after in found.overlapping)
+    assert not [
+        line
+        for line in read(load.path)
+        if line.word == "start" and line.pid == pid and stopped < line.at < resumed
+    ]
+    assert total(broker, LEDGER, "died") == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import mariadb, postgres
-from tests.e2e.outbox_processes import ANY, RELAY_POINTS, SENDER_POINTS
+from tests.e2e.outbox_deaths import ANY, RELAY_POINTS, SENDER_POINTS
 from tests.support.databases import SERVERS
 
 ROOT = Path(__file__).parents[2]

@@ -238,7 +238,7 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "resch
 
 
 def test_every_script_is_put_through_the_faults() -> None:
-    # test_inserting.py has the faults of a part of a transaction.
+    # tests/contract/test_inserting.py has the faults of a part of a transaction.
     assert set(ACTS) == set(lua.names()) - {"insert"}
     assert set(REPEATED) == set(ACTS) - READ_ONLY - {"prepare", "acquire", "acquire_slots"}
 

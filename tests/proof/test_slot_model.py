@@ -4,9 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from tests.proof.slot_model.report import Verdict
 from tests.proof.slot_model.rules import PROPERTIES, Budget, Rules
-from tests.proof.slot_model.walk import check
+from tests.proof.slot_model.walk import Verdict, check
 
 SMALL = {
     "one message, a lost reply, a hand-over": Budget(sends=2, lost=1, handovers=1),

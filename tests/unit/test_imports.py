@@ -1,4 +1,4 @@
-"""What an import loads: Spark executors and plain scripts use the core without Django."""
+"""What an import loads: Spark executors and plain scripts use the core without Django; the root package has lazy names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import django_rmq
+from django_rmq import exceptions
 
 WITHOUT_DJANGO = [
     "django_rmq",
@@ -126,11 +127,9 @@ IMPORTERS = {
     "module_from_spec", "walk_packages",
 }  # fmt: skip
 LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "runpy", "pydoc"}
-
 THE_SETTINGS = "the path is in the project's settings"
 THE_PROJECT = "the name is that of an installed app, or in the project's settings"
 OURS = "the name is a constant of this package"
-
 ALLOWED = {
     "__init__.py": {"import_module": OURS},
     "operations/authorization.py": {"import_string": THE_SETTINGS},
@@ -190,3 +189,41 @@ def test_every_import_by_a_name_has_a_reason_and_none_is_of_a_name_from_redis() 
         if (names := importing(path.read_text()))
     }
     assert used == {path: set(reasons) for path, reasons in ALLOWED.items()}
+
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "django_rmq/__init__.py"
+
+
+def test_what_type_checkers_see_is_what_is_there() -> None:
+    tree = ast.parse(SOURCE.read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {
+        (f"django_rmq.{home}", name) for home, names in vars(django_rmq)["_HOMES"].items() for name in names
+    }
+    assert seen == homes
+    errors = {
+        name
+        for name, value in vars(exceptions).items()
+        if isinstance(value, type) and getattr(django_rmq, name, None) is value
+    }
+    assert {name for _, name in seen} | errors | {"__version__"} == set(django_rmq.__all__)
+
+
+def test_a_name_is_that_of_its_module() -> None:
+    for home, names in vars(django_rmq)["_HOMES"].items():
+        module = __import__(f"django_rmq.{home}", fromlist=names)
+        for name in names:
+            assert getattr(django_rmq, name) is getattr(module, name)
+
+
+def test_the_version_is_the_distributions() -> None:
+    from importlib.metadata import version
+
+    assert django_rmq.__version__ == version("django-redis-rmq")

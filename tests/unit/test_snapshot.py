@@ -6,7 +6,7 @@ docs/reference/python.md     what ``django_rmq`` exports, with signatures and me
 docs/reference/settings.md   the keys of the settings with their defaults (test_papers)
 docs/reference/commands.md   the commands and their options; those of pipelines are here (test_papers)
 docs/reference/checks.md     the ids of the checks (test_conf)
-docs/reference/logging.md    the events of the log with their fields (test_log_events)
+docs/reference/logging.md    the events of the log with their fields (test_logs)
 docs/reference/metrics.md    the metrics of Prometheus (test_metrics); labels of those that each project has are here
 django_rmq/api/openapi.yaml  the routes of REST with methods, parameters and answers (test_openapi)
 """

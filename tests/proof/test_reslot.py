@@ -1,4 +1,4 @@
-"""Re-slotting holds what it promises in every history, and each of its rules is needed for that."""
+"""Re-slotting holds what it promises in every history and at every point, and each of its rules is needed for that."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.oracle.broker import RULES
 from tests.oracle.keyspace import Memory
 from tests.oracle.slot import opened
 from tests.proof import reslot_histories
+from tests.proof.reslot_walks import DIRECTIONS, STATES, walk
 
 SLICE = 100
 PROOF = 4_000
 MUTANT = 1_500
 """Histories in which a mutant has to be noticed."""
-
 Patch = pytest.MonkeyPatch
 WHOLE = dict(RULES)
 
@@ -159,3 +159,17 @@ def test_a_rule_that_is_switched_off_is_noticed(mutant: Callable[[Patch], None],
             print(f"\n{mutant.__name__}: {error}", end="")
             return
     pytest.fail(f"nothing notices {mutant.__name__}")
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_one_event_at_any_point_does_no_harm(direction: str, state: str) -> None:
+    assert walk(direction, state, 1) > 200
+
+
+@pytest.mark.proof
+@pytest.mark.deep
+@pytest.mark.parametrize("state", ["W", "F", "FW", "D"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_two_events_at_any_points_do_no_harm(direction: str, state: str) -> None:
+    assert walk(direction, state, 2) > 20_000

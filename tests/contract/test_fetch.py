@@ -1,19 +1,134 @@
-"""One owner at a time: the gate, epochs, lost replies, claims, and MAX_PREPARED where there is no gate."""
+"""Who takes messages, one owner at a time: acquired slots, the gate, epochs, claims, MAX_PREPARED, MAX_RATE."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from django_rmq.core.model.keys import SlotKeys
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.limits import BATCH, NEVER
+from django_rmq.core.model.replies import Acquired
 from django_rmq.core.model.topic import TopicType
+from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
+
+
+def begin(slot: Slot) -> Acquired:
+    [found] = slot.broker.acquire_slots(slot.topic, [slot.index])
+    assert isinstance(found, Acquired)
+    return found
+
+
+@kinds
+def test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    one, other = make_slot(kind), make_slot(kind)
+    for _ in range(2):
+        epoch = other.acquire()
+        assert other.take(epoch=epoch).status == "empty"
+        assert begin(one) == Acquired(epoch, True)
+        assert one.hash("control") == other.hash("control")
+    assert one.snapshot().keys() == {one.keys.control, other.keys.control}
+
+
+@each_type
+def test_who_was_let_sleep_is_woken_by_the_next_send(slot: Slot) -> None:
+    wakeups = slot.broker.wakeups([slot.topic])
+    try:
+        assert begin(slot).is_asleep
+        slot.send(b"a")
+        assert wakeups.get(timeout=5) == [(slot.topic.name, 0)]
+        assert slot.take(epoch=1).status == "ok"
+    finally:
+        wakeups.close()
+
+
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+@pytest.mark.parametrize("what", ["waits", "waits for its time", "rests", "runs", "is claimed"])
+def test_nobody_sleeps_where_anything_is(slot: Slot, what: str) -> None:
+    if what == "waits for its time":
+        slot.send(b"a", score=50 if slot.topic.type is TopicType.PRIORITY else slot.now_ms + 60_000)
+    else:
+        slot.send(b"a")
+    if what in ("rests", "runs"):
+        receipt, _ = slot.take_one()
+        if what == "rests":
+            slot.fail(receipt, b"a", delay_ms=60_000)
+    elif what == "is claimed":
+        slot.claim("spark", 1, 60_000, 10)
+    before = slot.hash("control")
+    assert begin(slot) == Acquired(1, False)
+    assert slot.hash("control") == {**before, b"epoch": b"1"}
+
+
+def test_nobody_sleeps_in_a_slot_that_is_paused_or_shut_or_of_another_count(make_slot: MakeSlot) -> None:
+    paused, shut, moved = (make_slot(TopicType.FIXED_TIME) for _ in range(3))
+    paused.pause()
+    shut.shut(1)
+    moved.broker.configure(replace(moved.topic, slots=16), 0)
+    for slot in (paused, shut, moved):
+        before = slot.hash("control")
+        assert begin(slot) == Acquired(1, False)
+        assert slot.hash("control") == {**before, b"epoch": b"1"}
+
+
+def test_a_slot_keeps_a_time_out_and_retries_of_its_own(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, timeout=7, max_retries=3)
+    slot.configure()
+    assert begin(slot.with_topic(timeout=99, max_retries=9)).is_asleep
+    control = slot.hash("control")
+    assert (control[b"timeout"], control[b"max_retries"]) == (b"7", b"3")
+
+
+def test_older_prepares_are_fenced_in_every_slot(make_slot: MakeSlot) -> None:
+    slots = [make_slot(TopicType.FIXED_TIME, name="topic", index=i) for i in range(1, 4)]
+    for _ in range(2):
+        answers = slots[0].broker.acquire_slots(slots[0].topic, [1, 2, 3])
+    assert answers == [Acquired(2, True)] * 3
+    assert [slot.take(epoch=1).status for slot in slots] == ["fenced"] * 3
+
+
+def test_one_slot_that_holds_something_keeps_no_other_awake(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, name="topic", index=9, slots=64)
+    slot.send(b"a")
+    answers = slot.broker.acquire_slots(slot.topic, range(64))
+    assert answers == [Acquired(1, i != 9) for i in range(64)]
+
+
+def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, name="topic", index=1)
+    slot.keyspace.zadd(slot.keys.control, b"x", 1)
+    assert slot.broker.acquire_slots(slot.topic, [0, 1, 2]) == [
+        Acquired(1, True),
+        Acquired(None, False),
+        Acquired(1, True),
+    ]
+    with pytest.raises(WrongType, match="control"):
+        slot.acquire()
+    slot.keyspace.delete(slot.keys.control)
+
+
+def test_a_slot_with_a_foreign_store_is_looked_at(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME)
+    slot.keyspace.hset(slot.keys.store, b"x", b"1")
+    assert begin(slot) == Acquired(1, False)
+    slot.keyspace.delete(slot.keys.store)
+
+
+def test_a_thousand_slots_are_acquired_at_once_and_no_more(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, name="topic", slots=2048, index=1)
+    assert slot.broker.acquire_slots(slot.topic, range(1_024)) == [Acquired(1, True)] * 1_024
+    if type(slot.broker).__name__ != "ClusterBroker":
+        with pytest.raises(ServerRefused):
+            slot.broker.acquire_slots(slot.topic, range(1_025))
 
 
 @each_type
@@ -305,3 +420,144 @@ def test_the_keys_of_a_slot_share_its_hash_tag(make_slot: MakeSlot) -> None:
     slot = make_slot()
     assert all(b"{" + slot.keys.store + b"}" in key for key in slot.keys[1:])
     assert len(set(slot.keys)) == len(SlotKeys._fields)
+
+
+@slot_of_each(TYPES, slot_rate=50.0)
+def test_a_slot_delivers_no_more_than_its_rate(slot: Slot, clock: Clock) -> None:
+    slot.send(*(b"%02d" % n for n in range(20)))
+    assert len(slot.take(20).deliveries) == 5  # what gathers in a tenth of a second
+    answer = slot.take(20)
+    assert (answer.status, answer.next_due) == ("busy", clock() // 1_000 + 20)
+    clock.advance(0.04)
+    assert len(slot.take(20).deliveries) == 2
+    assert slot.take(20).status == "busy"
+
+
+@slot_of_each(TYPES, slot_rate=0.5)
+def test_a_slot_whose_rate_is_spent_says_when_there_is_more(slot: Slot, clock: Clock) -> None:
+    slot.send(b"a", b"b")
+    answer = slot.take(20)
+    assert (len(answer.deliveries), answer.next_due) == (1, clock() // 1_000 + 2_000)
+    clock.advance(1.999)
+    assert slot.take(20).status == "busy"
+    clock.advance(0.001)
+    assert len(slot.take(20).deliveries) == 1
+
+
+@kinds
+def test_each_slot_has_a_rate_of_its_own(make_slot: MakeSlot, clock: Clock, kind: TopicType) -> None:
+    first = make_slot(kind, slot_rate=1.0, name="paced", slots=16)
+    second = make_slot(kind, slot_rate=1.0, name="paced", index=3)
+    for slot in (first, second):
+        slot.send(b"a", b"b")
+        assert len(slot.take(20).deliveries) == 1
+
+
+@slot_of_each(TYPES, slot_rate=10.0)
+def test_a_clock_that_was_set_back_does_not_stop_a_paced_slot(slot: Slot, clock: Clock) -> None:
+    clock.advance(3_600)
+    slot.send(b"a", b"b")
+    assert len(slot.take(20).deliveries) == 1
+    clock.advance(-1_800)
+    slot.send(b"c")
+    assert len(slot.take(20).deliveries) == 1
+
+
+all_kinds = pytest.mark.parametrize("kind", [*TYPES, TopicType.FIFO])
+A, B = b"a", b"b"
+
+
+def members(slot: Slot, limit: int = 10, **more: Any) -> list[bytes]:
+    return [delivery.member for delivery in slot.take(limit, **more).deliveries]
+
+
+@slot_of_each([*TYPES, TopicType.FIFO])
+def test_it_notes_its_owner_its_receipt_and_that_it_sleeps(slot: Slot) -> None:
+    slot.send(A)
+    prepared = slot.take(owner="me")
+    control = slot.hash("control")
+    assert (prepared.sleeping_until, prepared.next_due) == (NEVER, slot.now_ms + 31_000)
+    assert control[b"owner"] == b"me"
+    assert control[b"deliveries"] == b"%d" % prepared.receipt
+    assert control[b"sleeping_until"] == b"%d" % NEVER
+    assert (control[b"slots"], control[b"timeout"], control[b"max_retries"]) == (b"1", b"30", b"16")
+    assert slot.hash("inflight")[A].startswith(b"%d " % prepared.receipt)
+    assert slot.zset("prepare") == {A: slot.now_ms // 1000 * 1000 + 16}
+    assert (slot.zset("store"), slot.counted("prepared")) == ({}, 1)
+
+
+@slot_of_each([*TYPES, TopicType.FIFO])
+def test_an_empty_slot_sleeps_until_it_is_woken(slot: Slot) -> None:
+    prepared = slot.take()
+    assert (prepared.status, prepared.next_due) == ("empty", None)
+    assert slot.hash("control")[b"sleeping_until"] == b"%d" % NEVER
+
+
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.FIFO])
+def test_nothing_comes_before_its_time(slot: Slot, clock: Clock) -> None:
+    slot.send(A)
+    slot.send(B, score=slot.now_ms + 500 if slot.topic.type is TopicType.FIXED_TIME else 500)
+    prepared = slot.take()
+    assert [delivery.member for delivery in prepared.deliveries] == [A]
+    slot.commit(prepared.receipt, [A])
+    clock.advance("499ms")
+    assert members(slot) == []
+    clock.advance("1ms")
+    assert members(slot) == [B]
+
+
+@all_kinds
+def test_it_takes_no_more_messages_and_bytes_than_it_may(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.send(A, B, b"c")
+    assert len(members(slot, 2)) == 2
+    slot = make_slot(kind)
+    slot.send(b"a" * 60, b"b" * 60, b"c" * 60)
+    assert len(members(slot, max_bytes=130)) == 2
+    slot = make_slot(kind)
+    slot.send(b"a" * 60)
+    assert len(members(slot, max_bytes=1)) == 1
+
+
+def test_only_as_many_come_as_others_may_take_beside_each_other(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.RANGE_MERGE, serial=False, max_prepared=2)
+    slot.send(A, B, b"c")
+    assert len(members(slot)) == 2
+
+
+def test_who_fills_the_room_of_a_slot_does_not_sleep(make_slot: MakeSlot) -> None:
+    """It may have been given less than there is."""
+    slot = make_slot(TopicType.RANGE_MERGE, serial=False, max_prepared=1)
+    slot.send(A)
+    prepared = slot.take()
+    assert [delivery.member for delivery in prepared.deliveries] == [A]
+    assert prepared.sleeping_until is None
+    assert b"sleeping_until" not in slot.hash("control")
+
+
+def test_the_highest_priority_comes_first(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.PRIORITY)
+    slot.send_replace([50, 90, 70], [A, B, b"c"], [])
+    assert members(slot) == [B, b"c", A]
+
+
+def test_a_slot_of_priorities_that_is_emptied_waits_no_longer(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.PRIORITY)
+    slot.send(A)
+    assert slot.hash("control")[b"undrained_since"]
+    assert members(slot) == [A]
+    assert b"undrained_since" not in slot.hash("control")
+
+
+@slot_of_each([TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.PRIORITY])
+def test_a_retry_in_store_has_the_deliveries_that_its_score_tells(slot: Slot) -> None:
+    slot.zadd(A, 3)
+    assert [delivery.retries_left for delivery in slot.take().deliveries] == [2]
+
+
+def test_the_retries_of_the_slot_are_told_where_the_caller_has_others(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.RANGE_MERGE)
+    slot.send(A)
+    slot.commit(slot.take().receipt, [A])
+    slot.send(B)
+    assert [each.retries_left for each in slot.with_topic(max_retries=5).take().deliveries] == [16]

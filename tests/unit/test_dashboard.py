@@ -1,3 +1,5 @@
+"""The dashboard: its rows, totals and charts."""
+
 from __future__ import annotations
 
 import math
@@ -25,10 +27,24 @@ from django_rmq.admin.charts import (
     scale,
     sparkline,
 )
-from django_rmq.admin.dashboard_rows import HOUR_MINUTES, SPARK_POINTS, read_recent
+from django_rmq.admin.dashboard_rows import HOUR_MINUTES, SPARK_POINTS, DashboardTotals, Recent, read_recent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring.history import EDGES_MS, HELD_MINUTES, Depth, Lateness, Minute, Rates, summed
-from django_rmq.operations import Annotation
+from django_rmq.operations import Annotation, TopicStats
+
+
+@pytest.mark.parametrize(
+    ("rates", "done", "is_part"),
+    [((7.0, None), 7.0, True), ((7.0, 0.0), 7.0, False), ((None, None), None, False)],
+)
+def test_totals_say_whether_the_rate_of_a_topic_is_unknown(
+    rates: tuple[float | None, float | None], done: float | None, is_part: bool
+) -> None:
+    figures = [TopicStats(Topic(name, TopicType.FIXED_TIME), looked_at=1) for name in "ab"]
+    recent = {name: Recent(done=rate) for name, rate in zip("ab", rates, strict=True)}
+    totals = DashboardTotals.of(figures, recent, workers=1)
+    assert (totals.done, totals.is_part) == (done, is_part)
+
 
 VALUES = st.lists(
     st.none() | st.floats(min_value=0, max_value=1e15) | st.just(math.nan) | st.just(math.inf), max_size=50

@@ -1,4 +1,4 @@
-"""1 + MAX_RETRIES deliveries, exactly; back-off; what a time-out and a stranger's score make of the budget."""
+"""How deliveries end: 1 + MAX_RETRIES of them, back-off, what is released, and a member named twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
 
 MakeSlot = Callable[..., Slot]
 KINDS = [
@@ -108,3 +108,77 @@ def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_sl
         assert FailureRecord.parse(slot.hash("failures")[b"a"]).error == kept
     slot.fail_one(b"a", error="x\ny" * 1_000)
     assert Death.parse(slot.hash("deaths")[b"a"]).error == (b"x\ny" * 1_000)[:1024]
+
+
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(slot: Slot) -> None:
+    slot.send(b"a")
+    slot.fail_one(b"a")
+    receipt, _ = slot.take_one()
+    slot.send(b"a")
+    fresh = slot.zset("store")
+    assert slot.release(receipt, [b"a"]) == ["ok"]
+    assert slot.zset("store") == fresh
+    assert slot.counted("dropped") == 1
+    assert slot.take_one()[1].retries_left == 16
+
+
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(slot: Slot, clock: Clock) -> None:
+    slot.send(b"a")
+    slot.fail_one(b"a")
+    for _ in range(3):
+        receipt, delivery = slot.take_one()
+        assert delivery.retries_left == 15
+        assert slot.extend(receipt, [b"a"]) == ["ok"]
+        assert [held.delivery.retries_left for held in slot.list_held("A")] == [15]
+        assert slot.release(receipt, [b"a"]) == ["ok"]
+
+
+@each_type
+@pytest.mark.parametrize("score", [7, 16, 0, -5])
+def test_what_died_with_a_strangers_retry_score_is_replayed_fresh(slot: Slot, score: float) -> None:
+    slot.zadd(b"a", score)
+    slot.kill(b"a")
+    assert slot.replay([b"a"]) == ["replayed"]
+    assert slot.where(b"a") == "W"
+    assert slot.take_one()[1].retries_left == 16
+
+
+@pytest.mark.parametrize("mark", ["remove", "bury"])
+@pytest.mark.parametrize("end", ["commit", "release"])
+def test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once(
+    make_slot: MakeSlot, mark: str, end: str
+) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    getattr(slot, mark)([b"a"])
+    words = getattr(slot, end)(receipt, [b"a", b"a"])
+    assert words[0] == "ok"
+    assert slot.where(b"a") == ("D" if mark == "bury" else "-")
+    assert slot.counted("ended_marked") == 1
+
+
+@each_type
+def test_a_delivery_committed_twice_in_one_call_is_committed_once(slot: Slot) -> None:
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    assert slot.commit(receipt, [b"a", b"a"]) == ["ok", "ok"]
+    assert slot.counted("committed") == 1
+
+
+@slot_of_each(TYPES, backoff=NO_BACKOFF)
+def test_a_delivery_failed_twice_in_one_call_fails_once(slot: Slot) -> None:
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    assert slot.fail(receipt, b"a", b"a") == ["ok", "stale"]
+    assert slot.take_one()[1].retries_left == 15
+
+
+def test_no_members_are_no_error(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    for method in ("commit", "release", "extend"):
+        assert getattr(slot, method)(1, []) == []
+    assert slot.rollback(1, []) == [] and slot.bury([]) == [] and slot.remove([]) == []
+    assert slot.replay([]) == [] and slot.reschedule([], []) == []

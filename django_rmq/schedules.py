@@ -15,8 +15,7 @@ from typing import Any
 
 from django_rmq import connections, observability
 from django_rmq.conf import Config, SettingsProblem, did_you_mean, get_config, set_schedule_topics
-from django_rmq.conf.parsers import InvalidSetting
-from django_rmq.conf.problems import printable
+from django_rmq.conf.parsers import InvalidSetting, printable
 from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
 from django_rmq.connections import Purpose
 from django_rmq.core.commands import ticks

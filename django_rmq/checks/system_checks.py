@@ -6,12 +6,10 @@ package registers the checks, and lists what each id says. What some of them rep
 =======================  ============================================================================
 id                       where it is found
 =======================  ============================================================================
-E001, E002               ``conf.section_reader``
-E003, E105               ``conf.parsers``
+E001 to E003, E105       ``conf.parsers``
 E004 to E006, E095       ``conf.topic_settings``
-E007                     ``conf.coordinator_settings``
+E007, E009 to E012       ``conf.server_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
-E009 to E012 (REDIS)     ``conf.redis_settings``
 E041 to E046             ``core.server_checks``
 E060 to E066             ``worker.once_requirements``
 E070 to E073             ``schedules``

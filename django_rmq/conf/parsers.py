@@ -1,20 +1,23 @@
-"""Parsers of the settings: each returns the value, or raises ``InvalidSetting`` with the form that is required.
+"""Parsers of the settings: of a value, of a section (unknown keys are refused here), and the problems that they find.
 
-``setting`` makes a field of a section with its parser, and ``keys_of`` lists the keys of a section. A parser knows one
-value; what contradicts another setting is found where a section is read.
+A parser of a value returns it, or raises ``InvalidSetting`` with the form that is required. ``setting`` makes a field of a section
+with its parser. Reading goes on after a problem, so that all are found. Their sentences reveal no passwords. What contradicts
+another setting is found where a section is read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from django_rmq.core.model import limits, redis_url
 from django_rmq.core.model.keys import check_prefix
 from django_rmq.core.model.limits import LARGEST, is_whole
 from django_rmq.durations import (
@@ -273,3 +276,101 @@ def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
     count, _, period = rate.partition("/")
     digits = count.rstrip("kMGB")
     return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]
+
+
+_HARMLESS = (bool, int, float, timedelta, type(None))
+
+
+def kind(value: object) -> str:
+    """Return the kind of a value that is not shown itself."""
+    return f"a {type(value).__name__}"
+
+
+def printable(value: object) -> str:
+    """Return the printable form of a value that cannot be used: a URL without its login, other objects by their type."""
+    text = _plain(value)
+    return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def _plain(value: object, depth: int = 0) -> str:
+    if isinstance(value, str):
+        if "://" in value:
+            return redis_url.printable_url(value)
+        # An address that lacks its scheme may still have a login before @, or a password after ?.
+        return "a str that may hold a password" if set("@?") & set(value) else repr(value)
+    if isinstance(value, _HARMLESS):
+        return limits.abbreviated(value)
+    if depth < 2 and isinstance(value, (list, tuple)):
+        return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
+    return kind(value)
+
+
+def quoting(error: Exception, value: object) -> str:
+    """Return the text of an error that may quote ``value``, with the value in its printable form."""
+    text = str(error)
+    return text.replace(repr(value), _plain(value)) if isinstance(value, str) else text
+
+
+def printable_error(error: BaseException) -> str:
+    """Return the first line of an error that a module of the project raised."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{text[:157]}..." if len(text) > 160 else text
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown ``name``, with the nearest known name if one is near."""
+    choices = {str(choice).lower(): str(choice) for choice in known}
+    lowered = str(name).lower()
+    near = get_close_matches(lowered, choices, 1, 0.6) or [
+        one for one in choices if one.startswith(f"{lowered}_")
+    ]
+    return f"; did you mean {choices[near[0]]!r}?" if near else "."
+
+
+class SettingsProblem(NamedTuple):
+    """A problem in the settings, as a sentence with the value found and the value required."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+class Problems(list[SettingsProblem]):
+    """Collects problems."""
+
+    def report(self, problem_id: str, message: str, hint: str = "") -> None:
+        self.append(SettingsProblem(f"django_rmq.{problem_id}", message, hint))
+
+
+Values = dict[str, Any]
+"""Values of a section of the settings: as the project has written them by key, or parsed by field."""
+
+
+def read_section(problems: Problems, place: str, given: object, keys: Iterable[str]) -> Values:
+    """Return ``given`` without unknown keys; report those, and a value that is not a dict."""
+    if not isinstance(given, Mapping):
+        problems.report("E001", f"{place} is {kind(given)}: it must be a dict.")
+        return {}
+    allowed = list(keys)
+    for key in given:
+        if key not in allowed:
+            problems.report(
+                "E002",
+                f"{place} has the unknown key {printable(key)}{did_you_mean(key, allowed)}",
+                f"Allowed here: {', '.join(sorted(allowed))}.",
+            )
+    return {key: value for key, value in given.items() if key in allowed}
+
+
+def read_values(problems: Problems, place: str, given: object, keys: Keys) -> Values:
+    """Return the parsed values by field; report those that cannot be used."""
+    values = {}
+    for key, value in read_section(problems, place, given, keys).items():
+        name, parse = keys[key]
+        try:
+            values[name] = parse(value)
+        except InvalidSetting as wanted:
+            seen = f"{kind(value)} that cannot be used" if wanted.is_secret else printable(value)
+            message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
+            problems.report(wanted.problem_id, message, wanted.hint)
+    return values

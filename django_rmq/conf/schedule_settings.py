@@ -10,9 +10,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from django_rmq.conf.parsers import InvalidSetting, Keys, one_of, optional, text, whole_seconds
-from django_rmq.conf.problems import Problems, printable
-from django_rmq.conf.section_reader import read_values
+from django_rmq.conf.parsers import (
+    InvalidSetting,
+    Keys,
+    Problems,
+    one_of,
+    optional,
+    printable,
+    read_values,
+    text,
+    whole_seconds,
+)
 from django_rmq.conf.topic_settings import read_defaults, read_topic
 from django_rmq.core.model.keys import TOPIC_NAME
 from django_rmq.core.model.limits import LONGEST_WAIT

@@ -19,12 +19,25 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf import parsers
-from django_rmq.conf.coordinator_settings import ZooKeeper, read_coordinator, read_zookeeper
-from django_rmq.conf.parsers import Keys, keys_of, setting
-from django_rmq.conf.problems import Problems, SettingsProblem, did_you_mean, printable
-from django_rmq.conf.redis_settings import RedisServer, read_redis
+from django_rmq.conf.parsers import (
+    Keys,
+    Problems,
+    SettingsProblem,
+    did_you_mean,
+    keys_of,
+    printable,
+    read_section,
+    read_values,
+    setting,
+)
 from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
-from django_rmq.conf.section_reader import read_section, read_values
+from django_rmq.conf.server_settings import (
+    RedisServer,
+    ZooKeeper,
+    read_coordinator,
+    read_redis,
+    read_zookeeper,
+)
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
 from django_rmq.core.model.limits import MAX_REPLICAS, SHUTDOWN_SECONDS

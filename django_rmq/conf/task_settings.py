@@ -11,17 +11,19 @@ from types import MappingProxyType
 
 from django_rmq.conf.parsers import (
     Keys,
+    Problems,
     boolean,
     keys_of,
     matching,
     module_names,
     optional,
+    printable,
+    read_section,
+    read_values,
     seconds,
     setting,
     text,
 )
-from django_rmq.conf.problems import Problems, printable
-from django_rmq.conf.section_reader import read_section, read_values
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
 from django_rmq.core.model.keys import check_topic_name
 from django_rmq.core.model.limits import MAX_RETRIES_LIMIT

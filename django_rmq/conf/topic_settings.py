@@ -1,6 +1,6 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
-Unknown keys are reported by ``section_reader``. The result is a ``Topic`` for each name. The default of an option is that of the
+Unknown keys are reported by ``parsers``. The result is a ``Topic`` for each name. The default of an option is that of the
 field of ``core.model.topic.Topic``. ``connections`` checks whether Redis knows the topic with the same options.
 """
 
@@ -16,18 +16,22 @@ from django.utils.module_loading import import_string
 from django_rmq.conf.parsers import (
     InvalidSetting,
     Keys,
+    Problems,
+    Values,
     boolean,
     dotted_path,
     in_ms,
     one_of,
     optional,
+    printable,
+    printable_error,
+    quoting,
+    read_values,
     seconds,
     text,
     whole,
     whole_seconds,
 )
-from django_rmq.conf.problems import Problems, printable, printable_error, quoting
-from django_rmq.conf.section_reader import Values, read_values
 from django_rmq.core.model.keys import check_slots, check_topic_name
 from django_rmq.core.model.limits import (
     BATCH,

@@ -147,7 +147,7 @@ ALLOWED = {
     "spark/pipelines/consume.py": {"import_string": "the command line names it"},
     "connections/coordinators.py": {"import_string": THE_SETTINGS},
     "schedules.py": {"find_spec": OURS},
-    "conf/redis_settings.py": {"import_string": THE_SETTINGS},
+    "conf/server_settings.py": {"import_string": THE_SETTINGS},
     "conf/topic_settings.py": {"import_string": THE_SETTINGS},
     "conf/parsers.py": {"find_spec": OURS},
     "tasks/frameworks.py": {"find_spec": OURS, "import_module": OURS},

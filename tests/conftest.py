@@ -23,7 +23,7 @@ from django_rmq.connections import SOCKET_TIMEOUTS
 from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home
-from django_rmq.tasks.frameworks import is_native
+from django_rmq.tasks import is_native
 from example_project.demo.redis_server import NoRedisServer
 from tests.spark import archive
 from tests.support.databases import SERVERS, empty_tables

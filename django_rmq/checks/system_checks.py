@@ -41,8 +41,8 @@ from django_rmq.core.server_checks import Flaw
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.outbox import contents, storage
-from django_rmq.tasks import task_modules
-from django_rmq.tasks.frameworks import is_installed as has_framework
+from django_rmq.tasks import is_installed as has_framework
+from django_rmq.tasks import jobs
 from django_rmq.worker import listener_registry, once_requirements
 
 NAMESAKE = "django-rmq"
@@ -269,7 +269,7 @@ def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: object
                 f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
                 id="django_rmq.E089",
             )
-            for module, error in task_modules.import_each(task_modules.declared_modules(config))
+            for module, error in jobs.import_each(jobs.declared_modules(config))
         ]
     return problems
 
@@ -412,7 +412,7 @@ def read_project() -> Config | None:
         return None
     with suppress(ConfigurationError):  # which check_listeners and check_tasks report
         listener_registry.discover()
-        task_modules.import_tasks()
+        jobs.import_tasks()
     return read_settings()[0]
 
 

@@ -1,7 +1,7 @@
 """Parsers of the settings: of a value, of a section (unknown keys are refused here), and the problems that they find.
 
-A parser of a value returns it, or raises ``InvalidSetting`` with the form that is required. ``setting`` makes a field of a section
-with its parser. Reading goes on after a problem, so that all are found. Their sentences reveal no passwords. What contradicts
+A parser of a value returns it, or raises ``InvalidSetting`` with the required form. ``setting`` makes a field of a section with
+its parser. Reading goes on after a problem, so that all are found. Their sentences reveal no passwords. What contradicts
 another setting is found where a section is read.
 """
 

@@ -19,10 +19,9 @@ from django_rmq.core.model.envelope import new_origin
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
-from django_rmq.tasks import task_status
-from django_rmq.tasks.frameworks import Framework
+from django_rmq.tasks import Framework, task_status
 from django_rmq.tasks.jobs import Job
-from django_rmq.tasks.records import TaskRecord, result_of
+from django_rmq.tasks.task_status import TaskRecord, result_of
 
 _LOWEST = 1_024
 """Larger than any score that a priority topic interprets as a retry."""

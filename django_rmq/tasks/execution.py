@@ -33,12 +33,11 @@ from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
 from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, TopicFull
 from django_rmq.sending import ensure_message
-from django_rmq.tasks import task_status
+from django_rmq.tasks import NATIVE, PACKAGE, Framework, framework, task_status
 from django_rmq.tasks.backend import priority_of
-from django_rmq.tasks.frameworks import NATIVE, PACKAGE, Framework, framework
 from django_rmq.tasks.jobs import Job
 from django_rmq.tasks.record_writer import RecordWriter, Write
-from django_rmq.tasks.records import (
+from django_rmq.tasks.task_status import (
     FAILED,
     READY,
     RUNNING,
@@ -46,10 +45,10 @@ from django_rmq.tasks.records import (
     Error,
     TaskRecord,
     kept_ms,
+    known,
     result_of,
     update,
 )
-from django_rmq.tasks.task_status import known
 
 logger = safe_logger("django_rmq.tasks")
 

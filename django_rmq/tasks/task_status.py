@@ -1,7 +1,7 @@
-"""The status of a task: from its message until it has ended, and then from the record that its last attempt kept.
+"""The status of a task: from its message until it has ended, and then from the ``TaskRecord`` of its last attempt.
 
-``find`` combines both, and finds the message while a topic of its backend is re-slotted, too. ``records`` makes the result that
-programs get. What an attempt keeps is decided by ``execution``.
+``find`` combines both, and finds the message while a topic of its backend is re-slotted, too. ``result_of`` makes the
+``TaskResult`` that programs get. How long Redis keeps a record is decided here; what an attempt records, by ``execution``.
 """
 
 from __future__ import annotations
@@ -10,22 +10,186 @@ import builtins
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
 
 from django_rmq import connections, exceptions
+from django_rmq.conf import get_config
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.core.commands import inspect, reslot, stored_results
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.replies import CopyReply, Death, DescribeReply, error_class
+from django_rmq.core.model.replies import CopyReply, Death, DescribeReply, cut_error, error_class
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.tasks.jobs import Job
-from django_rmq.tasks.records import FAILED, LEAST_KEPT_MS, READY, RUNNING, Error, TaskRecord
+from django_rmq.tasks import Framework
+from django_rmq.tasks import framework as framework_of
+from django_rmq.tasks.jobs import Job, imported
+
+READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
+
+LEAST_KEPT_MS = 604_800_000
+"""How long the record of a task that is not finished is kept at least, in ms: a week."""
+
+MOST_ERRORS = 20
+"""The number of errors of a task that are kept: the last ones."""
+
+MOST_TRACEBACK = 16_384
+"""The number of bytes of a traceback that are kept."""
+
+
+# Texts of errors need not be valid Unicode, so every character beyond ASCII is escaped.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Error(NamedTuple):
+    """Why an attempt failed."""
+
+    path: str
+    """``module.name`` of the exception's class."""
+    traceback: str
+
+
+@dataclass(slots=True)
+class TaskRecord:
+    """The state of a task, its attempts and its value."""
+
+    status: str = READY
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+    errors: list[Error] = field(default_factory=list)
+    workers: list[str] = field(default_factory=list)
+    """The worker of each attempt."""
+    value: object = None
+    stamp: int = 0
+    """The number of the attempt that wrote the record: twice its receipt, and one more at its end."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in (FAILED, SUCCESSFUL)
+
+    def add(self, error: Error) -> None:
+        cut = cut_error(error.traceback, MOST_TRACEBACK).decode("utf-8", "replace")
+        self.errors = [*self.errors, error._replace(traceback=cut)][-MOST_ERRORS:]
+
+    def written(self) -> bytes:
+        """Return the form that Redis keeps. Raises ``ValueError`` for a value that JSON cannot hold."""
+        fields = {
+            "status": self.status,
+            "started_at": _text(self.started_at),
+            "finished_at": _text(self.finished_at),
+            "last_attempted_at": _text(self.last_attempted_at),
+            "errors": self.errors,
+            "workers": self.workers,
+            "value": self.value,
+        }
+        return _encode(fields).encode()
+
+    @classmethod
+    def read(cls, raw: bytes, stamp: int) -> TaskRecord:
+        """Return the record from the form that Redis keeps. Raises ``ValueError`` if ``raw`` is not a record."""
+        try:
+            fields = json.loads(raw)
+            return cls(
+                fields["status"],
+                _moment(fields["started_at"]),
+                _moment(fields["finished_at"]),
+                _moment(fields["last_attempted_at"]),
+                [Error(*each) for each in fields["errors"]],
+                fields["workers"],
+                fields["value"],
+                stamp,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a task: {error!r}") from None
+
+
+def kept_ms(backend: str, record: TaskRecord) -> int:
+    """Return how long Redis keeps a record of a task of this backend, in ms."""
+    # The settings may no longer have the backend of an old message. Its failure is recorded all the same.
+    settings = get_config().tasks.get(backend)
+    retention = LEAST_KEPT_MS if settings is None else round(settings.options.result_retention * 1000)
+    # A task that is tried again needs its record until then, however short RESULT_RETENTION is.
+    return retention if record.is_finished else max(retention, LEAST_KEPT_MS)
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _errors(framework: Framework, record: TaskRecord) -> list[object]:
+    return [_task_error(framework.package, each.path, each.traceback) for each in record.errors]
+
+
+def _task_error(package: str, path: str, traceback: str) -> object:
+    return _error_type(package)(exception_class_path=path, traceback=traceback)
+
+
+@cache
+def _error_type(package: str) -> Any:
+    """Return a ``TaskError`` of a framework that imports nothing: the framework's own imports the path."""
+    given = {
+        "__slots__": (),
+        "__doc__": "Why an attempt failed.",
+        "__module__": __name__,
+        "__reduce__": lambda error: (_task_error, (package, error.exception_class_path, error.traceback)),
+        "exception_class": property(_class_of),
+    }
+    return type("TaskError", (framework_of(package).base.TaskError,), given)
+
+
+def _class_of(error: Any) -> type[BaseException]:
+    """Return the class of an error. If this process has not imported it, ``Exception`` stands for it."""
+    error_class = imported(error.exception_class_path)
+    return (
+        error_class if isinstance(error_class, type) and issubclass(error_class, BaseException) else Exception
+    )
+
+
+def update(framework: Framework, result: object, record: TaskRecord) -> None:
+    """Bring a result that programs have up to date, as ``TaskResult.refresh`` does."""
+    base = framework.base
+    for name, value in (
+        ("status", base.TaskResultStatus[record.status]),
+        ("finished_at", record.finished_at),
+        ("errors", _errors(framework, record)),
+        ("_return_value", record.value),
+    ):
+        # The class is a frozen dataclass.
+        object.__setattr__(result, name, value)
+
+
+def result_of(framework: Framework, task: object, key: str, job: Job, record: TaskRecord) -> Any:
+    """Return what programs get: a ``TaskResult`` of the framework."""
+    base = framework.base
+    result = base.TaskResult(
+        task=task,
+        id=key,
+        status=base.TaskResultStatus[record.status],
+        enqueued_at=job.enqueued_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        last_attempted_at=record.last_attempted_at,
+        args=job.args,
+        kwargs=job.kwargs,
+        backend=job.backend,
+        errors=_errors(framework, record),
+        worker_ids=list(record.workers),
+    )
+    # Not an argument of the class, which is frozen.
+    object.__setattr__(result, "_return_value", record.value)
+    return result
+
 
 _ID = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
@@ -105,7 +269,7 @@ def _of_message(looked: DescribeReply, task: FoundTask | None) -> FoundTask | No
     record = task.record
     if _is_over(looked):
         record.status = FAILED
-        record.finished_at = None if looked.dead is None else _moment(looked.dead)
+        record.finished_at = None if looked.dead is None else _instant(looked.dead)
         if death is not None:
             record.add(_error(death))
     else:
@@ -140,7 +304,7 @@ def _error(death: Death) -> Error:
 def _path(name: str) -> str:
     """Return the path of the class by which an error text begins; the text names no module for builtins and RMQ's own.
 
-    The path is only shown: ``records`` finds the class, without an import.
+    The path is only shown: ``_class_of`` finds the class, without an import.
     """
     if "." in name:
         return name
@@ -151,7 +315,7 @@ def _path(name: str) -> str:
     return "builtins.Exception"
 
 
-def _moment(ms: float) -> datetime:
+def _instant(ms: float) -> datetime:
     """Return a time of Redis as Django's settings want times."""
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     return moment if settings.USE_TZ else moment.astimezone().replace(tzinfo=None)

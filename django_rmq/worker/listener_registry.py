@@ -28,7 +28,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.tasks import execution as tasks
-from django_rmq.tasks import task_modules
+from django_rmq.tasks import jobs
 from django_rmq.worker.once import OnceListener
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -244,11 +244,7 @@ def discover() -> list[FailedModule]:
     """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return the modules that failed."""
     name = get_config().autodiscover
     _add_tasks()
-    return (
-        []
-        if name is None
-        else [FailedModule(*each) for each in task_modules.import_each(task_modules.of_apps(name))]
-    )
+    return [] if name is None else [FailedModule(*each) for each in jobs.import_each(jobs.of_apps(name))]
 
 
 def _add_tasks() -> None:

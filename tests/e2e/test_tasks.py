@@ -15,15 +15,14 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import connections
-from django_rmq.tasks import frameworks
+from django_rmq import connections, tasks
 from tests.e2e.processes import Start, WorkerProcess
 from tests.newsletter.issues import announce
 from tests.newsletter.tasks import count
 from tests.support import tasks as errands
 from tests.support.workers import eventually
 
-Status = frameworks.framework().base.TaskResultStatus
+Status = tasks.framework().base.TaskResultStatus
 
 OPTIONS = {
     "TOPIC": {"SLOTS": 4, "BACKOFF": 0, "TIMEOUT": 2},

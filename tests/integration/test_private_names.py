@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from pyspark import SparkContext
 from rest_framework.request import Request
 
-from django_rmq.tasks.frameworks import NATIVE, PACKAGE, framework, is_installed
+from django_rmq.tasks import NATIVE, PACKAGE, framework, is_installed
 
 ROOT = Path(__file__).parents[2]
 

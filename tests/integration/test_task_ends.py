@@ -17,7 +17,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import cancel_message, connections, send_message
+from django_rmq import cancel_message, connections, send_message, tasks
 from django_rmq.conf import get_config
 from django_rmq.core import reslotting
 from django_rmq.core.clock import uptime
@@ -31,14 +31,14 @@ from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.tasks import execution, frameworks, record_writer, task_status
+from django_rmq.tasks import execution, record_writer, task_status
 from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
 from tests.support import tasks as errands
 from tests.support.servers import RedisServer, ask
 
-FRAMEWORK = frameworks.framework()
+FRAMEWORK = tasks.framework()
 Status, signals = FRAMEWORK.base.TaskResultStatus, FRAMEWORK.signals
 
 pytestmark = pytest.mark.django_db(transaction=True)

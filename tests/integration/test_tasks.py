@@ -25,7 +25,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
-from django_rmq.tasks import frameworks
+from django_rmq.tasks import framework, is_installed
 from django_rmq.tasks.backend import message_priority
 from django_rmq.tasks.execution import Attempt, release, run
 from django_rmq.testing import Clock, drain, memory_broker
@@ -34,7 +34,7 @@ from tests.newsletter.tasks import count, publish
 from tests.support import tasks as errands
 from tests.support.servers import absent
 
-FRAMEWORK = frameworks.framework()
+FRAMEWORK = framework()
 TaskResult, Status = FRAMEWORK.base.TaskResult, FRAMEWORK.base.TaskResultStatus
 exceptions, signals, task_backends = FRAMEWORK.exceptions, FRAMEWORK.signals, FRAMEWORK.backends
 InvalidTask = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
@@ -721,7 +721,7 @@ def test_an_app_that_knows_nothing_of_rmq_works_unchanged(backend: Any) -> None:
 
 
 def test_the_package_has_a_backend_on_every_version_of_django(using: Callable[..., None]) -> None:
-    if not frameworks.is_installed("django_tasks"):
+    if not is_installed("django_tasks"):
         absent("django-tasks is not installed")
     using(tasks("PackageBackend", TOPIC=ONE_SLOT))
     import django_tasks
@@ -738,7 +738,7 @@ def test_the_package_has_a_backend_on_every_version_of_django(using: Callable[..
 
 
 def test_one_backend_takes_the_tasks_of_both_packages(backend: Any) -> None:
-    if not frameworks.is_installed("django_tasks"):
+    if not is_installed("django_tasks"):
         absent("django-tasks is not installed")
     import django_tasks
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq import Reject, Retry
-from django_rmq.tasks import RMQBackend
-from django_rmq.tasks.frameworks import framework
+from django_rmq.tasks import RMQBackend, framework
 
 task: Any = framework().base.task
 

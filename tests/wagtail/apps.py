@@ -19,7 +19,7 @@ class DrainedTasks(AppConfig):
 
     def ready(self) -> None:
         """Listen to the signals of whichever package the tasks are."""
-        from django_rmq.tasks.frameworks import framework, is_native
+        from django_rmq.tasks import framework, is_native
 
         for package in {"django_tasks", "django.tasks" if is_native() else "django_tasks"}:
             signals = framework(package).signals

@@ -20,10 +20,10 @@ class DjangoRmqConfig(AppConfig):
             open_transactions,
         )
         from django_rmq.conf import get_config
-        from django_rmq.core.model import log_names
+        from django_rmq.core import log
         from django_rmq.opaque_ids import sealed_id
 
-        log_names.rules = log_names.RedactionRules(
+        log.redaction = log.RedactionRules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
         # Sends of coroutines ask whether a transaction is open, so every connection from the start on is noted.

@@ -20,8 +20,7 @@ from django.db import connections as databases
 
 from django_rmq import open_transactions, signals
 from django_rmq.conf import get_config
-from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model import log_names
+from django_rmq.core.log import LogThrottle, hides_contents, safe_logger
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
@@ -135,7 +134,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
             topic = some[0][0].topic.name
             _send(signal, topic, failures=some)
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
-            if log_names.hides(topic):
+            if hides_contents(topic):
                 errors = [error_class(error) for error in errors]
             _publish(event, topic, [message for message, _ in some], errors=errors)
 

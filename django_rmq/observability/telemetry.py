@@ -31,7 +31,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rmq.conf import get_config
-from django_rmq.core.model import log_names
+from django_rmq.core.log import hides_contents, opaque_name
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.identity import key_of
 from django_rmq.core.model.send_results import SendResult
@@ -180,8 +180,8 @@ def span_around(
 
 def message_name(topic: Topic, slot: int, member: bytes) -> str:
     """Return how a span names a message of a keyed topic: by its key, if it has one that may be revealed."""
-    key = None if log_names.hides(topic.name) else key_of(topic, member)
-    return log_names.name(topic.name, slot, member) if key is None else key
+    key = None if hides_contents(topic.name) else key_of(topic, member)
+    return opaque_name(topic.name, slot, member) if key is None else key
 
 
 def creator(headers: Mapping[str, str]) -> SpanContext | None:
@@ -343,7 +343,7 @@ def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
 
     operation = "create" if waits else "send"
     attributes = semantic_conventions.attributes(topic.name, operation)
-    hidden = log_names.hides(topic.name)
+    hidden = hides_contents(topic.name)
     began = time.perf_counter()
     error: Exception | None = None
     with span_around(f"{operation} {topic.name}", SpanKind.PRODUCER, attributes, hidden=hidden) as span:
@@ -383,7 +383,7 @@ class _ObservedCall:
     def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
         self._topic, self._function = topic, function
         self._is_traced, self._is_measured = get_config().tracing, get_config().metrics.opentelemetry
-        self._is_hidden = log_names.hides(topic.name)
+        self._is_hidden = hides_contents(topic.name)
         self._attributes = semantic_conventions.attributes(topic.name, "process")
 
     def __call__(self, argument: ListenerArgument) -> object:

@@ -21,9 +21,8 @@ from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
-from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_whole, retries_left
+from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_whole, limited, retries_left
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError

@@ -20,8 +20,8 @@ from django.urls import reverse
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import limits
-from django_rmq.core.model.changed_limits import ChangedLimits, decode, limited
 from django_rmq.core.model.keys import changed_limits_key
+from django_rmq.core.model.limits import ChangedLimits, decode_limits, limited
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.rate_limits import RateLimits
 from django_rmq.exceptions import InvalidRequest
@@ -66,7 +66,7 @@ def operations() -> Operations:
 
 
 def test_limits_are_read_as_they_were_written() -> None:
-    assert decode(CHANGED.encode().encode()) == CHANGED
+    assert decode_limits(CHANGED.encode().encode()) == CHANGED
     assert limited(LIMITED, CHANGED).max_rate == 2.5
     assert limited(LIMITED, None) is LIMITED
 
@@ -89,7 +89,7 @@ def test_limits_are_read_as_they_were_written() -> None:
     ],
 )
 def test_a_text_that_is_no_limits_is_not_read(text: str) -> None:
-    assert decode(text.encode()) is None
+    assert decode_limits(text.encode()) is None
 
 
 def test_limits_take_precedence_until_they_are_reset(shop: Any) -> None:

@@ -22,7 +22,6 @@ from django_rmq.core.consumer.executor_pool import ExecutorThread
 from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.shared_notes import BEGUN, DONE, SharedNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.model import log_names
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Delivery, Failure
@@ -283,7 +282,7 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
 def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_names, "rules", log_names.RedactionRules(sealed_id, {"prices"}.__contains__))
+    monkeypatch.setattr(log, "redaction", log.RedactionRules(sealed_id, {"prices"}.__contains__))
     cause = KeyError("S3CRET cause")
     error = LookupError("S3CRET\nS3CRET")
     error.__cause__ = cause
@@ -308,7 +307,7 @@ def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest
     def no_secret(*_: object) -> str:
         raise ValueError("no secret key")
 
-    monkeypatch.setattr(log_names, "rules", log_names.RedactionRules(no_secret))
+    monkeypatch.setattr(log, "redaction", log.RedactionRules(no_secret))
     assert message(b"1").name == "3~"
     outcome(raising(ValueError()))
 

@@ -34,7 +34,7 @@ from django_rmq.admin.views.page import (
     show_problems,
     topic_page,
 )
-from django_rmq.core.model.changed_limits import LIMITS
+from django_rmq.core.model.limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, WrongType
 from django_rmq.operations import ClaimStats, Operations, Permission

@@ -13,8 +13,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 
-from django_rmq.core.log import LogThrottle, counted, safe_logger
-from django_rmq.core.model import log_names
+from django_rmq.core.log import LogThrottle, counted, hides_contents, opaque_name, safe_logger
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.limits import delay_ms
 from django_rmq.core.model.replies import Failure, cut_error, error_class
@@ -102,7 +101,7 @@ def _shown(
 ) -> tuple[str, BaseException | None, str]:
     """Return the parts of a failure that may be logged: its text, the error to trace, or frames in its place."""
     what = failure.error.partition("\n")[0][:200]
-    if not log_names.hides(topic.name):
+    if not hides_contents(topic.name):
         return what, error, ""
     # An error quotes the message, and error reporters collect the variables of its frames.
     frames = "\n" + "".join(traceback.format_tb(error.__traceback__, limit=-8)) if error else ""
@@ -148,7 +147,7 @@ def log_done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for member in members:
-        shown = log_names.name(topic.name, slot, member)
+        shown = opaque_name(topic.name, slot, member)
         logger.debug(
             "Message %s of topic %s done",
             shown,

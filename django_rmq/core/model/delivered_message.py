@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from django_rmq.core.model import log_names
+from django_rmq.core.log import opaque_name
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.envelope import Envelope, content_of, raw_body
 from django_rmq.core.model.identity import key_of
@@ -158,7 +158,7 @@ class Message(DeliveryHandle, Generic[Body]):
     @property
     def name(self) -> str:
         """An id for log lines. It reveals nothing of the message, and finds it in the admin."""
-        return log_names.name(self.topic.name, self.slot, self.delivery.member)
+        return opaque_name(self.topic.name, self.slot, self.delivery.member)
 
     @property
     def envelope(self) -> Envelope:

@@ -10,7 +10,7 @@ E001 to E003, E105       ``conf.parsers``
 E004 to E006, E095       ``conf.topic_settings``
 E007, E009 to E012       ``conf.server_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
-E041 to E046             ``core.server_checks``
+E041 to E046             ``core.model.server_checks``
 E060 to E066             ``worker.once_requirements``
 E070 to E073             ``schedules``
 E086, E088               ``conf.task_settings``
@@ -36,8 +36,8 @@ from django_rmq import connections, schedules, typed_bodies
 from django_rmq.conf import Config, SettingsProblem, did_you_mean, read_settings, with_unwritten_identity
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.connections import coordinators
+from django_rmq.core.model.server_checks import Flaw
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
-from django_rmq.core.server_checks import Flaw
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.outbox import contents, storage

@@ -45,9 +45,9 @@ from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
 if TYPE_CHECKING:
     from django_rmq.core.cluster.cluster_broker import Cluster
     from django_rmq.core.coordination.zookeeper import ZooKeeperSurvey
+    from django_rmq.core.model.server_checks import Flaw
     from django_rmq.core.monitoring.events import EventStream
     from django_rmq.core.redis.shared_connection import SharedConnection
-    from django_rmq.core.server_checks import Flaw
 
 
 def running_test() -> object | None:
@@ -325,7 +325,7 @@ def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
     """
     if in_memory():
         return []
-    from django_rmq.core.server_checks import flaws
+    from django_rmq.core.model.server_checks import flaws
 
     return flaws(get_broker("worker"), topics, strict=get_config().durability == "strict")
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Operations, ScheduleStats, TopicMetrics, Waiting
 from django_rmq.operations.measurements import EDGES_MS

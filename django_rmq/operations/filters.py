@@ -12,9 +12,8 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.model.error_causes import cause_of
 from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
-from django_rmq.core.model.replies import Entry
+from django_rmq.core.model.replies import Entry, cause_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.message_view import ErrorView, MessageCopy, error_in

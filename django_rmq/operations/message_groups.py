@@ -1,6 +1,6 @@
 """Groups of the messages of a state by their error, their slot, or the hour of their time, and the causes of all deaths.
 
-Which errors are one cause is decided by ``core.model.error_causes``.
+Which errors are one cause is decided by ``core.model.replies``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import CALLS_PER_TRIP, Broker, run_all
-from django_rmq.core.model.error_causes import cause_of_pattern, error_pattern
 from django_rmq.core.model.limits import LARGEST, abbreviated, is_whole
-from django_rmq.core.model.replies import DeadGroup, error_class
+from django_rmq.core.model.replies import DeadGroup, cause_of_pattern, error_class, error_pattern
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError

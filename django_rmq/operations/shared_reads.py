@@ -24,7 +24,7 @@ from django_rmq import connections
 from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.limits import ChangedLimits
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import Minute, SummedHour, SummedMinute

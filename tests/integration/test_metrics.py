@@ -34,7 +34,7 @@ from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.keys import slot_keys, times_key
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Failure
 from django_rmq.core.model.schedule import Schedule
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import EDGES_MS, TimesCount

@@ -28,7 +28,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import operate
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.exceptions import ServerFull, ServerTrouble
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector

@@ -20,9 +20,9 @@ from django_rmq.conf import get_config
 from django_rmq.core import lua
 from django_rmq.core.model.keys import MAX_SLOTS, read_wakeup
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.model.server_checks import flaws, places
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import _HARMLESS, refused
-from django_rmq.core.server_checks import flaws, places
 from django_rmq.exceptions import ServerRefused
 from django_rmq.worker import startup
 from tests.integration import test_commands as commands

@@ -14,10 +14,9 @@ from django_rmq import connections
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
 from django_rmq.core import lua
-from django_rmq.core.model.server_info import ServerInfo
+from django_rmq.core.model.server_checks import ServerInfo, flaws
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import _parse_info, translate
-from django_rmq.core.server_checks import flaws
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.worker import startup
 from tests.contract.keyspaces import RedisKeyspace

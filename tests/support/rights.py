@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_rmq.core.server_checks import places
+from django_rmq.core.model.server_checks import places
 
 ALLOWED_COMMANDS = (
     *("exists", "expire", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan"),

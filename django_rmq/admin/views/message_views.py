@@ -30,7 +30,7 @@ from django_rmq.admin.views.page import (
     topic_page,
 )
 from django_rmq.core.model.body_codec import dumps
-from django_rmq.core.model.error_causes import error_pattern
+from django_rmq.core.model.replies import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, ServerTrouble

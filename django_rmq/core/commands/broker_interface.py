@@ -14,7 +14,7 @@ from django_rmq.core.commands.script_call import Answer, Answers, Call
 from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.model.server_info import ServerInfo, SlowCommand
+from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Definition, Topic
 from django_rmq.exceptions import RmqError
 

@@ -31,7 +31,7 @@ from django_rmq.core.model.keys import (
     workers_channel,
 )
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.model.server_info import ServerInfo, SlowCommand
+from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Definition, Topic, redefined
 from django_rmq.core.redis import clients, wire
 from django_rmq.core.redis.clients import Events, Wakeups, named, translate

@@ -25,7 +25,7 @@ from django_rmq.core.commands.broker_interface import Woken
 from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
 from django_rmq.core.model.replies import Pushed
-from django_rmq.core.model.server_info import SETTINGS, ServerInfo, SlowCommand
+from django_rmq.core.model.server_checks import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis.wire import Command
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType

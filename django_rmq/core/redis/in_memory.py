@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.send_results import Confirmed, Durability
-from django_rmq.core.model.server_info import ServerInfo, SlowCommand
+from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import RedisBroker, RedisPipeline, ServerConnection

@@ -25,8 +25,15 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
 from django_rmq.core.model.replies import DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.option_checks import check_fixed_time, check_priority, check_stored_basis
-from django_rmq.core.producer.placement import basis_of_field, instant_ms, score_at_once, slot_of
+from django_rmq.core.producer.placement import (
+    basis_of_field,
+    check_fixed_time,
+    check_priority,
+    check_stored_basis,
+    instant_ms,
+    score_at_once,
+    slot_of,
+)
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
 from django_rmq.id_lookup import MessageIdentity, find_messages, find_moved
 from django_rmq.opaque_ids import sealed_id

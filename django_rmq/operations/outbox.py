@@ -19,8 +19,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.duties import DutyThread
-from django_rmq.core.model.envelope import Envelope, decode_envelope
-from django_rmq.core.model.identity import MARK
+from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.database_access import needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note

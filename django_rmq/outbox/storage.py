@@ -43,8 +43,7 @@ from django.db.models.functions import Coalesce
 
 from django_rmq.conf import get_config
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.envelope import uuid_of
-from django_rmq.core.model.identity import is_drawn
+from django_rmq.core.model.envelope import is_drawn, uuid_of
 from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Outcomes

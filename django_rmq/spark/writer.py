@@ -33,8 +33,7 @@ from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.bulk_send import takes_bodies
-from django_rmq.core.producer.option_checks import check_priority
-from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.placement import Outgoing, check_priority
 from django_rmq.core.producer.producer import Producer
 from django_rmq.durations import milliseconds
 from django_rmq.exceptions import CallerError, ConfigurationError, InvalidMessage, MessageTooLarge, TopicFull

@@ -17,8 +17,7 @@ from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.option_checks import check_fixed_time, check_priority, check_time_range
-from django_rmq.core.producer.placement import instant_ms
+from django_rmq.core.producer.placement import check_fixed_time, check_priority, check_time_range, instant_ms
 from django_rmq.core.producer.producer import check_durability
 from django_rmq.durations import InvalidDuration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused

@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import (
     LARGEST_HELD,
+    MARK,
+    WIDTH,
     Envelope,
     body_of,
     content_of,
     decode_envelope,
     encode_envelope,
     envelope_of,
+    key_of,
     raw_body,
     stored_basis,
 )
-from django_rmq.core.model.identity import MARK, WIDTH, draw_members, key_of
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.placement import Outgoing, draw_members
 from django_rmq.core.producer.producer import Producer
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from django_rmq.core.log import opaque_name
 from django_rmq.core.model.body_codec import decode_body
-from django_rmq.core.model.envelope import Envelope, content_of, raw_body
-from django_rmq.core.model.identity import key_of
+from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
 from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
 from django_rmq.core.model.topic import BodyType, Topic

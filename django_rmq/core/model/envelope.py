@@ -1,8 +1,8 @@
 """The envelope of a message: its body, headers, limits and origin, and how they are stored as bytes.
 
 Scripts read the first bytes of an envelope, so its form is part of the protocol. Members that hold their own envelope, and the
-values that are derived from a stored message (its body, slot basis and origin), are here as well. The key of a message is the
-subject of ``identity``.
+values that are derived from a stored message (its key, body, slot basis and origin), are here as well. Which member a send has is
+decided by ``core.producer.placement``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,27 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_rmq.core.model.body_codec import ExactNumber, decode_body, encode_json
-from django_rmq.core.model.identity import MARK, WIDTH, is_drawn, key_of
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
+
+MARK = b"\xff"
+"""How a drawn member begins. A key is UTF-8, so none begins like this."""
+WIDTH = 16
+"""The bytes of a drawn member, behind which there may be an envelope."""
+
+
+def is_drawn(topic: Topic, member: bytes) -> bool:
+    """Return whether the member was drawn for a send without a key, so that no other send has the same member."""
+    return topic.is_fifo and member.startswith(MARK)
+
+
+def key_of(topic: Topic, member: bytes) -> str | None:
+    """Return the key of a message, or None if it has none."""
+    if not topic.keyed or is_drawn(topic, member):
+        return None
+    return member.decode("utf-8", "replace")
+
 
 _PLAIN = b"0 {}\n"
 """The head of most envelopes."""

@@ -1,13 +1,19 @@
-"""The placement of a message: its slot, its score (a due time or a priority), and all else that a send stores, as ``Outgoing``.
+"""The placement of a message: its body and its options, which are checked, become its member, its slot and its score.
 
-Which sends are the same message is decided by ``core.model.identity``. The rule by which a message has its slot is ``slot_of``:
-nowhere else is it written, except where it is computed for many messages at once. Here nothing contacts a server: ``producer``
-sends. The values of options are checked by ``option_checks``.
+Sends with the same topic, slot and member are one message. The member is the key (IDENTITY "key"), or else the encoded body
+(``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message. What becomes of a
+send whose message is there already is decided by the script of its type, such as ``send_merge``.
+
+The rule by which a message has its slot is ``slot_of``: nowhere else is it written, except where it is computed for many messages
+at once. Here nothing contacts a server: ``producer`` sends.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -18,24 +24,26 @@ from zlib import crc32
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import (
     LARGEST_HELD,
+    MARK,
+    WIDTH,
     Envelope,
     basis_bytes,
     encode_envelope,
     new_origin,
 )
-from django_rmq.core.model.identity import sent_member
-from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, MAX_TIMEOUT, SHORTEST_WAIT, abbreviated
-from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
-from django_rmq.core.producer.option_checks import (
-    check_delay,
-    check_fixed_time,
-    check_headers,
-    check_max_retries,
-    check_priority,
-    check_stored_basis,
-    check_time_range,
-    check_timeout,
+from django_rmq.core.model.limits import (
+    LONGEST_WAIT,
+    MAX_DURATION_MS,
+    MAX_INSTANT_MS,
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+    MAX_TIMEOUT,
+    SHORTEST_WAIT,
+    abbreviated,
+    is_number,
+    is_whole,
 )
+from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 
@@ -449,3 +457,160 @@ def line_basis(topic: Topic) -> bytes | None:
     On a strict topic they stand in one line; their drawn members would scatter them.
     """
     return topic.name.encode() if topic.is_strict and topic.slot_basis is None else None
+
+
+def sent_member(topic: Topic, raw: bytes, key: object) -> bytes:
+    """Return the member of a send with the encoded body ``raw``. Sends with the same one are one message."""
+    if topic.identity == "body":
+        return raw
+    return draw_members(1)[0] if key is None and topic.is_fifo else check_key(key)
+
+
+def member_of(topic: Topic, body: object, key: object) -> bytes:
+    """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
+    if topic.keyed:
+        if key is None:
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
+        return check_key(key)
+    if key is not None:
+        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")
+    return encode_body(topic, body)
+
+
+def check_key(key: object) -> bytes:
+    """Return a key as the member that Redis holds; without a key, a generated one."""
+    if key is None:
+        # As unlikely to come twice as a UUID, and made in a third of the time.
+        return os.urandom(16).hex().encode()
+    if not isinstance(key, str) or not key:
+        raise InvalidMessage(f"key must be a non-empty str, got {abbreviated(key)}")
+    try:
+        member = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"key {key!r} is not valid Unicode") from None
+    if len(member) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"key has {len(member)} bytes, more than {MAX_KEY_BYTES}")
+    return member
+
+
+def draw_members(count: int) -> list[bytes]:
+    """Return random members, which are as unlikely as UUIDs to occur twice."""
+    drawn = os.urandom(count * (WIDTH - 1))
+    return [MARK + drawn[at : at + WIDTH - 1] for at in range(0, len(drawn), WIDTH - 1)]
+
+
+MAX_HEADER_BYTES = 8_192
+"""The maximum size of all headers of a message, as JSON, in bytes."""
+
+LONGEST_GUESSED = 10_000_000_000
+"""An instant before this number of ms, in April 1970, is probably meant as something else."""
+
+JUST_NOW_MS = 60_000
+"""For how many ms an instant that has passed counts as now: ``fixed_time=timezone.now()`` is not a mistake."""
+
+
+def check_time_range(value: int) -> int:
+    """Return ``time_range``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("time_range", value, 1)
+
+
+def check_delay(value: int) -> int:
+    """Return ``delay``, which is in ms, or raise ``InvalidMessage``."""
+    return _checked_ms("delay", value, 0)
+
+
+def _checked_ms(name: str, value: int, least: int) -> int:
+    if not is_whole(value) or not least <= value <= MAX_DURATION_MS:
+        raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {abbreviated(value)}")
+    return value
+
+
+def check_priority(topic: Topic, value: object) -> int:
+    """Return ``priority``, or raise ``InvalidMessage``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidMessage(f"priority must be an integer, got {abbreviated(value)}")
+    if not topic.min_priority <= value <= MAX_PRIORITY:
+        raise InvalidMessage(
+            f"priority must be from {topic.min_priority} (lower numbers are reserved for retries) to "
+            f"{MAX_PRIORITY}, got {abbreviated(value)}"
+        )
+    return value
+
+
+def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -> int:
+    """Return an instant, which is in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
+
+    A ``fixed_time`` of the last minute counts as now. ``past`` allows all past times.
+    """
+    if not is_whole(at):
+        raise InvalidMessage(f"{name} must be whole ms since the epoch, got {abbreviated(at)}")
+    now = time.time() * 1000
+    if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
+        hint = "; is it a duration, or in seconds where ms are taken?" if 0 < at < LONGEST_GUESSED else ""
+        raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
+    if at > MAX_INSTANT_MS:
+        raise InvalidMessage(f"{name} {_instant(at)} is after {_instant(MAX_INSTANT_MS)}")
+    if at <= 999:
+        raise InvalidMessage(
+            f"{name} {at} ms is too small: it must be above 999, smaller numbers are reserved for retries"
+        )
+    return at
+
+
+def _instant(ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000).astimezone().isoformat()} ({ms} ms)"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def check_headers(headers: object) -> dict[str, str] | None:
+    """Return headers in their stored form, or None if there are none."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers must be a mapping from str to str, got {abbreviated(headers)}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(
+                f"headers must be pairs of str, got {abbreviated(name)}: {abbreviated(value)}"
+            )
+    copied = dict(headers)
+    try:
+        size = len(json.dumps(copied, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage("headers contain text that is not valid Unicode") from None
+    if size > MAX_HEADER_BYTES:
+        raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
+    return copied or None
+
+
+def check_max_retries(topic: Topic, value: object) -> int:
+    """Return how often a message may be tried again, or raise ``InvalidMessage``."""
+    if not is_whole(value) or not 0 <= value <= topic.max_retries:
+        raise InvalidMessage(
+            f"max_retries must be a whole number from 0 to {topic.max_retries}, the MAX_RETRIES of topic {topic.name}, "
+            f"got {abbreviated(value)}"
+        )
+    return value
+
+
+def check_timeout(topic: Topic, value: float) -> int:
+    """Return the time-out of a message in seconds, or raise ``InvalidMessage``."""
+    if not is_number(value) or value != int(value) or not 1 <= value <= topic.timeout:
+        raise InvalidMessage(
+            f"timeout must be whole seconds from 1 to {topic.timeout}, the TIMEOUT of topic {topic.name}, "
+            f"got {abbreviated(value)}"
+        )
+    return int(value)
+
+
+def check_stored_basis(basis: bytes) -> str:
+    """Return a slot basis in the form in which the envelope of a keyed message holds it."""
+    # It is stored beside the body, so that the slot can be found again when the slot count changes.
+    if len(basis) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"slot_basis has {len(basis)} bytes, more than {MAX_KEY_BYTES}")
+    try:
+        return basis.decode()
+    except UnicodeDecodeError:
+        raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, which keyed topics require") from None

@@ -20,8 +20,7 @@ from django_rmq.core.model.envelope import Envelope, derived_origin, encode_enve
 from django_rmq.core.model.schedule import ScheduleRecord, instant_text, local_times_text, tick_member
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.option_checks import check_stored_basis
-from django_rmq.core.producer.placement import Outgoing, basis_of, slot_of_crc
+from django_rmq.core.producer.placement import Outgoing, basis_of, check_stored_basis, slot_of_crc
 from django_rmq.core.schedules.tick_times import local_time, next_instant, next_tick
 from django_rmq.exceptions import (
     CallerError,

@@ -27,7 +27,7 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config, parsers
 from django_rmq.core.consumer import Hooks
-from django_rmq.core.producer.option_checks import MAX_HEADER_BYTES
+from django_rmq.core.producer.placement import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.observability import announcements, semantic_conventions, telemetry
 from django_rmq.testing import Clock, captured_messages, drain

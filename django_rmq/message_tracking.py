@@ -24,7 +24,7 @@ from django_rmq.id_lookup import (
     identify_for_program,
     slots_of,
 )
-from django_rmq.sending.coroutines import coroutine_of
+from django_rmq.sending.api import coroutine_of
 
 
 def message_status(

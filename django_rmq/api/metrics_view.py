@@ -11,7 +11,7 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 from django_rmq.api.view import RmqView
-from django_rmq.metrics.scrape_page import page, shows_token
+from django_rmq.metrics.collector import page, shows_token
 from django_rmq.operations import Permission
 
 

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from django_rmq.metrics.scrape_page import metrics
+from django_rmq.metrics.collector import metrics
 
 app_name = "rmq_metrics"
 

@@ -1,7 +1,7 @@
 """OpenTelemetry (extra ``otel``): spans, if ``RMQ["TRACING"]`` is on, and metrics, if ``RMQ["METRICS"]["OPENTELEMETRY"]`` is.
 
 Only the API is used: without an SDK set up by the project, nothing is recorded. Names and attributes are those
-of the semantic conventions for messaging (``semantic_conventions``).
+of the semantic conventions for messaging, version 1.44.0 (in development).
 
 =============  ========  =======================================================================================
 span           kind      when
@@ -29,22 +29,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
-from django_rmq.conf import get_config
+from django_rmq.conf import Config, get_config
 from django_rmq.core.log import hides_contents, opaque_name
+from django_rmq.core.model import redis_url
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import MAX_HEADER_BYTES, SendOptions
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
-from django_rmq.observability import (
-    CommitObservation,
-    Created,
-    SendObservation,
-    count_sent,
-    semantic_conventions,
-)
+from django_rmq.observability import CommitObservation, Created, SendObservation, count_sent
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter, Histogram
@@ -53,6 +49,69 @@ if TYPE_CHECKING:
     from django_rmq.core.consumer.batch_run import Coroutine
 
     Attributes = dict[str, str | int]
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+
+SYSTEM = "messaging.system"
+TOPIC = "messaging.destination.name"
+SLOT = "messaging.destination.partition.id"
+OPERATION = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+COUNT = "messaging.batch.message_count"
+MESSAGE_ID = "messaging.message.id"
+ERROR_TYPE = "error.type"
+SERVER = "server.address"
+PORT = "server.port"
+
+OUTCOME = "messaging.rmq.message.outcome"
+"""Outcome of a send, such as stored or merged."""
+RETRIES_LEFT = "messaging.rmq.message.retries_left"
+FAILED = "messaging.rmq.batch.failed_message_count"
+"""The number of messages of a batch that the listener failed."""
+
+SENT_MESSAGES = "messaging.client.sent.messages"
+CONSUMED_MESSAGES = "messaging.client.consumed.messages"
+OPERATION_DURATION = "messaging.client.operation.duration"
+PROCESS_DURATION = "messaging.process.duration"
+PROCESSED_BEFORE = "messaging.rmq.processed_before.messages"
+
+TYPES = {"commit": "settle", "rollback": "settle"}
+"""Operations whose type has another name."""
+
+_server: tuple[Config, dict[str, str | int]] | None = None
+
+
+def attributes_of(topic: str | None, operation: str) -> dict[str, str | int]:
+    """Return the attributes of all spans and metrics of an operation; ``topic`` is None if it concerns several topics."""
+    destination: SendOptions = {} if topic is None else {TOPIC: topic}
+    kind = TYPES.get(operation, operation)
+    return {SYSTEM: "rmq", OPERATION: operation, OPERATION_TYPE: kind, **destination, **_server_attributes()}
+
+
+def error_type(error: BaseException) -> str:
+    """Return the class of an error: ``ValueError``, ``shop.errors.NoSuchOrder``."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _server_attributes() -> dict[str, str | int]:
+    """Return the address of Redis in the settings. Behind Sentinels it has none, because the primary may change."""
+    global _server  # noqa: PLW0603 - read once per configuration
+    config = get_config()
+    if _server is None or _server[0] is not config:
+        _server = config, _read_server(config)
+    return _server[1]
+
+
+def _read_server(config: Config) -> dict[str, str | int]:
+    server = config.redis
+    if config.broker == "memory" or server is None or server.sentinels:
+        return {}
+    parts = redis_url.parse(server.cluster[0] if server.cluster else server.url)
+    if parts.scheme == "unix":
+        return {SERVER: unquote(parts.path)}
+    return {SERVER: parts.hostname or "localhost", PORT: parts.port or 6379}
+
 
 EDGES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Bounds of the histograms in seconds, as the conventions advise."""
@@ -75,32 +134,32 @@ def instruments() -> Instruments:
 
     from django_rmq import __version__
 
-    meter = metrics.get_meter("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
+    meter = metrics.get_meter("django_rmq", __version__, schema_url=SCHEMA_URL)
     return Instruments(
         meter.create_counter(
-            semantic_conventions.SENT_MESSAGES,
+            SENT_MESSAGES,
             "{message}",
             "Number of messages producer attempted to send to the broker.",
         ),
         meter.create_counter(
-            semantic_conventions.CONSUMED_MESSAGES,
+            CONSUMED_MESSAGES,
             "{message}",
             "Number of messages that were delivered to the application.",
         ),
         meter.create_histogram(
-            semantic_conventions.OPERATION_DURATION,
+            OPERATION_DURATION,
             "s",
             "Duration of messaging operation initiated by a producer or consumer client.",
             explicit_bucket_boundaries_advisory=EDGES,
         ),
         meter.create_histogram(
-            semantic_conventions.PROCESS_DURATION,
+            PROCESS_DURATION,
             "s",
             "Duration of processing operation.",
             explicit_bucket_boundaries_advisory=EDGES,
         ),
         meter.create_counter(
-            semantic_conventions.PROCESSED_BEFORE,
+            PROCESSED_BEFORE,
             "{message}",
             "Number of messages for which a listener with once was not called, because they were processed before.",
         ),
@@ -109,26 +168,24 @@ def instruments() -> Instruments:
 
 def with_error(attributes: Attributes, error: str | None) -> Attributes:
     """Return ``attributes``, with the type of the error if there is one."""
-    return attributes if error is None else {**attributes, semantic_conventions.ERROR_TYPE: error}
+    return attributes if error is None else {**attributes, ERROR_TYPE: error}
 
 
 def _counted(attributes: Attributes) -> Attributes:
     """Return the attributes of a counter, which has no type of operation."""
-    return {name: value for name, value in attributes.items() if name != semantic_conventions.OPERATION_TYPE}
+    return {name: value for name, value in attributes.items() if name != OPERATION_TYPE}
 
 
 def add_sent(topic: str, messages: int, error: BaseException | None = None) -> None:
-    failure = None if error is None else semantic_conventions.error_type(error)
-    attributes = with_error(_counted(semantic_conventions.attributes(topic, "send")), failure)
+    failure = None if error is None else error_type(error)
+    attributes = with_error(_counted(attributes_of(topic, "send")), failure)
     instruments().sent.add(messages, attributes)
 
 
 def count_processed(topic: str, messages: int) -> None:
     """Count messages that a listener with ``once`` had processed before."""
     if get_config().metrics.opentelemetry:
-        instruments().processed_before.add(
-            messages, _counted(semantic_conventions.attributes(topic, "process"))
-        )
+        instruments().processed_before.add(messages, _counted(attributes_of(topic, "process")))
 
 
 def record_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
@@ -147,7 +204,7 @@ def tracer() -> Tracer:
 
     from django_rmq import __version__
 
-    return trace.get_tracer("django_rmq", __version__, schema_url=semantic_conventions.SCHEMA_URL)
+    return trace.get_tracer("django_rmq", __version__, schema_url=SCHEMA_URL)
 
 
 @contextmanager
@@ -171,7 +228,7 @@ def span_around(
         try:
             yield span
         except BaseException as error:
-            span.set_attribute(semantic_conventions.ERROR_TYPE, semantic_conventions.error_type(error))
+            span.set_attribute(ERROR_TYPE, error_type(error))
             if hidden:
                 span.set_status(Status(StatusCode.ERROR, type(error).__qualname__))
             raise
@@ -212,12 +269,10 @@ def links_to(messages: Sequence[Message]) -> list[Link]:
 
 
 def of_message(message: Message) -> dict[str, str | int]:
-    attributes: dict[str, str | int] = {semantic_conventions.RETRIES_LEFT: message.retries_left}
+    attributes: dict[str, str | int] = {RETRIES_LEFT: message.retries_left}
     if message.topic.keyed:
         # The id of a message without a key contains its body.
-        attributes[semantic_conventions.MESSAGE_ID] = message_name(
-            message.topic, message.slot, message.delivery.member
-        )
+        attributes[MESSAGE_ID] = message_name(message.topic, message.slot, message.delivery.member)
     return attributes
 
 
@@ -227,17 +282,17 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
     ``began_ns`` and ``ended_ns``: the times of the round trip to Redis, in ns since the epoch. It may have carried more.
     """
     topic = messages[0].topic.name
-    attributes = semantic_conventions.attributes(topic, operation)
+    attributes = attributes_of(topic, operation)
     if get_config().tracing:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
-        more = {semantic_conventions.COUNT: len(messages)} if len(messages) > 1 else of_message(messages[0])
+        more = {COUNT: len(messages)} if len(messages) > 1 else of_message(messages[0])
         span = tracer().start_span(
             f"{operation} {topic}",
             Context(),
             SpanKind.CLIENT,
-            {**attributes, **more, semantic_conventions.SLOT: str(messages[0].slot)},
+            {**attributes, **more, SLOT: str(messages[0].slot)},
             links_to(messages),
             start_time=began_ns,
         )
@@ -268,23 +323,23 @@ def observed_commit(created: Sequence[Created]) -> Iterator[CommitObservation]:
 
     topics = {topic for topic, _, _ in created}
     topic = next(iter(topics)) if len(topics) == 1 else None
-    attributes = semantic_conventions.attributes(topic, "send")
+    attributes = attributes_of(topic, "send")
     messages = sum(count for _, count, _ in created)
     links = [
-        Link(context, {semantic_conventions.TOPIC: name} if topic is None else None)
+        Link(context, {TOPIC: name} if topic is None else None)
         for name, _, context in created[:MOST_LINKS]
         if context is not None
     ]
-    of_span = attributes if messages == 1 else {**attributes, semantic_conventions.COUNT: messages}
+    of_span = attributes if messages == 1 else {**attributes, COUNT: messages}
     name = "send" if topic is None else f"send {topic}"
     # Only errors of a server come here, and they contain nothing of a message.
     began = time.perf_counter()
     with span_around(name, SpanKind.CLIENT, of_span, links, hidden=False) as span:
         commit = _ObservedCommit()
         yield commit
-        failure = None if commit.error is None else semantic_conventions.error_type(commit.error)
+        failure = None if commit.error is None else error_type(commit.error)
         if failure is not None:
-            span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
+            span.set_attribute(ERROR_TYPE, failure)
             span.set_status(Status(StatusCode.ERROR, str(commit.error)))
         if get_config().metrics.opentelemetry:
             record_operation(attributes, time.perf_counter() - began, failure)
@@ -326,14 +381,14 @@ class _ObservedSend(SendObservation):
             return
         if len(results) == 1:
             (result,) = results
-            self._span.set_attribute(semantic_conventions.OUTCOME, result.status)
-            self._span.set_attribute(semantic_conventions.SLOT, str(result.slot))
+            self._span.set_attribute(OUTCOME, result.status)
+            self._span.set_attribute(SLOT, str(result.slot))
             if self._topic.keyed:
                 # The id of a message without a key contains its body.
                 name = message_name(self._topic, result.slot, result.member)
-                self._span.set_attribute(semantic_conventions.MESSAGE_ID, name)
+                self._span.set_attribute(MESSAGE_ID, name)
         else:
-            self._span.set_attribute(semantic_conventions.COUNT, len(results) + failed)
+            self._span.set_attribute(COUNT, len(results) + failed)
 
 
 @contextmanager
@@ -341,7 +396,7 @@ def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
     from opentelemetry.trace import SpanKind
 
     operation = "create" if waits else "send"
-    attributes = semantic_conventions.attributes(topic.name, operation)
+    attributes = attributes_of(topic.name, operation)
     hidden = hides_contents(topic.name)
     began = time.perf_counter()
     error: Exception | None = None
@@ -355,7 +410,7 @@ def observed_send(topic: Topic, waits: bool) -> Iterator[SendObservation]:
         finally:
             if not waits and get_config().metrics.opentelemetry:
                 _measure(topic.name, call, error)
-                failure = None if error is None else semantic_conventions.error_type(error)
+                failure = None if error is None else error_type(error)
                 record_operation(attributes, time.perf_counter() - began, failure)
 
 
@@ -383,7 +438,7 @@ class _ObservedCall:
         self._topic, self._function = topic, function
         self._is_traced, self._is_measured = get_config().tracing, get_config().metrics.opentelemetry
         self._is_hidden = hides_contents(topic.name)
-        self._attributes = semantic_conventions.attributes(topic.name, "process")
+        self._attributes = attributes_of(topic.name, "process")
 
     def __call__(self, argument: ListenerArgument) -> object:
         with self._call(argument) as call:
@@ -401,7 +456,7 @@ class _ObservedCall:
                 failure = _decision(call.returned, messages)
                 _record_failures(span, messages, failure)
         except BaseException as error:
-            failure = semantic_conventions.error_type(error)
+            failure = error_type(error)
             raise
         finally:
             if self._is_measured:
@@ -412,13 +467,11 @@ class _ObservedCall:
     def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
         from opentelemetry.trace import SpanKind
 
-        more: dict[str, str | int] = (
-            {semantic_conventions.COUNT: len(messages)} if is_batch else of_message(messages[0])
-        )
+        more: dict[str, str | int] = {COUNT: len(messages)} if is_batch else of_message(messages[0])
         return span_around(
             f"process {self._topic.name}",
             SpanKind.CONSUMER,
-            {**self._attributes, **more, semantic_conventions.SLOT: str(messages[0].slot)},
+            {**self._attributes, **more, SLOT: str(messages[0].slot)},
             links_to(messages) if self._is_traced else (),
             hidden=self._is_hidden,
         )
@@ -441,9 +494,9 @@ def _record_failures(span: Span, messages: Sequence[Message], failure: str | Non
 
     failed = sum(message.outcome is not None for message in messages)
     if failed:
-        span.set_attribute(semantic_conventions.FAILED, failed)
+        span.set_attribute(FAILED, failed)
     if failure is not None:
-        span.set_attribute(semantic_conventions.ERROR_TYPE, failure)
+        span.set_attribute(ERROR_TYPE, failure)
         span.set_status(Status(StatusCode.ERROR, "the listener failed its messages"))
 
 

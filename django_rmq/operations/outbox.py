@@ -17,10 +17,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import Error
 from django.utils.translation import gettext as _
 
-from django_rmq.connections.parallel_reads import ParallelReads
 from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
-from django_rmq.database_access import needs_this_thread, threads_of_duties
+from django_rmq.database_access import ParallelReads, needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
 from django_rmq.operations.authorization import Permission, sees_stored

@@ -4,16 +4,19 @@ The functions validate a message at the call. Inside a database transaction the 
 (unless ``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False): ``sending.on_commit`` has that part. Outside a
 transaction the producer sends it at once. ``remove_message`` and ``cancel_message`` take the same path.
 
+A transaction belongs to a thread, so a send from a coroutine has to run in the thread of Django's ORM. A send that neither a
+transaction nor a receiver of signals concerns needs no thread: it may go over the connection that its event loop shares.
+
 Tests see every send through ``observers``. This module ends at ``Producer.attempt``, which talks to Redis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 from zlib import crc32
 
 from asgiref.sync import sync_to_async
@@ -28,7 +31,7 @@ from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.bulk_send import takes_bodies
+from django_rmq.core.producer.bulk_send import ROUND_TRIP, batched, takes_bodies
 from django_rmq.core.producer.placement import (
     OPTIONS,
     Outgoing,
@@ -40,7 +43,6 @@ from django_rmq.core.producer.placement import (
     slot_of_crc,
 )
 from django_rmq.core.producer.producer import Producer, check_durability, found_nothing
-from django_rmq.core.producer.round_trips import ROUND_TRIP, batched
 from django_rmq.durations import Duration
 from django_rmq.exceptions import CallerError, InvalidMessage, RmqError, SlotMoved
 from django_rmq.id_lookup import (
@@ -51,9 +53,39 @@ from django_rmq.id_lookup import (
     find_moved,
     identify_for_program,
 )
-from django_rmq.sending.coroutines import coroutine_of
 from django_rmq.sending.on_commit import commit_to_wait_for, defer, defer_removal, rows_waiting
 from django_rmq.sending.results import RemoveResult, explained, too_full, went_nowhere
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+Shortcut = Callable[[tuple[object, ...], Mapping[str, object]], Coroutine[object, object, R | None]]
+"""A function that does a call without a thread, or returns None if it cannot; it takes the arguments of the call."""
+
+
+def coroutine_of(
+    function: Callable[P, R], shortcut: Shortcut[R] | None = None
+) -> Callable[P, Coroutine[object, object, R]]:
+    """Return a coroutine function that does the same as ``function``, by ``shortcut`` where that is possible.
+
+    It has the signature of ``function``. So each parameter is declared once, and type checkers and editors know them all.
+    """
+    called = sync_to_async(function)
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if shortcut is not None:
+            result = await shortcut(args, kwargs)
+            if result is not None:
+                return result
+        return await called(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    call.__doc__ = (
+        f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections."
+    )
+    return call
 
 
 class Observer(Protocol):

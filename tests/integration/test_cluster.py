@@ -16,10 +16,9 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from django_rmq.core import lua
-from django_rmq.core.cluster import routing
-from django_rmq.core.cluster.cluster_broker import Cluster
+from django_rmq.core.cluster import cluster_broker
+from django_rmq.core.cluster.cluster_broker import Cluster, NodeTrip, RoutedCommand
 from django_rmq.core.cluster.nodes import Node
-from django_rmq.core.cluster.routing import NodeTrip, RoutedCommand
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
@@ -166,7 +165,9 @@ def test_nothing_is_confirmed_where_a_connection_broke_before_it_could_be(
     redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # There is no replica to wait for.
-    monkeypatch.setattr(routing, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)])
+    monkeypatch.setattr(
+        cluster_broker, "durability_commands", lambda *_: [("WAIT", 1, 100), ("WAITAOF", 1, 0, 100)]
+    )
     client = cluster_of(redis_cluster)
     client.refresh()
     first = client.serving(0)

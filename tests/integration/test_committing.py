@@ -47,7 +47,7 @@ from django_rmq import (
 )
 from django_rmq.conf import get_config
 from django_rmq.core import lua
-from django_rmq.core.producer.round_trips import ROUND_TRIP
+from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.reslotting import begin, finish, move
 from django_rmq.sending.on_commit import failed_sends

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Connection
 
-from django_rmq.core.cluster import routing
+from django_rmq.core.cluster import cluster_broker
 from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer, check_durability
@@ -128,7 +128,7 @@ def test_each_node_of_a_cluster_confirms_its_own(monkeypatch: pytest.MonkeyPatch
             "what is repeated is waited for as well"
         )
         server.replicas[1].pause()
-        monkeypatch.setattr(routing, "durability_commands", half_a_second)
+        monkeypatch.setattr(cluster_broker, "durability_commands", half_a_second)
         found = send(producer, names, ONE)
         assert {each.status for each in found} == {"merged"}
         assert not any(each.durable for each in found), "the least of all nodes counts for all"

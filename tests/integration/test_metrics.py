@@ -39,7 +39,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import EDGES_MS, TimesCount
 from django_rmq.metrics import RmqCollector, collector
-from django_rmq.metrics.scrape_page import metrics
+from django_rmq.metrics.collector import metrics
 from django_rmq.operations import topic_survey
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker, project_on

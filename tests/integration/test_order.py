@@ -19,9 +19,9 @@ from django_rmq.core.consumer import batch_run, executor_pool
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.producer.placement import Send
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.producer.round_trips import ROUND_TRIP
 from django_rmq.exceptions import InvalidMessage, ServerRefused
 from django_rmq.operations.long_poll import LongPoll
 from tests.support.brokers import ClusterBroker

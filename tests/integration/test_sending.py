@@ -39,8 +39,8 @@ from django_rmq import (
     signals,
 )
 from django_rmq.conf import get_config
+from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.core.producer.round_trips import ROUND_TRIP
 from django_rmq.core.reslotting import begin, finish, move
 from django_rmq.sending import on_commit
 from django_rmq.sending.on_commit import failed_sends

@@ -34,9 +34,8 @@ from django_rmq.core.coordination import Holding, Worker, topic_slots
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
-from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession
+from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession, unpack
 from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT, MAX_NODE
-from django_rmq.core.coordination.zookeeper.node_tree import unpack
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats, topic_survey
@@ -752,7 +751,7 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
 def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
     """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
     from django_rmq.core.coordination.assignment import TopicSlots, WorkerCapacity, assign
-    from django_rmq.core.coordination.zookeeper.node_tree import pack
+    from django_rmq.core.coordination.zookeeper.client import pack
 
     chance = random.Random(1)
     topic = TopicSlots("million", 1 << 20)

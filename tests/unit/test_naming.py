@@ -16,7 +16,7 @@ ADMITTED_CLASSES = {"Command", "Meta", "Migration", "Topic"}
 
 ADMITTED_MODULES = {"__init__", "urls"}
 
-PARTICIPLES = {"declaring", "failing", "message_tracking", "reslotting", "routing"}
+PARTICIPLES = {"declaring", "failing", "message_tracking", "reslotting"}
 """Modules of Spark that programs import, and nouns that end like participles."""
 
 LARGE_PACKAGES = {"operations": 31}

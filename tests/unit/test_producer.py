@@ -19,9 +19,9 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.producer.bulk_send import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.core.producer.placement import Outgoing, instant_ms, slot_of
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.producer.round_trips import ROUND_TRIP, TRIP_BYTES, batched
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,

@@ -19,7 +19,7 @@ from django_rmq.core.model.limits import BATCH, MAX_REPLICAS, abbreviated
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Definition, Topic, TopicType
-from django_rmq.core.producer.bulk_send import BulkSend, takes_bodies
+from django_rmq.core.producer.bulk_send import BulkSend, send_trips, takes_bodies, trip_spans
 from django_rmq.core.producer.placement import (
     OPTIONS,
     Outgoing,
@@ -29,7 +29,6 @@ from django_rmq.core.producer.placement import (
     member_of,
     score_of,
 )
-from django_rmq.core.producer.round_trips import send_trips, trip_spans
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 T = TypeVar("T")

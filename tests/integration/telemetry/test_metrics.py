@@ -19,7 +19,7 @@ from django_rmq import Message, Reject, TopicFull, connections, send_message, se
 from django_rmq.conf import get_config, parsers
 from django_rmq.core.consumer import Hooks
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
-from django_rmq.observability import announcements, semantic_conventions, telemetry
+from django_rmq.observability import announcements, telemetry
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker
 from tests.support.embedded_server import free_port
@@ -54,7 +54,7 @@ def recorded(reader: InMemoryMetricReader) -> Points:
     data = reader.get_metrics_data()
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
-            assert scope.scope.name == "django_rmq" and scope.schema_url == semantic_conventions.SCHEMA_URL
+            assert scope.scope.name == "django_rmq" and scope.schema_url == telemetry.SCHEMA_URL
             for metric in scope.metrics:
                 for point in metric.data.data_points:
                     attributes = dict(point.attributes or {})
@@ -79,15 +79,11 @@ def test_the_names_are_those_of_the_conventions() -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)
     }
-    ours = {
-        value
-        for name, value in vars(semantic_conventions).items()
-        if name.isupper() and isinstance(value, str)
-    }
-    ours -= {semantic_conventions.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
+    ours = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)}
+    ours -= {telemetry.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
     assert {name for name in ours if not name.startswith("messaging.rmq.")} <= attributes
     assert {value.value for value in messaging_attributes.MessagingOperationTypeValues} >= {
-        *semantic_conventions.TYPES.values(),
+        *telemetry.TYPES.values(),
         "send",
         "create",
         "process",

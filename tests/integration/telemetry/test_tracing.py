@@ -29,7 +29,7 @@ from django_rmq.conf import get_config, parsers
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.producer.placement import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.observability import announcements, semantic_conventions, telemetry
+from django_rmq.observability import announcements, telemetry
 from django_rmq.testing import Clock, captured_messages, drain
 from django_rmq.worker import listener_registry
 from tests.support.brokers import OracleBroker
@@ -315,7 +315,7 @@ def test_a_commit_that_cannot_send_is_an_error_of_its_span(spans: InMemorySpanEx
 )
 def test_spans_say_where_redis_is(server: Any, told: dict[str, Any]) -> None:
     with override_settings(RMQ={**RMQ, "BROKER": "redis", "REDIS": server}):
-        found = semantic_conventions.attributes("plain", "send")
+        found = telemetry.attributes_of("plain", "send")
     assert {name: value for name, value in found.items() if name.startswith("server.")} == told
 
 

@@ -28,7 +28,7 @@ from django_rmq.core.coordination.stored_plan import (
     whose,
     write_record,
 )
-from django_rmq.core.coordination.zookeeper import node_tree
+from django_rmq.core.coordination.zookeeper import client
 from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.topic import Definition
@@ -134,7 +134,7 @@ class PublishedDefinitions:
         """Return the definitions, and publish them; while Redis is unavailable, return the published ones."""
         if self._published is None:
             (names,) = session.ask(session.client.get_children_async(session.ensemble.path("topics")))
-            self._published = dict(node_tree.texts(session, "topics", names))
+            self._published = dict(client.texts(session, "topics", names))
         try:
             registered = self._registered()
         except RmqError as error:
@@ -274,11 +274,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def members(self) -> list[Member]:
         """Ask ZooKeeper for all workers. The time left of a session is unknown: its whole length is returned."""
-        return node_tree.members(self._connected())
+        return client.members(self._connected())
 
     def describe(self) -> list[Holding]:
         """Ask ZooKeeper for the owners and since when they own, by the clock of the assigning worker."""
-        return node_tree.plan(self._connected()).holdings
+        return client.plan(self._connected()).holdings
 
     def _try_turn(self) -> float:
         try:
@@ -346,7 +346,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         worker = self._announced
         try:
             session.open()
-            node_tree.create_nodes(session)
+            client.create_nodes(session)
             create(session, worker, self._token)
         except BaseException:
             session.close(0.0)
@@ -390,7 +390,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             return
 
         def decode() -> AssignmentPlan:
-            self._basis, plan = node_tree.unpack(data)
+            self._basis, plan = client.unpack(data)
             return plan
 
         self._plan = self._read_plan(decode)
@@ -418,7 +418,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._live_workers_of != self._members:
-            records = dict(node_tree.texts(session, "workers", self._ids))
+            records = dict(client.texts(session, "workers", self._ids))
             self._live_workers = read_workers(records, self._log_throttled)
             self._live_workers_of = self._members
         topics = served_topics(
@@ -430,11 +430,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
         if self._plan is not None and self._basis == self._members and assignment == self._plan.runs():
             return
         plan = before.renewed(assignment, now)
-        data = node_tree.pack(self._members, plan)
+        data = client.pack(self._members, plan)
         if len(data) > MAX_NODE:
             # The times are dropped first, then the previous owners.
             plan = AssignmentPlan({}).renewed(assign(topics, live_workers, {}), now)
-            data = node_tree.pack(self._members, plan)
+            data = client.pack(self._members, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
                 f"the assignment of {len(topics)} topics to {len(live_workers)} workers takes {len(data)} bytes, more "

@@ -1,5 +1,6 @@
 """`send_message` and related functions, in step with database transactions."""
 
+from django_rmq.core.model.send_results import RemoveResult
 from django_rmq.core.producer.placement import Send
 from django_rmq.sending.api import (
     acancel_message,
@@ -16,7 +17,6 @@ from django_rmq.sending.api import (
     send_messages,
     send_outgoing,
 )
-from django_rmq.sending.results import RemoveResult
 
 __all__ = [
     "RemoveResult",

@@ -29,7 +29,14 @@ from django_rmq import connections, observability, open_transactions, outbox
 from django_rmq.conf import did_you_mean, get_config
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
-from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults
+from django_rmq.core.model.send_results import (
+    STORED,
+    Durability,
+    RemoveResult,
+    SendResult,
+    SendResults,
+    too_full,
+)
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.bulk_send import ROUND_TRIP, batched, takes_bodies
 from django_rmq.core.producer.placement import (
@@ -53,8 +60,14 @@ from django_rmq.id_lookup import (
     find_moved,
     identify_for_program,
 )
-from django_rmq.sending.on_commit import commit_to_wait_for, defer, defer_removal, rows_waiting
-from django_rmq.sending.results import RemoveResult, explained, too_full, went_nowhere
+from django_rmq.sending.on_commit import (
+    commit_to_wait_for,
+    defer,
+    defer_removal,
+    explained,
+    rows_waiting,
+    went_nowhere,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

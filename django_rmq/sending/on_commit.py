@@ -4,7 +4,7 @@
 callback, and only that callback holds the call's messages. Django drops the callbacks of a transaction or savepoint that is
 rolled back, and with them the messages: no body stays in memory.
 
-The results that the callers have are in ``results``. They show a rollback, too.
+The results that the callers have show a rollback, too (``core.model.send_results``).
 
 After a commit the module reports the messages that were not sent or not removed: in the log, and by signal.
 """
@@ -20,7 +20,7 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
@@ -30,14 +30,22 @@ from django_rmq import connections, observability, outbox
 from django_rmq.conf import get_config
 from django_rmq.conf.settings_reader import Config
 from django_rmq.core.log import LogThrottle, counted
-from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
+from django_rmq.core.model.send_results import (
+    OUTDATED,
+    STORED,
+    DeferredResult,
+    Durability,
+    RemoveResult,
+    SendResult,
+    SendStatus,
+    too_full,
+)
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
 from django_rmq.observability import announcements
 from django_rmq.outbox import StoredSend
-from django_rmq.sending.results import RemoveResult, explained, status_by_now, too_full, went_nowhere
 
 logger = logging.getLogger("django_rmq.sending")
 _repeated = LogThrottle(logger)
@@ -215,7 +223,9 @@ def defer(
     # A result must not keep its call alive: its dead reference is how it detects a rollback.
     here = ref(call)
     call.context = observability.creation_context()
-    call.results = results = [DeferredResult(out, wanted, here) for out in messages]
+    call.results = results = [
+        DeferredResult(topic.name, out.slot, out.member, wanted, here) for out in messages
+    ]
     return results
 
 
@@ -379,32 +389,28 @@ def _complete(
             )
 
 
-class DeferredResult(SendResult):
-    """The result of a send that waits for a commit."""
+def explained(topic: Topic, error: RmqError) -> RmqError:
+    """Return ``error``; if the topic was re-slotted, with both counts and what to do."""
+    if not isinstance(error, SlotMoved):
+        return error
+    # The next send compares the definition again, because a process may have registered another one meanwhile.
+    connections.forget(topic)
+    try:
+        registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
+    except ServerTrouble:
+        # Redis became unavailable after it refused the send: the text then lacks the registered count.
+        registered = None
+    now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
+    explanation = SlotMoved(
+        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. Nothing "
+        "was sent. Correct SLOTS and restart the process"
+    )
+    explanation.__cause__ = error
+    return explanation
 
-    __slots__ = ("_call",)
 
-    def __init__(self, out: Outgoing, wanted: Durability, call: ref[DeferredSend]) -> None:
-        self.topic = out.topic.name
-        self.slot = out.slot
-        self.member = out.member
-        self.score = math.nan
-        self.replicas = self.fsynced = None
-        self.wanted = wanted
-        self._call = call
-
-    def __getattr__(self, name: str) -> object:
-        # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
-        return status_by_now(self, name, self._call)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # A copy in another process does not see the commit, so it holds the status of now.
-        values = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
-        return SendResult, (*values, self.wanted)
-
-    def complete(self, outcome: SendResult) -> None:
-        """Set the outcome of the message at the commit."""
-        self.status = outcome.status
-        self.slot, self.score = outcome.slot, outcome.score
-        self.replicas = outcome.replicas if self.wanted.replicas else None
-        self.fsynced = outcome.fsynced if self.wanted.fsync else None
+def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
+    """Return the result of a message that an observer kept from being sent, or of its removal."""
+    status = cast("SendStatus", "not_found" if out.removes else "stored")
+    reached = wanted.replicas or None, wanted.fsync or None
+    return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)

@@ -1,18 +1,25 @@
-"""The results of sends, and the durability that a send may request.
+"""The results of sends and of removals, and the durability that a send may request.
 
 A bulk send keeps its results as the answers of round trips: an object for each message is made only when it is read.
+
+The results of a call that waits for a commit detect a rollback by a weak reference to the call. The reference is dead as soon as
+Django has dropped the callback of the call, and the status is then ``discarded``. A connection has no public attribute for this:
+``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled back, and Django
+has no callback for a rollback.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, cast, overload
+from typing import Final, Literal, NamedTuple, Self, cast, overload
 
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.replies import Sent
+from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import TopicFull
 
 
 class Durability(NamedTuple):
@@ -106,6 +113,47 @@ class SendResult:
         return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
 
 
+WaitingCall = Callable[[], object]
+"""A weak reference to the call that waits for a commit. It returns None when the call has been dropped."""
+
+
+def status_by_now(result: object, name: str, call: WaitingCall | None) -> str:
+    """Return the status of a result that is not final. ``complete`` sets the attribute, and Python then reads that."""
+    if name != "status":
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
+    # Only Django holds the call, so a dead reference means that a rollback has dropped the callback.
+    return "discarded" if call is None or call() is None else "pending"
+
+
+class DeferredResult(SendResult):
+    """The result of a send that waits for a commit."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, topic: str, slot: int, member: bytes, wanted: Durability, call: WaitingCall) -> None:
+        self.topic, self.slot, self.member = topic, slot, member
+        self.score = math.nan
+        self.replicas = self.fsynced = None
+        self.wanted = wanted
+        self._call = call
+
+    def __getattr__(self, name: str) -> object:
+        # The slot ``status`` is empty until the commit, so Python calls this for every read of it.
+        return status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy in another process does not see the commit, so it holds the status of now.
+        values = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
+        return SendResult, (*values, self.wanted)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Set the outcome of the message at the commit."""
+        self.status = outcome.status
+        self.slot, self.score = outcome.slot, outcome.score
+        self.replicas = outcome.replicas if self.wanted.replicas else None
+        self.fsynced = outcome.fsynced if self.wanted.fsync else None
+
+
 class SendResults(Sequence[SendResult]):
     """The results of a bulk send, in the order of its messages.
 
@@ -157,3 +205,75 @@ class SendResults(Sequence[SendResult]):
 
     def __repr__(self) -> str:
         return f"<SendResults of {len(self)} messages of {self._topic}: {dict(self.counts())}>"
+
+
+RemoveStatus = Literal[
+    "pending",
+    "waiting",
+    "resting",
+    "running",
+    "running_and_waiting",
+    "not_found",
+    "claimed",
+    "failed",
+    "in_outbox",
+    "outdated",
+    "discarded",
+]
+"""The status of a removal; ``RemoveResult`` says what each means."""
+
+
+class RemoveResult(str):
+    """The result of ``remove_message`` or ``cancel_message``: a word, with a ``status`` that is updated at the commit.
+
+    ``waiting``, ``resting``, ``running``, ``running_and_waiting`` or ``not_found``: where the message was;
+    for ``cancel_message`` also ``claimed``. In a transaction the word is ``pending``, and so is ``status`` until the
+    commit; after it one of the above, ``failed``, ``in_outbox`` or ``outdated`` (as of ``SendResult``), or
+    ``discarded`` after a rollback. Its text stays ``pending``, so compare ``status`` in a transaction.
+    """
+
+    __slots__ = ("_call", "member", "status", "topic")
+
+    topic: str
+    member: bytes
+    """The member in Redis: the encoded body, or the key."""
+    status: RemoveStatus
+    """Where the message was; ``pending`` until the commit."""
+    _call: WaitingCall | None
+
+    def __new__(cls, word: str, topic: str, member: bytes, call: WaitingCall | None = None) -> Self:
+        """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
+        result = super().__new__(cls, word)
+        result.topic, result.member, result._call = topic, member, call
+        if call is None:
+            result.status = cast("RemoveStatus", word)
+        return result
+
+    def __getattr__(self, name: str) -> object:
+        return status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As in ``DeferredResult``: a copy in another process does not see the commit.
+        return RemoveResult, (self.status, self.topic, self.member)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Set the state in which the message was found at the commit."""
+        self.status = cast("RemoveStatus", outcome.status)
+
+
+def too_full(topic: Topic, result: SendResult) -> TopicFull:
+    """Return the error for a slot that was too full for the message of ``result``."""
+    if topic.accumulate and topic.max_backlog:
+        return TopicFull(
+            f"the message has collected ACCUMULATE = {topic.accumulate} bodies or MAX_BODY = {topic.max_body} bytes, or "
+            f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of MAX_BACKLOG"
+        )
+    if topic.accumulate:
+        return TopicFull(
+            f"a message of topic {topic.name} has collected ACCUMULATE = {topic.accumulate} bodies, or MAX_BODY = "
+            f"{topic.max_body} bytes: it is due, and takes more once it has been delivered"
+        )
+    return TopicFull(
+        f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
+        f"MAX_BACKLOG = {topic.max_backlog}"
+    )

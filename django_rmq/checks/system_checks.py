@@ -11,7 +11,7 @@ E004 to E006, E095       ``conf.topic_settings``
 E007, E009 to E012       ``conf.server_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
 E041 to E046             ``core.model.server_checks``
-E060 to E066             ``worker.once_requirements``
+E060 to E066             ``worker.once``
 E070 to E073             ``schedules``
 E086, E088               ``conf.task_settings``
 E100 to E104             ``typed_bodies``
@@ -43,7 +43,7 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTroub
 from django_rmq.outbox import contents, storage
 from django_rmq.tasks import is_installed as has_framework
 from django_rmq.tasks import jobs
-from django_rmq.worker import listener_registry, once_requirements
+from django_rmq.worker import listener_registry, once
 
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
@@ -330,8 +330,8 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: ob
             )
             problems.append(AppError(message, id="django_rmq.E024"))
         if listener.using is not None:
-            problems += map(_of_once, once_requirements.problems(config, listener))
-            problems += map(_of_once, once_requirements.warnings(config, listener))
+            problems += map(_of_once, once.problems(config, listener))
+            problems += map(_of_once, once.warnings(config, listener))
     # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
         problems += _missing(config)
@@ -372,7 +372,7 @@ def check_tables(
         return []
     aliases = {*listener_registry.once_databases().values()} & {*databases}
     # A database that does not answer is reported when something needs it.
-    problems_of, _ = ask_each(sorted(aliases), once_requirements.missing_table)
+    problems_of, _ = ask_each(sorted(aliases), once.missing_table)
     return [_of_once(problem) for answer in problems_of.values() for problem in answer]
 
 

@@ -18,7 +18,7 @@ from django_rmq.core.topic_registration import register_topics
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.tasks import jobs
-from django_rmq.worker import listener_registry, once_requirements
+from django_rmq.worker import listener_registry, once
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -161,11 +161,9 @@ def _check_once(topics: list[Topic]) -> None:
     listeners = listener_registry.listeners()
     served = [listeners[topic.name] for topic in topics if topic.name in listeners]
     chosen = [each for each in served if each.using is not None]
-    flaws = [problem for each in chosen for problem in once_requirements.problems(get_config(), each)]
+    flaws = [problem for each in chosen for problem in once.problems(get_config(), each)]
     if not flaws:
-        given, problems = ask_each(
-            sorted({each.using for each in chosen if each.using}), once_requirements.missing_table
-        )
+        given, problems = ask_each(sorted({each.using for each in chosen if each.using}), once.missing_table)
         flaws += [problem for answer in given.values() for problem in answer]
         for alias, problem in problems.items():
             # Other topics need not wait for this database, and a message whose listener needs it is tried again.

@@ -57,7 +57,7 @@ from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, S
 from django_rmq.observability import announcements
 from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
-from django_rmq.worker import listener_registry
+from django_rmq.worker import listener_registry, once
 from django_rmq.worker.listener_hooks import hooks
 from django_rmq.worker.worker_reports import ReportDuty
 
@@ -400,20 +400,15 @@ class WorkerProcess:
             ),
         ]
         relaying = relay.duties() if self._config.uses_outbox else []
-        return [DutyThread(of_redis), *threads_of_duties((*self._forgetting(), *relaying))]
+        databases = listener_registry.once_databases()
+        forgetting = once.forgetting(self._topics, databases, self._config.once_retention, self._may_sample)
+        return [DutyThread(of_redis), *threads_of_duties((*forgetting, *relaying))]
 
     def _keep_definitions(self) -> Generator[float, None, None]:
         """Look now and then whether Redis still has the definitions of topics, which are then registered again."""
         while True:
             connections.refresh_definitions()
             yield DEFINITIONS_SECONDS
-
-    def _forgetting(self) -> Iterable[tuple[str, Duty]]:
-        if not (using := listener_registry.once_databases()):
-            return []
-        from django_rmq.worker.processed_messages import forgetting  # a model, which needs loaded apps
-
-        return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
 
     def run(self) -> int:
         """Join the other workers, work until stopped or done, and leave; return one of the exit codes."""

@@ -43,8 +43,8 @@ from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.models import ProcessedMessage
 from django_rmq.operations import Actor, Operations
 from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memory_broker
-from django_rmq.worker import listener_registry, once, processed_messages, startup
-from django_rmq.worker.processed_messages import row_of
+from django_rmq.worker import listener_registry, once, startup
+from django_rmq.worker.once import row_of
 from tests.e2e.mariadb import use_driver
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
@@ -474,7 +474,7 @@ def test_messages_behind_the_hold_are_not_counted_as_processed(
     _, booked = book_in_lists(lambda message: None)
     send_messages("accounts", [1, 2, 3])
     messages, _ = deliver(broker, clock, "accounts")
-    row = processed_messages.row_of(messages[1])
+    row = once.row_of(messages[1])
     give_back(broker, messages)
     ProcessedMessage.objects.filter(origin=row[1]).delete()
     Group.objects.all().delete()
@@ -639,20 +639,20 @@ def replace_origin(message: Message, origin: str) -> Message:
 
 
 def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processed_messages, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(once, "ROWS_AT_ONCE", 3)
     now = timezone.now()
     for hours in (30, 29, 28, 27, 26, 23, 22, 1):
         ProcessedMessage.objects.create(
             topic="payments", origin=f"{hours:032x}", processed_at=now - timedelta(hours=hours)
         )
     topic = get_config().topic("payments")
-    ((alias, duty),) = processed_messages.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
+    ((alias, duty),) = once.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
     steps = duty()
     assert (alias, next(steps)) == ("default", 0.05)
     assert ProcessedMessage.objects.count() == 5
     assert next(steps) == 600.0
     assert ProcessedMessage.objects.count() == 3
-    ((_, idle),) = processed_messages.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
+    ((_, idle),) = once.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
     next(idle())
     assert ProcessedMessage.objects.count() == 3, "another worker looks after it"
 
@@ -660,7 +660,7 @@ def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_database_that_cannot_ignore_rows_uses_savepoints(
     broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processed_messages, "IGNORING", set())
+    monkeypatch.setattr(once, "IGNORING", set())
     monkeypatch.setattr(connection, "vendor", "other")
     calls = pay_in_lists()
     send_messages("payments", ["a", "b"])
@@ -675,8 +675,8 @@ def test_a_database_that_cannot_ignore_rows_uses_savepoints(
 def test_of_many_rows_those_are_counted_that_are_new() -> None:
     rows = [("payments", f"{n:032x}") for n in range(1000)]
     with transaction.atomic():
-        assert processed_messages.insert(connection, rows).new == 1000
-        some_new = processed_messages.insert(connection, [*rows, ("others", rows[0][1])]).new
+        assert once.insert(connection, rows).new == 1000
+        some_new = once.insert(connection, [*rows, ("others", rows[0][1])]).new
         assert some_new == (0 if connection.vendor == "mysql" else 1)
     assert ProcessedMessage.objects.count() == 1000 + some_new
 
@@ -684,7 +684,7 @@ def test_of_many_rows_those_are_counted_that_are_new() -> None:
 def test_an_error_that_is_no_conflict_is_none() -> None:
     """A row that the database refuses does not count as one that exists."""
     with pytest.raises(DatabaseError), transaction.atomic():
-        processed_messages.insert(connection, [("x" * 101, "0" * 32), ("x' || NULL", "not a UUID")])
+        once.insert(connection, [("x" * 101, "0" * 32), ("x' || NULL", "not a UUID")])
     assert not ProcessedMessage.objects.exists()
 
 
@@ -698,12 +698,12 @@ def test_what_is_no_uuid_becomes_one_by_which_it_is_known(
     send_message("payments", "a")
     messages, _ = deliver(broker, clock)
     envelope = replace_origin(messages[0], origin)
-    (topic, row), (_, same) = processed_messages.row_of(envelope), processed_messages.row_of(envelope)
+    (topic, row), (_, same) = once.row_of(envelope), once.row_of(envelope)
     assert (topic, row) == ("payments", same)
     found = UUID(row)
     assert (found.version, found.variant) == (8, RFC_4122)
     assert found.bytes[8] & 0x20, "of version 8, MariaDB refuses those whose ninth byte is 0x80"
-    assert row != processed_messages.row_of(messages[0])[1] == messages[0].origin
+    assert row != once.row_of(messages[0])[1] == messages[0].origin
 
 
 @pytest.mark.parametrize("given", [0, 1, "", ["default"], None])
@@ -811,7 +811,7 @@ def test_a_worker_does_not_start_without_the_table_and_says_what_to_run(
     topic = get_config().topic("payments")
     startup.check_start([topic])
     with monkeypatch.context() as patch:
-        patch.setattr(processed_messages._MODEL, "db_table", "not_there")
+        patch.setattr(ProcessedMessage._meta, "db_table", "not_there")
         with pytest.raises(ConfigurationError, match=r"python manage\.py migrate django_rmq"):
             startup.check_start([topic])
         (warning,) = checks.run_checks(tags=["rmq"], databases=["default"])

@@ -17,8 +17,7 @@ from django_rmq.core.model.envelope import Envelope, encode_envelope, new_origin
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.models import ProcessedMessage
-from django_rmq.worker.once import OnceListener
-from django_rmq.worker.processed_messages import has_table
+from django_rmq.worker.once import OnceListener, has_table
 from tests.support.databases import SERVERS, count_lock_waits, database_beside
 from tests.support.workers import LONG, Listener, eventually
 

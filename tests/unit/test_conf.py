@@ -19,7 +19,7 @@ from django_rmq.conf import Config, SettingsProblem, get_config, read_settings
 from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.worker import once_requirements
+from django_rmq.worker import once
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
@@ -897,9 +897,7 @@ def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
     folders = [Path(str(module.__file__)).parent for module in (checks, conf)]
     files = [file for folder in folders for file in folder.glob("*.py")]
-    files += [
-        Path(str(module.__file__)) for module in (once_requirements, of_schedules, of_bodies, typed_bodies)
-    ]
+    files += [Path(str(module.__file__)) for module in (once, of_schedules, of_bodies, typed_bodies)]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EWI]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15

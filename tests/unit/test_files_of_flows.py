@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = f"{ROOT / 'django_rmq'}/"
 MOST = {
-    "send_message": 13,
+    "send_message": 12,
     "send_message in a transaction, and its commit": 13,
     "one delivery, in core/consumer": 17,
     "replay of a dead message in the admin": 17,

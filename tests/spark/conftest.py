@@ -13,19 +13,26 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 import redis
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from pyspark.sql import types
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, StructField, StructType
 
 from django_rmq import connections
 from django_rmq.conf import get_config
+from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import LostRace
 from django_rmq.spark.foreach_batch import Batches
 from django_rmq.spark.java import find_java, open_session, prepare_environment
+from django_rmq.spark.source_options import WRITE, SourceOptions
+from django_rmq.spark.writer import Writer, Written
 from tests.e2e.processes import environment_of
 from tests.spark.clusters import Cluster
 from tests.spark.environments import environment
@@ -33,6 +40,12 @@ from tests.support.brokers import Broker
 from tests.support.preloaded import Program
 from tests.support.servers import absent
 from tests.support.workers import client_of, eventually
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "filterwarnings", "ignore:PySpark does not yet fully support pandas:FutureWarning"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -94,9 +107,90 @@ class Queue:
     def depth(self, state: str) -> int:
         return sum(getattr(counts, state) for counts in self.each("count"))
 
+    def entries(self, state: str = "store") -> list[Entry]:
+        return [entry for page in self.each("list_messages", state) for entry in page.entries]
+
+    def scores(self) -> dict[str, float]:
+        """Member -> score of what waits."""
+        return {entry.member.decode(): entry.score for entry in self.entries()}
+
+    def places(self) -> dict[tuple[int, bytes], Entry]:
+        """Slot and member -> what waits."""
+        pages = enumerate(self.each("list_messages", "store"))
+        return {(slot, entry.member): entry for slot, page in pages for entry in page.entries}
+
+    def writer(self, schema: str | StructType, **options: str) -> Writer:
+        """Make a driver's writer for these columns. An option '' is left out."""
+        columns = schema_of(schema) if isinstance(schema, str) else schema
+        local: dict[str, str] = {}
+        if "time_range" not in columns.names:
+            local["timeRange"] = f"{self.topic.time_range_ms or 60_000}ms"
+        if self.topic.default_priority is not None:
+            local["defaultPriority"] = str(self.topic.default_priority)
+        given = {name: text for name, text in {**local, **self.options, **options}.items() if text}
+        return Writer(SourceOptions(given, WRITE, "a test"), columns, overwrite=False)
+
+    def write_batch(self, columns: pa.RecordBatch | dict[str, Any], **options: str) -> dict[str, int]:
+        """Write rows as a task does; return the counts."""
+        batch = pa.RecordBatch.from_pydict(columns) if isinstance(columns, dict) else columns
+        schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in batch.schema])
+        written = self.writer(schema, **options).write(iter([batch]))
+        assert isinstance(written, Written)
+        return written.counts
+
+    # --- with a session
+
+    def write(self, frame: Any, **options: object) -> None:
+        frame.write.format("rmq").options(**{**self.options, **options}).mode("append").save()
+
+    def read(self, spark: Any, **options: object) -> Any:
+        return spark.read.format("rmq").options(**self.options, **options).load()
+
+    def stream(self, spark: Any, **options: object) -> Any:
+        return spark.readStream.format("rmq").options(**self.options, **options).load()
+
+
+TYPES: dict[str, DataType] = {
+    "string": types.StringType(),
+    "long": types.LongType(),
+    "binary": types.BinaryType(),
+    "date": types.DateType(),
+    "timestamp": types.TimestampType(),
+    "variant": types.VariantType(),
+    "decimal": types.DecimalType(10, 2),
+    "interval": types.YearMonthIntervalType(),
+    "struct": StructType([StructField("a", types.LongType())]),
+    "array": types.ArrayType(types.BinaryType()),
+    "map": types.MapType(types.LongType(), types.LongType()),
+    "headers": types.MapType(types.StringType(), types.StringType()),
+}
+
+
+def schema_of(columns: str) -> StructType:
+    """Return the schema of columns like ``value key:long``."""
+    pairs = [column.partition(":") for column in columns.split()]
+    return StructType([StructField(name, TYPES[kind or "string"]) for name, _, kind in pairs])
+
+
+def begin(frame: Any, into: Any, checkpoint: Path, every: str | None = None) -> Any:
+    """Start a query into a function, or into a topic; it ends with what is due now, unless it runs ``every`` so often."""
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
+    writer = writer.format("rmq").options(**into) if isinstance(into, dict) else writer.foreachBatch(into)
+    trigger = {"availableNow": True} if every is None else {"processingTime": every}
+    return writer.trigger(**trigger).start()
+
+
+def finish(query: Any) -> Any:
+    """Wait for the end of a query, which has no error."""
+    assert query.awaitTermination(300) and query.exception() is None
+    return query
+
+
+MakeQueue = Callable[..., Queue]
+
 
 @pytest.fixture
-def queue(redis_url: str, prefix: str) -> Iterator[Callable[..., Queue]]:
+def queue(redis_url: str, prefix: str) -> Iterator[MakeQueue]:
     client = client_of(redis_url)
     broker = Broker(client, prefix)
 

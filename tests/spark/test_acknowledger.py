@@ -16,12 +16,9 @@ import pytest
 from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import TopicType
 from django_rmq.spark.stream_reader import ranges, slots_in
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_streaming import ALL, fill, first_batch, reader
 from tests.support.workers import Worker, eventually
-
-MakeQueue = Callable[..., Queue]
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 
 @contextmanager

@@ -8,8 +8,6 @@ import pytest
 
 from django_rmq.exceptions import InvalidRequest
 
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-
 FITTING = {
     '{"n":1,"v":"a"}': (1, "a"),
     '{"n":2}': (2, None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -22,9 +22,7 @@ from django_rmq.exceptions import InvalidMessage
 from django_rmq.spark.columns import SAMPLE, canonical_rows, canonical_texts
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import Writer
-from tests.spark.conftest import Queue
-
-MakeQueue = Callable[..., Queue]
+from tests.spark.conftest import MakeQueue, Queue
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["é", "\u2028", "\x7f", 'a"b', "back\\slash", "line\nfeed", "\x00", " ", "null", "12", "{}"]

@@ -1,51 +1,48 @@
-"""Rows that are sent as columns become the messages that any other send of them makes."""
+"""Rows that are sent as columns become the messages that any other send of them makes; times that have passed are refused,
+or due at once: else a batch that is repeated later could never be sent.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import (
-    BinaryType,
-    DayTimeIntervalType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from django_rmq.core.model.body_codec import decode_json, encode_decoded, encode_json
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.columns import instants_ms
-from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.writer import Target, Writer
-from tests.spark.conftest import Queue
+from django_rmq.spark.columns import MARGIN_MS, in_milliseconds, instants_ms
+from django_rmq.spark.writer import Target
+from tests.spark.conftest import MakeQueue, Queue, Run, begin, waiting
+from tests.support.brokers import Broker
 
-MakeQueue = Callable[..., Queue]
-
-DAY = 86_400_000
+DAY, HOUR = 86_400_000, 3_600_000
 LATER = 2_000_000_000_000
-TYPES: dict[str, tuple[Any, Any]] = {
-    "value": (StringType(), pa.string()),
-    "key": (StringType(), pa.string()),
-    "slot_basis": (StringType(), pa.string()),
-    "priority": (LongType(), pa.int64()),
-    "fixed_time": (TimestampType(), pa.timestamp("ms", "UTC")),
-    "time_range": (DayTimeIntervalType(), pa.duration("ms")),
-    "headers": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string())),
+SPARKS = {"fixed_time": "timestamp"}
+TYPES = {
+    **dict.fromkeys(("value", "key", "slot_basis"), pa.string()),
+    "priority": pa.int64(),
+    "fixed_time": pa.timestamp("ms", "UTC"),
+    "time_range": pa.duration("ms"),
+    "headers": pa.map_(pa.string(), pa.string()),
 }
+
+
+def columns_of(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, pa.Array]:
+    return {name: pa.array([row[name] for row in rows], TYPES[name]) for name in ("value", *names)}
+
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 documents = st.dictionaries(
@@ -87,42 +84,19 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def writer(topic: Queue, columns: tuple[str, ...]) -> Writer:
-    schema = StructType([StructField(name, TYPES[name][0]) for name in ("value", *columns)])
-    range_ms = topic.topic.time_range_ms
-    options = {**topic.options, **({"timeRange": f"{range_ms}ms"} if range_ms else {})}
-    if topic.topic.default_priority:
-        options["defaultPriority"] = str(topic.topic.default_priority)
-    return Writer(SourceOptions(options, WRITE, "a test"), schema, overwrite=False)
-
-
-def stored(topic: Queue) -> dict[tuple[int, bytes], tuple[float, bytes | None]]:
-    """Return slot and member of what waits, with score and envelope."""
-    return {
-        (slot, entry.member): (entry.score, entry.envelope)
-        for slot, page in enumerate(topic.each("list_messages", "store"))
-        for entry in page.entries
-    }
-
-
 @pytest.mark.parametrize("headers", [None, {"a": "b"}])
 def test_a_row_without_a_priority_has_the_default_one(queue: MakeQueue, headers: Any) -> None:
     topic = queue(TopicType.PRIORITY, identity="key", default_priority=500)
-    columns = {
-        "value": pa.array(["1", "2", "3"]),
-        "key": pa.array(["a", "b", "c"]),
-        "priority": pa.array([90, None, 600], pa.int32()),
-        # With headers each row is built by itself.
-        "headers": pa.array([headers and list(headers.items())] * 3, TYPES["headers"][1]),
-    }
-    writer(topic, ("key", "priority", "headers")).write(iter([pa.RecordBatch.from_pydict(columns)]))
-    found = {member: score for (_, member), (score, _) in stored(topic).items()}
-    assert found == {b"a": 90.0, b"b": 500.0, b"c": 600.0}
+    # With headers each row is built by itself.
+    columns = {"headers": pa.array([headers and list(headers.items())] * 3, TYPES["headers"])}
+    columns["priority"] = pa.array([90, None, 600], pa.int32())
+    topic.write_batch({"value": ["1", "2", "3"], "key": ["a", "b", "c"], **columns})
+    assert topic.scores() == {"a": 90.0, "b": 500.0, "c": 600.0}
 
 
 def test_a_default_priority_is_above_the_numbers_of_retries(queue: MakeQueue) -> None:
     with pytest.raises(InvalidMessage, match=r"priority must be from 21 .* got 20"):
-        writer(queue(TopicType.PRIORITY, max_retries=20, default_priority=20), ())
+        queue(TopicType.PRIORITY, max_retries=20, default_priority=20).writer("value")
 
 
 @many
@@ -163,25 +137,22 @@ def test_columns_become_the_messages_of_any_other_send(
     text = [
         row if isinstance(row["value"], str) else {**row, "value": json.dumps(row["value"])} for row in rows
     ]
-    columns = {
-        name: pa.array([row[name] for row in text], TYPES[name][1]) for name in ("value", *kind.columns)
-    }
-    writer(topic, kind.columns).write(iter([pa.RecordBatch.from_pydict(columns)]))
+    topic.write_batch(columns_of(text, kind.columns))
     monkeypatch.undo()
 
     # To make it known that there are explicit slot bases, one message is built.
     assert alone == ([1] if "slot_basis" in kind.columns else [])
-    waiting = stored(topic)
+    waiting = topic.places()
     assert waiting.keys() == expected.keys()
     now = topic.broker.now_ms()
-    for place, (score, envelope) in waiting.items():
+    for place, entry in waiting.items():
         wanted, body = expected[place]
-        assert envelope == body
+        assert entry.envelope == body
         if kind.type is TopicType.RANGE_MERGE:
             # What is inserted may be due later by the time that one request takes.
-            assert now + wanted - 600_000 < score <= now + wanted + 10_000
+            assert now + wanted - 600_000 < entry.score <= now + wanted + 10_000
         else:
-            assert score == wanted
+            assert entry.score == wanted
 
 
 @pytest.mark.parametrize(
@@ -207,23 +178,14 @@ def test_a_bad_row_is_named_and_nothing_of_its_chunk_is_sent(
 ) -> None:
     kind = KINDS[name]
     topic = queue(kind.type, slots=4, **kind.options)
-    good = {
-        "value": '{"shop":1}',
-        "key": "k",
-        "slot_basis": "b",
-        "priority": 500,
-        "fixed_time": LATER,
-        "time_range": DAY,
-    }
+    good = {"value": '{"shop":1}', "key": "k", "slot_basis": "b", "priority": 500}
+    good |= {"fixed_time": LATER, "time_range": DAY}
     rows = [good, {**good, "value": '{"shop":2}'}, {**good, **bad}]
-    columns = {
-        each: pa.array([row[each] for row in rows], TYPES[each][1]) for each in ("value", *kind.columns)
-    }
     with pytest.raises(InvalidMessage, match=error) as raised:
-        writer(topic, kind.columns).write(iter([pa.RecordBatch.from_pydict(columns)]))
+        topic.write_batch(columns_of(rows, kind.columns))
     shown = repr(next(iter(bad.values())))[:20]
     assert str(raised.value).startswith("row {") and shown in str(raised.value)
-    assert stored(topic) == {}
+    assert topic.places() == {}
 
 
 @given(
@@ -247,48 +209,149 @@ def test_a_timestamp_is_due_at_the_first_millisecond_that_is_not_before_it(when:
 
 def test_timestamps_of_spark_are_columns_too(queue: MakeQueue) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=2, body="bytes")
-    schema = StructType([StructField("value", BinaryType()), StructField("fixed_time", TimestampType())])
     at = datetime(2040, 1, 1, 0, 0, 0, 1_500, UTC)
-    batch = pa.RecordBatch.from_pydict(
-        {"value": pa.array([b"a", b"b"]), "fixed_time": pa.array([at, at], pa.timestamp("us", tz="UTC"))}
-    )
-    Writer(SourceOptions(topic.options, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
+    topic.write_batch({"value": [b"a", b"b"], "fixed_time": pa.array([at, at], pa.timestamp("us", tz="UTC"))})
     exact = int(datetime(2040, 1, 1, tzinfo=UTC).timestamp()) * 1000 + 2
-    assert {score for score, _ in stored(topic).values()} == {exact}
+    assert topic.scores() == {"a": exact, "b": exact}
 
 
 def test_one_member_with_two_ranges_is_sent_row_by_row(queue: MakeQueue) -> None:
     kind = KINDS["range"]
     topic = queue(kind.type, slots=1, **kind.options)
-    rows = {
-        "value": pa.array(["1", "2", "1"]),
-        "time_range": pa.array([30 * DAY, DAY, DAY], pa.duration("ms")),
-    }
-    writer(topic, kind.columns).write(iter([pa.RecordBatch.from_pydict(rows)]))
-    scores = {member: score for (_, member), (score, _) in stored(topic).items()}
+    ranges = pa.array([30 * DAY, DAY, DAY], pa.duration("ms"))
+    topic.write_batch({"value": ["1", "2", "1"], "time_range": ranges})
+    scores = topic.scores()
     # The first send decides.
-    assert scores[b"1"] - scores[b"2"] > 28 * DAY
+    assert scores["1"] - scores["2"] > 28 * DAY
 
 
-def test_a_topic_that_was_reslotted_is_followed_with_keys_and_bases(queue: MakeQueue) -> None:
-    kind = KINDS["all"]
+@pytest.mark.parametrize("name", ["all", "usual"])
+def test_a_topic_that_was_reslotted_is_followed(queue: MakeQueue, name: str) -> None:
+    """With keys and bases of slots; and where messages are inserted."""
+    kind = KINDS[name]
     topic = queue(kind.type, slots=4, **kind.options)
     topic.each("configure")
     known = Queue(topic.broker, topic.url, replace(topic.topic, slots=2))
-    sending = writer(known, kind.columns)
+    rows = [
+        {"value": f'"{n}"', "key": f"k{n}", "slot_basis": f"b{n}", "fixed_time": LATER} for n in range(50)
+    ]
+    columns = columns_of(rows, kind.columns)
+    sending = known.writer(" ".join(f"{column}:{SPARKS.get(column, 'string')}" for column in columns))
     topic.broker.define(topic.topic)
-    rows = {
-        "value": pa.array(["{}"] * 50),
-        "key": pa.array([f"k{n}" for n in range(50)]),
-        "slot_basis": pa.array([f"b{n}" for n in range(50)]),
-        "fixed_time": pa.array([LATER] * 50, pa.timestamp("ms", "UTC")),
-    }
-    written = sending.write(iter([pa.RecordBatch.from_pydict(rows)]))
+    written = sending.write(iter([pa.RecordBatch.from_pydict(columns)]))
     assert written.counts == {"stored": 50}  # type: ignore[attr-defined]
     producer = Producer(topic.broker)
-    expected = {
-        (out.slot, out.member)
-        for n in range(50)
-        for out in [producer.build(topic.topic, {}, key=f"k{n}", slot_basis=f"b{n}", fixed_time=LATER)]
-    }
-    assert stored(topic).keys() == expected
+    built = [
+        producer.build(topic.topic, f"{n}", **{one: row[one] for one in kind.columns})
+        for n, row in enumerate(rows)
+    ]
+    assert topic.places().keys() == {(out.slot, out.member) for out in built}
+
+
+# --- times
+
+
+def times(name: str, column: pa.Array, now_ms: int | None = None) -> list[Any]:
+    """Return a column of a write as the core takes it."""
+    batch = pa.record_batch({"n": pa.array(range(len(column))), name: column})
+    found = in_milliseconds(batch, [name], now_ms)
+    assert found.schema.names == batch.schema.names
+    values: list[Any] = found.column(name).to_pylist()
+    return values
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Shanghai"])
+def test_only_what_has_passed_is_moved(zone: str | None) -> None:
+    now = 1_800_000_000_000
+    given = [now - HOUR, None, now + HOUR, now // 1000]
+    column = pa.array(given, pa.timestamp("ms", zone))
+    early, empty, late, seconds = times("fixed_time", column, now)
+    assert early == now + MARGIN_MS
+    # An instant that was given in seconds is a mistake, which raises an error.
+    assert (empty, late, seconds) == (None, now + HOUR, now // 1000)
+    assert times("fixed_time", column) == given
+
+
+@pytest.mark.parametrize(
+    ("column", "ms"),
+    [
+        (pa.array([2, None, 999]), [2_000, None, 999_000]),
+        (pa.array([0.25, 1.5]), [250, 1_500]),
+        (pa.array([Decimal("1.5")]), [1_500]),
+        (pa.array([timedelta(hours=1), None]), [3_600_000, None]),
+        (pa.array([1_500], pa.duration("ms")), [1_500]),
+        (pa.array(["250ms", "15m", "5"]), [250, 900_000, 5_000]),
+        (pa.array([None], pa.int32()), [None]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["time_range", "delay"])
+def test_a_wait_is_seconds_an_interval_or_text(name: str, column: pa.Array, ms: list[int | None]) -> None:
+    assert times(name, column) == ms
+
+
+def test_a_time_out_is_in_seconds() -> None:
+    assert times("timeout", pa.array([20, None])) == [20, None]
+    assert times("timeout", pa.array(["1h"])) == [3_600]
+    # A time-out of a quarter of an hour is usual.
+    assert times("timeout", pa.array([1_000])) == [1_000]
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (
+            pa.array([1, 5_000]),
+            'column delay: delay .*In milliseconds. Say 5 or "5s". For 5000 seconds say "5000s"',
+        ),
+        (pa.array([1, -1]), "column delay: delay .*from 0s to 36525d, got -1"),
+        (pa.array([math.nan]), "got nan"),
+        (pa.array(["soon"]), "delay must be a duration such as 90, 250ms, .*got 'soon'"),
+        (pa.array([True]), "got True"),
+    ],
+    ids=str,
+)
+def test_what_is_no_wait_names_its_column(column: pa.Array, said: str) -> None:
+    with pytest.raises(InvalidMessage, match=said):
+        times("delay", column)
+
+
+def test_a_stream_goes_on_with_a_batch_whose_times_have_passed(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(TopicType.FIXED_TIME)
+    now = topic.broker.now_ms() - 120_000
+    rows = spark.range(100).selectExpr(
+        "cast(id as string) as value", f"timestamp_millis({now} + id * {HOUR}) as fixed_time"
+    )
+    rows.write.parquet(str(tmp_path / "rows"))
+
+    def run(**options: str) -> None:
+        stream = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows"))
+        begin(stream, {**topic.options, **options}, tmp_path / "checkpoint").awaitTermination(120)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="is not in the future"):
+            run()
+    run(pastTimes="now")
+    scores = sorted(topic.scores().values())
+    assert len(scores) == 100
+    assert now < scores[0] < now + HOUR
+    assert scores[1:] == [now + n * HOUR for n in range(1, 100)]
+
+
+def test_an_ingest_sends_what_was_due_while_it_waited(run: Run, broker: Broker, tmp_path: Path) -> None:
+    before, later = (datetime.now(UTC) + timedelta(hours=n) for n in (-1, 1))
+    source = tmp_path / "rows.csv"
+    source.write_text(f"n,at\n1,{before:%Y-%m-%dT%H:%M:%SZ}\n2,{later:%Y-%m-%dT%H:%M:%SZ}\n")
+    arguments = ("ingest", "keyed", source, "--fixed-time", "timestamp(at)", "--key", "n", "--select", "n")
+    stored = ("--checkpoint", tmp_path / "checkpoint")
+    for more in ((), stored):
+        assert "is not in the future" in run(*arguments, *more, code=2)
+    run(*arguments, "--past-times", "now", *stored)
+    found = waiting(broker, "keyed")
+    assert set(found) == {"1", "2"}
+    assert abs(found["2"] / 1000 - later.timestamp()) <= 1
+    assert found["1"] / 1000 > before.timestamp() + 3_600
+    run(*arguments, "--past-times", "now")
+    assert set(waiting(broker, "keyed")) == {"1", "2"}

@@ -19,8 +19,6 @@ from tests.support.brokers import Broker
 from tests.support.preloaded import Program
 from tests.support.workers import eventually, live, total
 
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-
 
 def stored(path: Path, *columns: str) -> Counter[Any]:
     """Return the rows of a folder, as a program without Spark reads them."""

@@ -13,10 +13,7 @@ import pytest
 from django_rmq.core.model.topic import BackOff
 from django_rmq.exceptions import ConfigurationError, LostRace
 from django_rmq.spark.failing import fail, fail_batch
-from tests.spark.conftest import Queue
-
-MakeQueue = Callable[..., Queue]
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+from tests.spark.conftest import MakeQueue, Queue
 
 
 def consume(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +10,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from django_rmq.spark import stream_reader
 from django_rmq.spark.stream_reader import MinBatch
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue
 from tests.spark.test_streaming import ALL, first_batch, reader, rows
-
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-MakeQueue = Callable[..., Queue]
 
 
 def test_too_few_messages_wait_until_there_are_enough(queue: MakeQueue) -> None:

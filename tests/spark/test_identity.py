@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from django_rmq.exceptions import LostRace, ServerUnavailable
 from django_rmq.spark import claims
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_streaming import ALL, ShiftedClock, first_batch, reader, redis_clock, rows, run_once
 from tests.support.workers import eventually
 
-MakeQueue = Callable[..., Queue]
 __all__ = ["redis_clock"]
 
 

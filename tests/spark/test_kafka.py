@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from django_rmq.core.model.topic import TopicType
 from tests.docs.modules import shown
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue
 
-MakeQueue = Callable[..., Queue]
 RECORDS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 
 

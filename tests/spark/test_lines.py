@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import TopicType
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_source import available
-
-MakeQueue = Callable[..., Queue]
 
 
 def lines(queue: MakeQueue, **options: Any) -> Queue:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -32,12 +31,11 @@ from django_rmq.spark.bulk_write import (
 )
 from django_rmq.spark.source_options import WRITE, SourceOptions
 from django_rmq.spark.writer import Writer
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue
 from tests.support.brokers import Broker
 from tests.support.servers import TcpProxy
 from tests.support.workers import client_of
 
-MakeQueue = Callable[..., Queue]
 NONE = RetryPolicy(0, "a test")
 
 bodies = st.lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +11,8 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.spark import reader
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.reader import LiveRows, RowPosition
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 
-MakeQueue = Callable[..., Queue]
 NONE = RetryPolicy(0, "a test")
 
 

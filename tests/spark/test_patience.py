@@ -27,8 +27,6 @@ from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, TcpProxy
 from tests.support.workers import client_of, eventually
 
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-
 
 def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrE
 
 from django_rmq.spark.reader import METADATA, PushdownReader
 from django_rmq.spark.source_options import READ, SourceOptions
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 
-MakeQueue = Callable[..., Queue]
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 PUSHED = "spark.sql.python.filterPushdown.enabled"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spark.clusters import Cluster
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue
 from tests.spark.environments import ROOT, environment, executors_wheel, zipped
 
-MakeQueue = Callable[..., Queue]
 JOB = ROOT / "tests/spark/shipped.py"
 ON_ONE = ("--conf", "spark.cores.max=1")
 """One executor: enough to see what has come to a machine."""

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import pyarrow.parquet
 import pytest
 
 from tests.spark import sinking, transactional
-from tests.spark.conftest import ROOT, Queue, end
+from tests.spark.conftest import ROOT, MakeQueue, end
 from tests.support.workers import eventually
 
-MakeQueue = Callable[..., Queue]
 ITEMS = 7
 
 

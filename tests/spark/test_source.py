@@ -18,11 +18,8 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.source import RmqDataSource
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.support.workers import Heard, Worker, eventually
-
-MakeQueue = Callable[..., Queue]
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 
 def values(frame: Any) -> Counter[str]:

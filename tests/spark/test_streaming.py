@@ -23,10 +23,9 @@ from django_rmq.spark.failing import fail_batch
 from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA
 from django_rmq.spark.source_options import STREAM, SourceOptions
 from django_rmq.spark.stream_reader import ClaimPart, StreamReader, split
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.support.workers import eventually
 
-MakeQueue = Callable[..., Queue]
 ALL = ReadMaxRows(1_000_000)
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 

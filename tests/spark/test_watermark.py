@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue
 
-MakeQueue = Callable[..., Queue]
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 MINUTE = 60_000
 
 

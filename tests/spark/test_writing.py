@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,32 +12,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import types
-from pyspark.sql.types import StructField, StructType
 
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.topic import TopicType
-from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.writer import Writer, Written
-from tests.spark.conftest import Queue, Run, waiting
+from django_rmq.spark.writer import Written
+from tests.spark.conftest import MakeQueue, Queue, Run, begin, finish, waiting
 from tests.support.brokers import Broker
 
-MakeQueue = Callable[..., Queue]
-
 LATER = 2_000_000_000_000
-STRING, LONG = types.StringType(), types.LongType()
-SPARKS = {
-    pa.string(): STRING,
-    pa.binary(): types.BinaryType(),
-    pa.int64(): LONG,
-    pa.float64(): types.DoubleType(),
-    pa.timestamp("us", "UTC"): types.TimestampType(),
-    pa.map_(pa.string(), pa.string()): types.MapType(STRING, STRING),
-    pa.decimal128(10, 0): types.DecimalType(10, 0),
-}
 HEADERS = pa.map_(pa.string(), pa.string())
+INSTANT = pa.timestamp("us", "UTC")
+TOPICS_OF: dict[str, tuple[TopicType, dict[str, Any]]] = {
+    "merge": (TopicType.RANGE_MERGE, {}),
+    "keyed": (TopicType.RANGE_MERGE, {"identity": "key"}),
+    "priority": (TopicType.PRIORITY, {}),
+    "field": (TopicType.PRIORITY, {"slot_basis": "shop"}),
+    "time": (TopicType.FIXED_TIME, {}),
+}
+
+
+def of_kind(queue: MakeQueue, kind: str) -> Queue:
+    type_, options = TOPICS_OF[kind]
+    return queue(type_, **options)
 
 
 def batch_of(**columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
@@ -47,22 +43,9 @@ def batch_of(**columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
     )
 
 
-def write(queue: Queue, batch: pa.RecordBatch, **options: str) -> dict[str, int]:
-    schema = StructType([StructField(field.name, SPARKS[field.type]) for field in batch.schema])
-    given = {"timeRange": "1m", **queue.options, **options}
-    given = {name: value for name, value in given.items() if value}
-    written = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False).write(iter([batch]))
-    assert isinstance(written, Written)
-    return written.counts
-
-
-def entries(topic: Queue) -> dict[str, Any]:
-    """Return what waits by member."""
-    return {
-        entry.member.decode(): entry
-        for page in topic.each("list_messages", "store")
-        for entry in page.entries
-    }
+def refused_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows in the files of ``badRows``."""
+    return [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
 
 
 # --- columns and types, told on the driver
@@ -71,126 +54,65 @@ def entries(topic: Queue) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "columns", "options", "said"),
     [
-        ("keyed", {"value": STRING}, {}, "has IDENTITY 'key': a write needs the column key"),
-        (
-            "keyed",
-            {"value": STRING, "key": LONG},
-            {},
-            "key has the type bigint, it must be text, such as cast",
+        ("keyed", "value", {}, "has IDENTITY 'key': a write needs the column key"),
+        ("keyed", "value key:long", {}, "key has the type bigint, it must be text, such as cast"),
+        ("keyed", "value key headers", {}, "must be a map<string,string>"),
+        ("keyed", "value key expires:date", {}, "expires has the type date"),
+        ("priority", "value priority", {}, "priority has the type string, it must be a whole"),
+        ("priority", "value priority:decimal", {}, "decimal(10,2), it must be a whole"),
+        ("priority", "value priority:long fixed_time:timestamp", {}, "takes no column fixed_time"),
+        ("priority", "value priority:long headers:headers", {}, "whose messages have no keys"),
+        ("priority", "value priority:long odd:long", {}, "odd"),
+        ("priority", "value priority:long", {"patience": "long"}, "option patience"),
+        ("field", "value priority:long slot_basis", {}, "it has SLOT_BASIS 'shop'"),
+        ("time", "value fixed_time:long", {}, "fixed_time has the type bigint, it must be a timestamp"),
+        ("time", "value fixed_time", {}, "fixed_time has the type string, it must be a timestamp"),
+        ("time", "value fixed_time:date", {}, "such as timestamp_millis(fixed_time)"),
+        ("time", "value", {}, "a write needs the column fixed_time"),
+        *(
+            (
+                "time",
+                "value fixed_time:timestamp",
+                {"pastTimes": given},
+                f"must be refuse or now, got '{given}'",
+            )
+            for given in ("always", "Now")
         ),
-        ("keyed", {"value": STRING, "key": STRING, "headers": STRING}, {}, "must be a map<string,string>"),
-        (
-            "keyed",
-            {"value": STRING, "key": STRING, "expires": types.DateType()},
-            {},
-            "expires has the type date",
-        ),
-        (
-            "priority",
-            {"value": STRING, "priority": STRING},
-            {},
-            "priority has the type string, it must be a whole",
-        ),
-        (
-            "priority",
-            {"value": STRING, "priority": types.DecimalType(10, 2)},
-            {},
-            "decimal(10,2), it must be a whole",
-        ),
-        (
-            "priority",
-            {"value": STRING, "priority": LONG, "fixed_time": types.TimestampType()},
-            {},
-            "takes no column fixed_time",
-        ),
-        (
-            "priority",
-            {"value": STRING, "priority": LONG, "headers": SPARKS[HEADERS]},
-            {},
-            "whose messages have no keys",
-        ),
-        ("field", {"value": STRING, "priority": LONG, "slot_basis": STRING}, {}, "it has SLOT_BASIS 'shop'"),
-        (
-            "time",
-            {"value": STRING, "fixed_time": types.DateType()},
-            {},
-            "such as timestamp_millis(fixed_time)",
-        ),
+        ("merge", "value:struct", {}, "it must be text or bytes, such as to_json(value)"),
+        ("merge", "value:variant", {}, "it must be text or bytes, such as to_json(value)"),
+        ("merge", "a:interval", {"bodyColumns": "a"}, "a has the type interval year to month, which"),
+        ("merge", "a:array", {"bodyColumns": "a"}, "the column a[] has the type binary"),
+        ("merge", "a:map", {"bodyColumns": "a"}, "map<bigint,bigint>, which JSON cannot"),
+        ("merge", "value Value", {}, "cannot use two columns with one name"),
         (
             "merge",
-            {"value": StructType([StructField("a", LONG)])},
-            {},
-            "it must be text or bytes, such as to_json(value)",
-        ),
-        ("merge", {"value": types.VariantType()}, {}, "it must be text or bytes, such as to_json(value)"),
-        (
-            "merge",
-            {"a": types.YearMonthIntervalType()},
-            {"bodyColumns": "a"},
-            "a has the type interval year to month, which",
-        ),
-        (
-            "merge",
-            {"a": types.ArrayType(types.BinaryType())},
-            {"bodyColumns": "a"},
-            "the column a[] has the type binary",
-        ),
-        (
-            "merge",
-            {"a": types.MapType(LONG, LONG)},
-            {"bodyColumns": "a"},
-            "map<bigint,bigint>, which JSON cannot",
-        ),
-        ("merge", {"value": STRING, "Value": STRING}, {}, "cannot use two columns with one name"),
-        (
-            "priority",
-            {"value": STRING, "priority": LONG, "odd": LONG},
-            {},
-            "odd",
-        ),
-        ("priority", {"value": STRING, "priority": LONG}, {"patience": "long"}, "option patience"),
-        ("time", {"value": STRING}, {}, "a write needs the column fixed_time"),
-        (
-            "merge",
-            {"value": STRING},
+            "value",
             {"timeRange": ""},
             "set the option timeRange (such as 5s), or add a column time_range",
         ),
-        ("merge", {"value": STRING}, {"topic": ""}, "needs the option topic, or a column topic"),
-        ("merge", {"value": STRING}, {"badRows": "not/absolute"}, "option badRows must be a folder"),
+        ("merge", "value", {"topic": ""}, "needs the option topic, or a column topic"),
+        ("merge", "value", {"badRows": "not/absolute"}, "option badRows must be a folder"),
         (
             "merge",
-            {"value": STRING},
+            "value",
             {"path": "t"},
             "takes no path: name the topic by the option topic, got the path 't'",
         ),
     ],
 )
 def test_what_a_write_cannot_use_is_told_on_the_driver(
-    queue: MakeQueue, kind: str, columns: dict[str, Any], options: dict[str, str], said: str
+    queue: MakeQueue, kind: str, columns: str, options: dict[str, str], said: str
 ) -> None:
-    topic = {
-        "keyed": lambda: queue(TopicType.RANGE_MERGE, identity="key"),
-        "merge": lambda: queue(TopicType.RANGE_MERGE),
-        "priority": queue,
-        "field": lambda: queue(slot_basis="shop"),
-        "time": lambda: queue(TopicType.FIXED_TIME),
-    }[kind]()
-    given = {name: value for name, value in {"timeRange": "1ms", **topic.options, **options}.items() if value}
     with pytest.raises(ConfigurationError) as raised:
-        Writer(
-            SourceOptions(given, WRITE, "a test"),
-            StructType([StructField(name, one) for name, one in columns.items()]),
-            overwrite=False,
-        )
+        of_kind(queue, kind).writer(columns, **options)
     assert said in str(raised.value)
 
 
 def test_names_of_columns_ignore_case_and_whole_decimals_are_numbers(queue: MakeQueue) -> None:
     topic = queue()
     priorities = (pa.decimal128(10, 0), [Decimal(40), Decimal(50)])
-    assert write(topic, batch_of(VALUE=(pa.string(), ["1", "2"]), Priority=priorities)) == {"stored": 2}
-    assert {member: entry.score for member, entry in entries(topic).items()} == {"1": 40, "2": 50}
+    rows = batch_of(VALUE=(pa.string(), ["1", "2"]), Priority=priorities)
+    assert topic.write_batch(rows) == {"stored": 2} and topic.scores() == {"1": 40, "2": 50}
 
 
 # --- rows that cannot be sent
@@ -201,52 +123,37 @@ YEAR_10000 = 253_402_300_800_000_000
 
 
 @pytest.mark.parametrize(
-    ("kind", "bad", "said"),
+    ("kind", "name", "type_", "bad", "said"),
     [
-        ("keyed", {"key": (pa.string(), None)}, "column key is null"),
-        ("keyed", {"key": (pa.binary(), b"\xff")}, "row {'value': '1', 'key': b'\\xff'}: key is not UTF-8"),
-        ("keyed", {"headers": (HEADERS, [("a", "x" * 9_000)])}, "headers have"),
-        ("keyed", {"expires": (pa.timestamp("us", "UTC"), 1)}, "expires"),
-        (
-            "time",
-            {"fixed_time": (pa.timestamp("us", "UTC"), YEAR_10000)},
-            "fixed_time 253402300800000 ms is after",
-        ),
-        ("json", {"value": (pa.string(), DEEP)}, "column value: body is nested too deeply"),
-        ("json", {"value": (pa.string(), None)}, "column value is null"),
-        ("json", {"value": (pa.binary(), b"\xff")}, "row {'value': b'\\xff'}: column value: "),
-        ("json", {"value": (pa.string(), "")}, "column value"),
-        ("json", {"value": (pa.string(), f'"{"x" * 300_000}"')}, "column value: body has 300002 bytes"),
-        ("columns", {"n": (pa.float64(), float("nan"))}, "column n: body contains NaN"),
-        ("columns", {"at": (pa.timestamp("us", "UTC"), YEAR_10000)}, "column at: "),
+        ("keyed", "key", pa.string(), None, "column key is null"),
+        ("keyed", "key", pa.binary(), b"\xff", "row {'value': '1', 'key': b'\\xff'}: key is not UTF-8"),
+        ("keyed", "headers", HEADERS, [("a", "x" * 9_000)], "headers have"),
+        ("keyed", "expires", INSTANT, 1, "expires"),
+        ("time", "fixed_time", INSTANT, YEAR_10000, "fixed_time 253402300800000 ms is after"),
+        ("merge", "value", pa.string(), DEEP, "column value: body is nested too deeply"),
+        ("merge", "value", pa.string(), None, "column value is null"),
+        ("merge", "value", pa.binary(), b"\xff", "row {'value': b'\\xff'}: column value: "),
+        ("merge", "value", pa.string(), "", "column value"),
+        ("merge", "value", pa.string(), f'"{"x" * 300_000}"', "column value: body has 300002 bytes"),
+        ("merge", "n", pa.float64(), float("nan"), "column n: body contains NaN"),
+        ("merge", "at", INSTANT, YEAR_10000, "column at: "),
     ],
 )
 def test_an_error_names_the_row_and_its_column(
-    queue: MakeQueue, kind: str, bad: dict[str, tuple[pa.DataType, Any]], said: str
+    queue: MakeQueue, kind: str, name: str, type_: pa.DataType, bad: Any, said: str
 ) -> None:
-    fine: dict[str, tuple[pa.DataType, Any]] = {"value": (pa.string(), "1")}
-    options = {}
-    if kind == "keyed":
-        topic, fine["key"] = queue(TopicType.RANGE_MERGE, identity="key"), (pa.string(), "k")
-    elif kind == "time":
-        topic = queue(TopicType.FIXED_TIME)
-        fine["fixed_time"] = (pa.timestamp("us", "UTC"), LATER * 1_000)
-    elif kind == "columns":
-        topic, options = queue(TopicType.RANGE_MERGE), {"bodyColumns": ",".join(bad)}
-        fine = {}
-    else:
-        topic = queue(TopicType.RANGE_MERGE)
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {}
-    for name in fine | bad:
-        of_bad, value = bad.get(name, fine.get(name, (None, None)))
-        good = fine.get(name, (None, None))[1]
-        if of_bad == pa.timestamp("us", "UTC"):
-            good = LATER * 1_000
-        elif of_bad == pa.binary():
-            good = b"1"
-        columns[name] = of_bad, [good, value, good]
+    topic, options = of_kind(queue, kind), {}
+    columns: dict[str, tuple[pa.DataType, list[Any]]] = {"value": (pa.string(), ["1"] * 3)}
+    if name in ("n", "at"):
+        columns, options = {}, {"bodyColumns": name}
+    elif kind == "keyed":
+        columns["key"] = pa.string(), ["k"] * 3
+    good: Any = {INSTANT: LATER * 1_000, pa.binary(): b"1"}.get(
+        type_, columns.get(name, (None, [None]))[1][0]
+    )
+    columns[name] = type_, [good, bad, good]
     with pytest.raises(InvalidMessage) as raised:
-        write(topic, batch_of(**columns), **options)
+        topic.write_batch(batch_of(**columns), **options)
     assert str(raised.value).startswith("row {") and said in str(raised.value)
     assert topic.depth("store") == 0
 
@@ -259,9 +166,7 @@ def test_text_that_is_not_utf_8_is_refused(queue: MakeQueue, columns: list[str],
     # As Spark passes on what it was given: Arrow itself would refuse to make it.
     texts = pa.StringArray.from_buffers(1, *raw.buffers()[1:])
     bad = next(column for column in ("key", "value", "body") if column in columns)
-    schema = StructType([StructField(column, STRING) for column in columns])
-    options = {**topic.options, "timeRange": "1ms", **({"bodyColumns": "body"} if bad == "body" else {})}
-    writer = Writer(SourceOptions(options, WRITE, "a test"), schema, overwrite=False)
+    writer = topic.writer(" ".join(columns), **({"bodyColumns": "body"} if bad == "body" else {}))
     with pytest.raises(
         InvalidMessage, match=rf"row \{{.*xff.*\}}: column {bad}: text is not UTF-8: .*Invalid UTF8"
     ):
@@ -278,17 +183,15 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
     keys[10], texts[20], texts[99], keys[21] = None, "{", None, "x" * 5_000
     texts[30] = '{"n":30,"n":30}'
     batch = batch_of(value=(pa.string(), texts), key=(pa.string(), keys))
-    schema = StructType([StructField("value", STRING), StructField("key", STRING)])
-    given = {**topic.options, "timeRange": "1m", "badRows": str(tmp_path / "bad")}
-    writer = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False)
+    writer = topic.writer("value key", badRows=str(tmp_path / "bad"))
     for again in (False, True):
         written = writer.write(iter([batch]))
         assert isinstance(written, Written)
         assert written.counts == {"merged" if again else "stored": 95, "left out": 5}
-    assert set(entries(topic)) == {f"k{n}" for n in range(99)} - {"k10", "k20", "k21", "k30"}
+    assert topic.scores().keys() == {f"k{n}" for n in range(99)} - {"k10", "k20", "k21", "k30"}
     # A task that is tried again replaces its file.
-    (file,) = (tmp_path / "bad").iterdir()
-    bad = {(row["key"], row["value"]): row["refused"] for row in pq.read_table(file).to_pylist()}
+    bad = {(row["key"], row["value"]): row["refused"] for row in refused_in(tmp_path / "bad")}
+    assert len(list((tmp_path / "bad").iterdir())) == 1
     assert bad == {
         (None, '{"n":10}'): "column key is null",
         ("k20", "{"): bad["k20", "{"],
@@ -304,9 +207,7 @@ def test_bad_rows_are_left_out_on_request_and_are_in_files(
 
 def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path: Path) -> None:
     topic = queue(TopicType.RANGE_MERGE)
-    schema = StructType([StructField("value", STRING)])
-    given = {**topic.options, "timeRange": "1ms", "badRows": str(tmp_path)}
-    writer = Writer(SourceOptions(given, WRITE, "a test"), schema, overwrite=False)
+    writer = topic.writer("value", badRows=str(tmp_path))
 
     def batches() -> Any:
         yield batch_of(value=(pa.string(), ["{"] * 64_000))
@@ -325,11 +226,9 @@ def test_times_are_compared_with_the_clock_of_the_server(
     now = topic.broker.now_ms()
     monkeypatch.setattr("time.time", lambda: now / 1000 + 3_600)
     soon, past = now + 1_800_000, now - 1_800_000
-    batch = batch_of(
-        value=(pa.string(), ["1", "2"]), fixed_time=(pa.timestamp("us", "UTC"), [soon * 1_000, past * 1_000])
-    )
-    assert write(topic, batch, pastTimes="now") == {"stored": 2}
-    scores = {member: entry.score for member, entry in entries(topic).items()}
+    batch = batch_of(value=(pa.string(), ["1", "2"]), fixed_time=(INSTANT, [soon * 1_000, past * 1_000]))
+    assert topic.write_batch(batch, pastTimes="now") == {"stored": 2}
+    scores = topic.scores()
     assert scores["1"] == soon and now <= scores["2"] < now + 900_000
 
 
@@ -343,12 +242,12 @@ def test_headers_and_expires_are_columns(queue: MakeQueue) -> None:
         value=(pa.string(), ["1", "2"]),
         key=(pa.string(), ["a", "b"]),
         headers=(HEADERS, [[("trace", "t")], None]),
-        expires=(pa.timestamp("us", "UTC"), [None, at]),
+        expires=(INSTANT, [None, at]),
     )
-    assert write(topic, batch) == {"stored": 2}
-    found = {key: decode_envelope(entry.envelope) for key, entry in entries(topic).items()}
-    assert (found["a"].headers, found["a"].expires_ms) == ({"trace": "t"}, 0)
-    assert (found["b"].headers, found["b"].expires_ms) == (None, 2_208_988_800_001)
+    assert topic.write_batch(batch) == {"stored": 2}
+    found = {entry.member: decode_envelope(entry.envelope or b"") for entry in topic.entries()}
+    assert (found[b"a"].headers, found[b"a"].expires_ms) == ({"trace": "t"}, 0)
+    assert (found[b"b"].headers, found[b"b"].expires_ms) == (None, 2_208_988_800_001)
 
 
 def test_a_frame_that_was_read_can_be_written_with_all_that_its_messages_had(
@@ -358,50 +257,37 @@ def test_a_frame_that_was_read_can_be_written_with_all_that_its_messages_had(
         queue(TopicType.RANGE_MERGE, identity="key", time_range_ms=1, body="text") for _ in range(2)
     )
     said = {"headers": {"trace": "t"}, "expires": LATER, "slot_basis": "shop", "max_retries": 3, "timeout": 7}
-    producer = Producer(source.broker)
-    producer.send(
-        [producer.build(source.topic, "one", key="a", **said), producer.build(source.topic, "two", key="b")]
-    )
-    frame = spark.read.format("rmq").options(**source.options, includeMetadata="true").load()
-    frame.write.format("rmq").options(**target.options, timeRange="1ms").mode("append").save()
-    copies, originals = entries(target), entries(source)
-    assert {key: entry.envelope for key, entry in copies.items()} == {
-        key: entry.envelope for key, entry in originals.items()
-    }
+    source.send(["one"], key="a", **said)
+    source.send(["two"], key="b")
+    target.write(source.read(spark, includeMetadata="true"), timeRange="1ms")
+    assert [(one.member, one.envelope) for one in target.entries()] == [
+        (one.member, one.envelope) for one in source.entries()
+    ]
     # Without includeMetadata, and with a topic in place of the option.
     plain, other = queue(TopicType.RANGE_MERGE), queue(TopicType.RANGE_MERGE)
     plain.send([1, 2], time_range=1)
-    frame = spark.read.format("rmq").options(**plain.options).load()
-    frame.write.format("rmq").options(**other.options, timeRange="1ms").mode("append").save()
+    frame = plain.read(spark)
+    other.write(frame, timeRange="1ms")
     options = {name: value for name, value in other.options.items() if name != "topic"}
-    frame.selectExpr("value", f"'{other.topic.name}' as topic").write.format("rmq").options(
-        **options, timeRange="1ms"
-    ).mode("append").save()
-    assert set(entries(other)) == {"1", "2"} and other.total("merged") == 2
+    named = frame.selectExpr("value", f"'{other.topic.name}' as topic").write.format("rmq")
+    named.options(**options, timeRange="1ms").mode("append").save()
+    assert other.scores().keys() == {"1", "2"} and other.total("merged") == 2
 
 
 def test_each_row_may_name_its_topic(queue: MakeQueue, tmp_path: Path) -> None:
     first, second, keyed = queue(), queue(TopicType.RANGE_MERGE), queue(TopicType.RANGE_MERGE, identity="key")
-    names = [
-        first.topic.name,
-        second.topic.name,
-        keyed.topic.name,
-        None,
-        "nobody",
-        keyed.topic.name,
-        second.topic.name,
-    ]
+    one, two, three = (topic.topic.name for topic in (first, second, keyed))
+    names = [one, two, three, None, "nobody", three, two]
     batch = batch_of(
         value=(pa.string(), [str(n) for n in range(7)]),
         topic=(pa.string(), names),
         priority=(pa.int64(), [40, None, None, None, None, None, 50]),
         key=(pa.string(), [None, None, "k", None, None, None, None]),
     )
-    counts = write(first, batch, topic="", badRows=str(tmp_path))
+    counts = first.write_batch(batch, topic="", badRows=str(tmp_path))
     assert counts == {"stored": 3, "left out": 4}
-    assert [set(entries(topic)) for topic in (first, second, keyed)] == [{"0"}, {"1"}, {"k"}]
-    (file,) = tmp_path.iterdir()
-    why = {row["value"]: row["refused"] for row in pq.read_table(file).to_pylist()}
+    assert [set(topic.scores()) for topic in (first, second, keyed)] == [{"0"}, {"1"}, {"k"}]
+    why = {row["value"]: row["refused"] for row in refused_in(tmp_path)}
     assert why["3"] == "column topic is null" and "nobody is not registered" in why["4"]
     assert why["5"] == "column key is null" and "takes no column priority" in why["6"]
 
@@ -443,7 +329,7 @@ def test_ingest_leaves_bad_rows_out_on_request(
     told = run(*arguments, "--bad", tmp_path / "bad")
     assert f"2 messages sent to events; 2 could not be sent and are in {tmp_path / 'bad'}" in told
     assert waiting(broker, "events") == {'{"n":"1"}': 40, '{"n":"4"}': 50}
-    rows = [row for file in (tmp_path / "bad").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    rows = refused_in(tmp_path / "bad")
     assert {row["value"]: row["refused"].partition(" (")[0] for row in rows} == {
         '{"n":"2"}': "column priority is null",
         '{"n":"3"}': "priority must be from 17",
@@ -456,13 +342,10 @@ def test_a_stream_names_the_files_of_its_bad_rows_by_query_and_batch(
     target = queue(TopicType.RANGE_MERGE)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "rows.txt").write_text("1\n2\n{\n3\n")
-    writer = spark.readStream.text(str(tmp_path / "rows")).writeStream.format("rmq")
-    writer = writer.options(**target.options, timeRange="1ms", badRows=str(tmp_path / "bad"))
-    query = (
-        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    )
-    assert query.awaitTermination(300) and query.exception() is None
-    assert set(entries(target)) == {"1", "2", "3"}
+    options = {**target.options, "timeRange": "1ms", "badRows": str(tmp_path / "bad")}
+    lines = spark.readStream.text(str(tmp_path / "rows"))
+    query = finish(begin(lines, options, tmp_path / "checkpoint"))
+    assert target.scores().keys() == {"1", "2", "3"}
     (file,) = (tmp_path / "bad").iterdir()
     assert file.name == f"{query.id}-0-00000.parquet"
-    assert [row["value"] for row in pq.read_table(file).to_pylist()] == ["{"]
+    assert [row["value"] for row in refused_in(tmp_path / "bad")] == ["{"]

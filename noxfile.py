@@ -164,11 +164,11 @@ def declare_spark(cell: str) -> None:
             found: dict[str, object] = json.loads(report.read_text())
             return found
 
-        ways = tried("LIGHT", "tests/spark/test_light.py", "-k", "told or django or way")
+        ways = tried("LIGHT", "tests/spark/test_versions.py", "-k", "told or django or way")
         with Path("build/matrix-spark.md").open("a") as table:
             table.write(spark_row(cell, ways, WAYS))
         session.install(*(pins()[name] for name in OF_PIPELINES))
-        piped = tried("PIPED", "tests/spark/test_versions.py")
+        piped = tried("PIPED", "tests/spark/test_versions.py", "-k", "pipeline")
         with Path("build/matrix-pipelines.md").open("a") as table:
             table.write(spark_row(cell, piped, PIPELINES))
 

@@ -108,7 +108,10 @@ class Queue:
         return sum(getattr(counts, state) for counts in self.each("count"))
 
     def entries(self, state: str = "store") -> list[Entry]:
-        return [entry for page in self.each("list_messages", state) for entry in page.entries]
+        return [entry for slot in range(self.topic.slots) for entry in self._listed(slot, state)]
+
+    def _listed(self, slot: int, state: str) -> list[Entry]:
+        return list(self.broker.list_messages(self.topic, slot, state, limit=1_000).entries)
 
     def scores(self) -> dict[str, float]:
         """Member -> score of what waits."""
@@ -116,8 +119,8 @@ class Queue:
 
     def places(self) -> dict[tuple[int, bytes], Entry]:
         """Slot and member -> what waits."""
-        pages = enumerate(self.each("list_messages", "store"))
-        return {(slot, entry.member): entry for slot, page in pages for entry in page.entries}
+        slots = range(self.topic.slots)
+        return {(slot, entry.member): entry for slot in slots for entry in self._listed(slot, "store")}
 
     def writer(self, schema: str | StructType, **options: str) -> Writer:
         """Make a driver's writer for these columns. An option '' is left out."""

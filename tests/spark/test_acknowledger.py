@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,16 @@ import pytest
 from django_rmq.core.commands.broker_interface import walk
 from django_rmq.core.model.topic import TopicType
 from django_rmq.spark.stream_reader import ranges, slots_in
-from tests.spark.conftest import MakeQueue, Queue
+from tests.spark.conftest import MakeQueue, Queue, begin
 from tests.spark.test_streaming import ALL, fill, first_batch, reader
 from tests.support.workers import Worker, eventually
 
 
 @contextmanager
-def started(
-    spark: Any, queue: Queue, checkpoint: Path, into: Callable[[Any, int], object], seconds: int
-) -> Iterator[Any]:
-    query = (
-        spark.readStream.format("rmq")
-        .options(**queue.options, claimTimeout="3")
-        .load()
-        .writeStream.foreachBatch(into)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime=f"{seconds} seconds")
-        .start()
-    )
+def started(spark: Any, queue: Queue, checkpoint: Path, into: Any, seconds: int) -> Iterator[None]:
+    query = begin(queue.stream(spark, claimTimeout="3"), into, checkpoint, every=f"{seconds} seconds")
     try:
-        yield query
+        yield
     finally:
         query.stop()
 

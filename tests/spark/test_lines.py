@@ -37,22 +37,18 @@ def of_entities(found: list[Any]) -> dict[int, list[int]]:
     return dict(numbers)
 
 
-def write(spark: Any, queue: Queue, frame: Any) -> None:
-    frame.write.format("rmq").options(**queue.options).mode("append").save()
-
-
 def test_a_write_keeps_the_order_of_the_rows_of_each_entity(spark: Any, queue: MakeQueue) -> None:
     topic = lines(queue, slot_basis="entity")
     rows = [(n % 10, json.dumps({"entity": n % 10, "n": n // 10})) for n in range(600)]
     frame = spark.createDataFrame(rows, "entity int, value string")
-    write(spark, topic, frame.repartition(2, "entity").drop("entity"))
+    topic.write(frame.repartition(2, "entity").drop("entity"))
     assert of_entities(bodies(topic)) == {entity: list(range(60)) for entity in range(10)}
 
 
 def test_a_delay_is_a_column(spark: Any, queue: MakeQueue) -> None:
     topic = lines(queue, slots=1)
     rows = [("1", 60), ("2", None), ("3", 0), ("4", 30)]
-    write(spark, topic, spark.createDataFrame(rows, "value string, delay bigint").coalesce(1))
+    topic.write(spark.createDataFrame(rows, "value string, delay bigint").coalesce(1))
     assert bodies(topic) == [2, 3, 4, 1]
 
 
@@ -62,7 +58,7 @@ def test_a_row_whose_key_waits_is_left_out_or_replaces_the_body(
 ) -> None:
     topic = lines(queue, slots=1, on_duplicate=way)
     for rows in ([("1", "a"), ("2", "b")], [("3", "a")]):
-        write(spark, topic, spark.createDataFrame(rows, "value string, key string").coalesce(1))
+        topic.write(spark.createDataFrame(rows, "value string, key string").coalesce(1))
     assert bodies(topic) == left
 
 

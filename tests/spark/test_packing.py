@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import BinaryType, StructField, StructType
 
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
@@ -29,8 +27,6 @@ from django_rmq.spark.bulk_write import (
     gathered,
     groups,
 )
-from django_rmq.spark.source_options import WRITE, SourceOptions
-from django_rmq.spark.writer import Writer
 from tests.spark.conftest import MakeQueue
 from tests.support.brokers import Broker
 from tests.support.servers import TcpProxy
@@ -104,11 +100,6 @@ def test_a_call_is_bounded_in_bytes_however_large_the_bodies_are() -> None:
 
 def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes")
-    writer = Writer(
-        SourceOptions({**topic.options, "timeRange": "1m"}, WRITE, "a test"),
-        StructType([StructField("value", BinaryType())]),
-        overwrite=False,
-    )
     sent: list[int] = []
     send = ArrowBulk.send
 
@@ -117,17 +108,16 @@ def test_a_chunk_of_large_rows_is_cut_by_its_bytes(queue: MakeQueue, monkeypatch
         send(bulk, rows)
 
     monkeypatch.setattr(ArrowBulk, "send", spied)
-    rows = pa.RecordBatch.from_pydict({"value": [b"%05d" % n + b"x" * 200_000 for n in range(200)]})
-    writer.write(iter([rows]))
-    assert topic.total("stored") == 200
+    assert topic.write_batch({"value": [b"%05d" % n + b"x" * 200_000 for n in range(200)]}) == {"stored": 200}
     assert max(sent) <= CHUNK_BYTES and sum(sent) == 200 * 200_005
 
 
-@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+BOTH = pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+
+
+@BOTH
 def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: TopicType) -> None:
-    topic = queue(
-        kind, slots=8, body="bytes", time_range_ms=60_000 if kind is TopicType.RANGE_MERGE else None
-    )
+    topic = queue(kind, slots=8, body="bytes", time_range_ms=60_000)
     members = [b"%d" % (n % 3_000) for n in range(5_000)]
     priorities = None if kind is TopicType.RANGE_MERGE else pa.array(range(100, 5_100))
     bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
@@ -139,15 +129,7 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
     assert bulk.counts == {"stored": 3_000, met: 2_000}
     assert (topic.total("stored"), topic.total(met), topic.depth("store")) == (3_000, 2_000, 3_000)
     if priorities is not None:
-        found = {
-            entry.member: entry.score
-            for page in topic.each("list_messages", "store")
-            for entry in page.entries
-        }
-        assert found and all(
-            score == 100 + int(member) + (3_000 if int(member) < 2_000 else 0)
-            for member, score in found.items()
-        )
+        assert topic.scores() == {f"{n}": 100 + n + (3_000 if n < 2_000 else 0) for n in range(3_000)}
 
 
 def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue: MakeQueue) -> None:
@@ -163,49 +145,13 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
             time.sleep(0.1)
         bulk.finish()
         broker.close()
-    found = {entry.score for page in topic.each("list_messages", "store") for entry in page.entries}
-    assert found == {60} and bulk.counts == {"stored": 100, "replaced": 100}
-
-
-def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) -> None:
-    topic = queue(slots=2, body="bytes")
-    bulk = ArrowBulk(Producer(topic.broker), topic.topic, NONE)
-    members = [b"%d" % n for n in range(100)]
-    topic.broker.load_scripts()
-    topic.broker.client.script_flush()
-    bulk.send(ArrowRows(members, none_built, pa.array([50] * 100)))
-    bulk.finish()
-    assert bulk.counts == {"stored": 100} and topic.depth("store") == 100
-
-
-def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQueue) -> None:
-    topic = queue(slots=4, body="bytes")
-    topic.each("configure")
-    producer, known = Producer(topic.broker), replace(topic.topic, slots=2)
-    bulk = ArrowBulk(producer, known, NONE)
-    members = [b"%d" % n for n in range(100)]
-
-    def build(chosen: list[int]) -> list[Any]:
-        return [producer.build(known, members[row], priority=50) for row in chosen]
-
-    bulk.send(ArrowRows(members, build, pa.array([50] * 100)))
-    bulk.finish()
-    assert bulk.counts == {"stored": 100}
-    placed = {
-        entry.member: slot
-        for slot, page in enumerate(topic.each("list_messages", "store"))
-        for entry in page.entries
-    }
-    assert placed == {member: crc32(member) % 4 for member in members}
+    assert set(topic.scores().values()) == {60} and bulk.counts == {"stored": 100, "replaced": 100}
 
 
 def send_all(bulk: ArrowBulk, members: list[bytes], kind: TopicType) -> None:
     priorities = pa.array([50] * len(members)) if kind is TopicType.PRIORITY else None
     bulk.send(ArrowRows(members, none_built, priorities))
     bulk.finish()
-
-
-BOTH = pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
 
 
 @BOTH
@@ -280,11 +226,8 @@ def test_a_message_is_due_its_range_after_a_moment_within_its_send(queue: MakeQu
         send_all(bulk, [b"second"], TopicType.RANGE_MERGE)
         after = topic.broker.now_ms()
         broker.close()
-    found = {
-        entry.member: entry.score for page in topic.each("list_messages", "store") for entry in page.entries
-    }
     # It may be later by the round trip that has read the clock, and is never later by more than a second.
-    assert before <= found[b"second"] - 60_000 <= after + 1_000
+    assert before <= topic.scores()["second"] - 60_000 <= after + 1_000
     assert bulk.counts == {"stored": 2}
 
 

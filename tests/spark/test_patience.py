@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import broker_connection
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.bulk_write import ArrowBulk, ArrowRows
-from tests.spark.conftest import Queue
+from tests.spark.conftest import Queue, begin
 from tests.spark.test_streaming import ALL, plan, reader, rows
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, TcpProxy
@@ -73,12 +74,14 @@ def lasting() -> Iterator[tuple[RedisServer, Queue]]:
         client.close()
 
 
-def later(server: RedisServer, seconds: float) -> threading.Thread:
-    """Stop a server now, and start it again after so many seconds."""
+@contextmanager
+def restarted(server: RedisServer, seconds: float = 0.5) -> Iterator[None]:
+    """Stop a server, and start it again so many seconds later, while a block runs."""
     server.stop()
     thread = threading.Timer(seconds, server.start)
     thread.start()
-    return thread
+    yield
+    thread.join()
 
 
 def test_each_step_of_a_batch_outlasts_a_restart(lasting: tuple[RedisServer, Queue]) -> None:
@@ -88,28 +91,20 @@ def test_each_step_of_a_batch_outlasts_a_restart(lasting: tuple[RedisServer, Que
     start = source.initialOffset()
     seen: Counter[bytes] = Counter()
 
-    def away() -> threading.Thread:
-        return later(server, 0.5)
-
-    waiting = away()
-    end_ = source.latestOffset(start, ALL)
-    waiting.join()
-    waiting = away()
-    tasks = plan(source, start, end_)
-    waiting.join()
-    waiting = away()
-    for executor, task in tasks:
-        for batch in executor.read(task):
-            seen.update(batch.column("value").to_pylist())
-    waiting.join()
+    with restarted(server):
+        end_ = source.latestOffset(start, ALL)
+    with restarted(server):
+        tasks = plan(source, start, end_)
+    with restarted(server):
+        for executor, task in tasks:
+            for batch in executor.read(task):
+                seen.update(batch.column("value").to_pylist())
     assert seen.total() == len(seen) == end_["rows"] == 1_000
-    waiting = away()
-    source.commit(end_)
-    waiting.join()
+    with restarted(server):
+        source.commit(end_)
     assert queue.total("acked") == 1_000
-    waiting = away()
-    assert source.latestOffset(end_, ALL) == end_
-    waiting.join()
+    with restarted(server):
+        assert source.latestOffset(end_, ALL) == end_
     server.stop()
     with pytest.raises(ServerUnavailable):
         reader(queue, patience="0")
@@ -155,11 +150,8 @@ def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
             bulk.send(ArrowRows(members, lambda _: [], priorities))
         bulk.finish()
         broker.close()
-    found = {
-        entry.member: entry.score for page in queue.each("list_messages", "store") for entry in page.entries
-    }
     # Of each message the last send counts.
-    assert found == {b"%d" % n: 100 + min(5, n // 50) for n in range(350)}
+    assert queue.scores() == {f"{n}": 100 + min(5, n // 50) for n in range(350)}
 
 
 def test_a_query_outlasts_a_redis_that_is_stopped_and_started_again(
@@ -175,18 +167,12 @@ def test_a_query_outlasts_a_redis_that_is_stopped_and_started_again(
         assert query.isActive, query.exception()
         return queue.total("acked") == len(seen) == count
 
-    query = (
-        spark.readStream.format("rmq")
-        .options(**queue.options)
-        .load()
-        .writeStream.foreachBatch(into)
-        .option("checkpointLocation", str(tmp_path))
-        .start()
-    )
+    query = begin(queue.stream(spark), into, tmp_path, every="0 seconds")
     try:
         for turn in range(2):
             queue.send([f"{turn} {n}" for n in range(500)])
-            later(server, 4).join()
+            with restarted(server, 4):
+                pass
             eventually(partial(is_consumed, 500 * (turn + 1)), "the rest", 250)
     finally:
         query.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
-from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
+from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.servers import RedisCluster
-from tests.support.workers import eventually, live, total
+from tests.support.workers import eventually, total
 
 LATER = datetime(2096, 10, 2, tzinfo=UTC)
 
@@ -71,24 +73,6 @@ def test_rows_of_csv_keep_their_text_whatever_else_is_in_the_file(
     assert set(waiting(broker, "notes")) == {kept, '{"price":"b","sku":"x1","zip":"a"}'}
     run("ingest", "doubled", tmp_path / "rows.csv", "--priority", "50", "--option", "inferSchema=true")
     assert set(waiting(broker, "doubled")) == {'{"price":10.5,"sku":123,"zip":1234}'}
-
-
-def test_a_topic_is_consumed_into_files_and_each_batch_is_there_once(
-    run: Run, broker: Broker, spark: Any, tmp_path: Path
-) -> None:
-    send_messages("events", [{"n": n} for n in range(500)], priority=40)
-    arguments = ["consume", "events", "--parquet", tmp_path / "out", "--schema", "n int"]
-    arguments += ["--checkpoint", tmp_path / "checkpoint", "--available-now", "--max-messages", 200]
-    told = run(*arguments)
-    assert "500 messages of events consumed" in told
-    assert re.search(r"batch 0: \d+ messages, \d+/s, \d+ wait\n", told), told
-    found = sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
-    assert found == list(range(500))
-    assert total(broker, topic("events"), "acked") == 500 and live(broker, topic("events")) == 0
-    send_messages("events", ["later"], priority=40)
-    assert "1 messages of events consumed" in run(*arguments)
-    assert "--checkpoint is missing" in run("consume", "events", "--parquet", tmp_path / "out", code=2)
-    assert "--each" in run("consume", "events", "--each", "nowhere.at", "--checkpoint", "x", code=2)
 
 
 def test_a_cluster_is_read_written_and_consumed(
@@ -264,6 +248,85 @@ def test_a_report_counts_what_is_there(run: Run, broker: Broker) -> None:
     assert told["events"]["dead"]["< 1 min"] == 7 and told["events"]["errors"] == {"shop.Boom": 7}
     assert told["notes"]["skew"] >= 1
     assert "notes (range_merge, 4 slots): 40 store" in run("report", "notes")
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/spark-pipelines.md"
+
+
+def rows_in(printed: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(printed[printed.index("[") : printed.rindex("]") + 1])
+    return found
+
+
+def reject(broker: Broker, name: str, worker: str, error: str) -> int:
+    """Let a worker take all that waits, and reject it; return how many there were."""
+    rejected = 0
+    for slot in range(topic(name).slots):
+        taken = broker.prepare(topic(name), slot, worker, None, 100)
+        if taken.deliveries:
+            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
+            broker.rollback(topic(name), slot, taken.receipt, failures)
+            rejected += len(failures)
+    return rejected
+
+
+def test_the_dead_are_counted_by_cause_hour_and_worker(run: Run, broker: Broker, tmp_path: Path) -> None:
+    send_messages("kept", list(range(12)), priority=40)
+    assert reject(broker, "kept", "shop-1:7", "shop.Down: no answer\nfrom there") == 12
+    send_messages("kept", list(range(100, 105)), priority=40)
+    assert reject(broker, "kept", "shop-2:9", "shop.Bad: 1") == 5
+    send_messages("events", list(range(4)), priority=40)
+    assert kill(broker, "events", "by hand") == 4
+
+    by_cause = rows_in(run("deaths", "--json"))
+    assert by_cause == [
+        {"topic": "kept", "cause": "rejected shop.Down", "messages": 12},
+        {"topic": "kept", "cause": "rejected shop.Bad", "messages": 5},
+        {"topic": "events", "cause": "buried by hand", "messages": 4},
+    ]
+    by_worker = rows_in(run("deaths", "kept", "events", "--by", "worker,topic", "--json"))
+    assert [tuple(row.values()) for row in by_worker] == [
+        ("shop-1:7", "kept", 12),
+        ("shop-2:9", "kept", 5),
+        ("unknown", "events", 4),
+    ]
+    hours = rows_in(run("deaths", "--by", "hour,day", "--json"))
+    assert sum(row["messages"] for row in hours) == 21 and all(
+        row["hour"].startswith(row["day"]) and row["hour"].endswith(":00") for row in hours
+    )
+    lines = run("deaths", "--where", "body < 3 and reason = 'rejected'", "--top", 1).splitlines()
+    assert lines == ["topic  cause               messages", "kept   rejected shop.Down         3"]
+    assert "--by must be among" in run("deaths", "--by", "cause,colour", code=2)
+
+    time.sleep(1.1)  # what has just died is not archived yet
+    run("archive", tmp_path / "archive")
+    assert run("deaths", "--json").strip() == "[]"
+    kept = ("deaths", "--archive", tmp_path / "archive")
+    assert rows_in(run(*kept, "--json")) == by_cause
+    assert rows_in(run(*kept, "events", "--json")) == by_cause[2:]
+    assert "leave out --by worker" in run(*kept, "--by", "worker", code=2)
+    assert "does not hold an archive" in run("deaths", "--archive", tmp_path / "none", code=2)
+
+
+def test_the_recipe_for_lateness_reads_what_consume_has_written(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path
+) -> None:
+    now = broker.now_ms()
+    for n in range(100):
+        # Due from 1 to 100 minutes ago.
+        envelope = encode_envelope(Envelope(b'{"n":%d}' % n))
+        broker.send_replace(topic("keyed"), n % 2, [now - (n + 1) * 60_000], [b"k%d" % n], [envelope])
+    run(
+        *("consume", "keyed", "--metadata", "--schema", "n int", "--parquet", tmp_path / "out"),
+        *("--checkpoint", tmp_path / "checkpoint", "--available-now"),
+    )
+    (recipe,) = re.findall(r"(late = messages.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {"messages": spark.read.parquet(str(tmp_path / "out"))}
+    exec(recipe, names)
+    (hour,) = names["by_hour"].groupBy().sum("count(1)").collect()
+    seconds = sorted(row.seconds for row in names["late"].collect())
+    assert hour[0] == 100 == len(seconds) and 60 <= seconds[0] < 360
+    assert seconds[-1] - seconds[0] == pytest.approx(99 * 60)
 
 
 # --- signals

@@ -79,10 +79,8 @@ def flow(
         reading = intake(spark, tmp_path / "feeds", {**topic.options, "timeRange": "1ms"})
         consuming = evaluation(spark, topic.options)
         for name, query in ((INTAKE, reading), (EVALUATION, consuming)):
-            started = (
-                query.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
-            )
-            assert started.awaitTermination(240)
+            started = query.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True)
+            assert started.start().awaitTermination(240)
         return topic, tmp_path / "feeds"
 
     return run

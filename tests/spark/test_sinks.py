@@ -77,11 +77,8 @@ def test_each_batch_is_stored_once_whether_killed_before_or_after_the_commit_of_
     (before / "delta").mkdir(parents=True)
     (before / "delta/hang").touch()
 
-    hangs = [
-        before / "delta/hanging",
-        before / "table-before",
-        *(after / f"{name}-after" for name in topics["after"]),
-    ]
+    hangs = [before / "delta/hanging", before / "table-before"]
+    hangs += [after / f"{name}-after" for name in topics["after"]]
     kill_in(topics, tmp_path, hangs)
     # Its data is written, and counts for nothing.
     assert list(before.glob("delta/*.parquet")) and not transactional.stored(before / "delta")

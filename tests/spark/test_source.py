@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.source import RmqDataSource
-from tests.spark.conftest import MakeQueue, Queue
+from tests.spark.conftest import MakeQueue, Queue, begin, finish
 from tests.support.workers import Heard, Worker, eventually
 
 
@@ -26,22 +25,9 @@ def values(frame: Any) -> Counter[str]:
     return Counter(bytes(row.value).decode() for row in frame.select("value").collect())
 
 
-def available(
-    spark: Any, queue: Queue, checkpoint: Path, into: Callable[[Any, int], None], **options: Any
-) -> Any:
+def available(spark: Any, queue: Queue, checkpoint: Path, into: Any, **options: Any) -> Any:
     """Run a query until what is due now is consumed."""
-    query = (
-        spark.readStream.format("rmq")
-        .options(**queue.options, **options)
-        .load()
-        .writeStream.foreachBatch(into)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
-    assert query.exception() is None
-    return query
+    return finish(begin(queue.stream(spark, **options), into, checkpoint))
 
 
 # --- batch
@@ -53,14 +39,14 @@ def test_a_round_trip(spark: Any, queue: MakeQueue, identity: str) -> None:
     rows = [(json.dumps({"n": n, "a": "é"}), 100 + n) for n in range(2_500)]
     frame = spark.createDataFrame(rows, "value string, priority bigint")
     frame = frame.selectExpr("*", "value as key") if identity == "key" else frame
-    frame.write.format("rmq").options(**topic.options).mode("append").save()
+    topic.write(frame)
     assert topic.total("stored") == 2_500 == topic.depth("store")
     # The same bytes as a send from Python makes.
     if identity == "body":
         topic.send([{"a": "é", "n": 7}])
         assert topic.depth("store") == 2_500
 
-    found = spark.read.format("rmq").options(**topic.options, minPartitions=2, includeMetadata="true").load()
+    found = topic.read(spark, minPartitions=2, includeMetadata="true")
     assert found.rdd.getNumPartitions() == 2
     told = found.collect()
     assert len(told) == 2_500
@@ -76,12 +62,9 @@ def test_equal_messages_merge_and_the_columns_say_when(spark: Any, queue: MakeQu
     rows = [("1", 60), ("1", 5), ("2", 90)]
     frame = spark.createDataFrame(rows, "value string, time_range bigint").coalesce(1)
     before = topic.broker.now_ms()
-    frame.write.format("rmq").options(**topic.options).mode("append").save()
+    topic.write(frame)
     assert (topic.total("merged"), topic.depth("store")) == (1, 2)
-    told = {
-        bytes(row.value): row
-        for row in spark.read.format("rmq").options(**topic.options, includeMetadata="true").load().collect()
-    }
+    told = {bytes(row.value): row for row in topic.read(spark, includeMetadata="true").collect()}
     due = told[b"1"].due.astimezone(UTC).timestamp() * 1000
     assert before + 60_000 <= due <= topic.broker.now_ms() + 60_000
     assert told[b"1"].score == pytest.approx(due, abs=1)
@@ -93,10 +76,9 @@ def test_the_columns_say_how_often_a_message_is_tried_and_when_it_times_out(
     topic = queue(slots=1, identity="key", serial=False)
     rows = [("1", 100, "a", 2, 5), ("2", 100, "b", None, None)]
     columns = "value string, priority bigint, key string, max_retries int, timeout int"
-    frame = spark.createDataFrame(rows, columns)
-    frame.write.format("rmq").options(**topic.options).mode("append").save()
-    reading = spark.read.format("rmq").options(**topic.options, includeMetadata="true")
-    assert {(bytes(row.value), row.retries) for row in reading.load().collect()} == {(b"1", 2), (b"2", 16)}
+    topic.write(spark.createDataFrame(rows, columns))
+    found = topic.read(spark, includeMetadata="true").collect()
+    assert {(bytes(row.value), row.retries) for row in found} == {(b"1", 2), (b"2", 16)}
     answer = topic.broker.prepare(topic.topic, 0, "A", None, 10)
     assert (answer.timeout, sorted(one.retries_left for one in answer.deliveries)) == (5, [2, 16])
 
@@ -117,10 +99,8 @@ def test_every_state_is_read_with_what_is_known_of_it(spark: Any, queue: MakeQue
     topic.send(["claimed"])
     assert topic.broker.claim(topic.topic, 0, "s", 1, 60_000, 1).taken == 1
     topic.send(["waiting"])
-    reading = spark.read.format("rmq").options(
-        **topic.options, includeMetadata="true", queues="store,prepare,retry,dead,claim"
-    )
-    told = {row.queue: row for row in reading.load().collect()}
+    rows = topic.read(spark, includeMetadata="true", queues="store,prepare,retry,dead,claim").collect()
+    told = {row.queue: row for row in rows}
     assert {queue: bytes(row.value) for queue, row in told.items()} == {
         "store": b'"waiting"',
         "prepare": b'"flying"',
@@ -134,27 +114,14 @@ def test_every_state_is_read_with_what_is_known_of_it(spark: Any, queue: MakeQue
     assert told["prepare"].deadline is not None and told["store"].died_at is None
 
 
-def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
+def test_what_a_task_refuses_is_told_with_the_row_and_nothing_is_sent(spark: Any, queue: MakeQueue) -> None:
+    """test_writing has the other values, without Spark."""
     topic = queue()
-    assert spark.read.format("rmq").options(**topic.options).load().count() == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "options", "said"),
-    [
-        # On an executor, and on the driver. test_writing has the others, without Spark.
-        ("cast(x'ff' as string)", {}, "column value: text is not UTF-8: "),
-        ("'1'", {"colour": "red"}, "of format rmq: colour"),
-    ],
-)
-def test_bad_values_are_refused_with_the_row(
-    spark: Any, queue: MakeQueue, value: str, options: dict[str, str], said: str
-) -> None:
-    topic = queue()
-    frame = spark.range(1).selectExpr(f"{value} as value", "50 as priority")
-    with pytest.raises(Exception, match=re.escape(said)):
-        frame.write.format("rmq").options(**topic.options, **options).mode("append").save()
-    assert topic.depth("store") == 0
+    frame = spark.range(1).selectExpr("cast(x'ff' as string) as value", "50 as priority")
+    with pytest.raises(Exception, match="column value: text is not UTF-8: "):
+        topic.write(frame)
+    # An empty topic reads as nothing.
+    assert topic.read(spark).count() == 0
 
 
 def test_what_a_write_lacks_is_told_before_its_first_row(spark: Any, queue: MakeQueue) -> None:
@@ -164,8 +131,12 @@ def test_what_a_write_lacks_is_told_before_its_first_row(spark: Any, queue: Make
             raise RuntimeError("a task has begun")
 
     frame = spark.range(1).selectExpr("'1' as value").mapInArrow(never, "value string")
-    with pytest.raises(Exception, match="a write needs the column priority, or the option defaultPriority"):
-        frame.write.format("rmq").options(**queue().options).mode("append").save()
+    for options, said in (
+        ({}, "a write needs the column priority, or the option defaultPriority"),
+        ({"colour": "red"}, "of format rmq: colour"),
+    ):
+        with pytest.raises(Exception, match=said):
+            queue().write(frame, **options)
 
 
 def test_overwrite_is_refused_unless_it_is_asked_for(spark: Any, queue: MakeQueue) -> None:
@@ -176,18 +147,7 @@ def test_overwrite_is_refused_unless_it_is_asked_for(spark: Any, queue: MakeQueu
         frame.write.format("rmq").options(**topic.options).mode("overwrite").save()
     assert topic.depth("store") == 1
     frame.write.format("rmq").options(**topic.options, allowOverwrite="true").mode("overwrite").save()
-    assert values(spark.read.format("rmq").options(**topic.options).load()) == {"1": 1}
-
-
-def test_bodies_from_columns_and_slots_from_a_field(spark: Any, queue: MakeQueue) -> None:
-    topic = queue(slot_basis="shop", slots=16)
-    frame = spark.createDataFrame([(n % 3, n, 50) for n in range(30)], "shop int, n int, priority int")
-    frame.write.format("rmq").options(**topic.options, bodyColumns="shop,n").mode("append").save()
-    found = spark.read.format("rmq").options(**topic.options).load().collect()
-    places = {(json.loads(bytes(row.value))["shop"], row.slot) for row in found}
-    assert len(found) == 30 and len(places) == 3
-    topic.send([{"n": 0, "shop": 0}])
-    assert topic.depth("store") == 30
+    assert values(topic.read(spark)) == {"1": 1}
 
 
 # --- streams
@@ -225,15 +185,8 @@ def test_a_query_with_an_interval_tells_what_waits_for_it(
     topic.broker.send_replace(topic.topic, 0, due, [b"%d" % n for n in range(500)])
     topic.send(["later"], fixed_time=now + 3_600_000)
     seen: Counter[str] = Counter()
-    query = (
-        spark.readStream.format("rmq")
-        .options(**topic.options, maxMessagesPerTrigger=200)
-        .load()
-        .writeStream.foreachBatch(lambda frame, number: seen.update(values(frame)))
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(processingTime="1 second")
-        .start()
-    )
+    stream = topic.stream(spark, maxMessagesPerTrigger=200)
+    query = begin(stream, lambda frame, number: seen.update(values(frame)), tmp_path, every="1 second")
     try:
         eventually(lambda: topic.total("acked") == 500, "every batch's acknowledgement", 150)
         assert len(seen) == 500 and set(seen.values()) == {1}
@@ -251,14 +204,7 @@ def test_an_idle_query_acknowledges_its_last_batch_and_asks_redis_seldom(
     spark: Any, queue: MakeQueue, tmp_path: Path
 ) -> None:
     topic = queue(slots=16)
-    query = (
-        spark.readStream.format("rmq")
-        .options(**topic.options)
-        .load()
-        .writeStream.foreachBatch(lambda frame, number: frame.count())
-        .option("checkpointLocation", str(tmp_path))
-        .start()
-    )
+    query = begin(topic.stream(spark), lambda frame, number: frame.count(), tmp_path, every="0 seconds")
     try:
         topic.send(["x"])
         eventually(lambda: topic.total("acked") == 1, "the last batch's acknowledgement", 150)
@@ -287,12 +233,11 @@ def test_a_task_that_fails_reads_the_same_again(spark: Any, queue: MakeQueue, tm
         yield from rows
 
     seen: Counter[str] = Counter()
-    available(
-        spark,
-        topic,
-        tmp_path / "checkpoint",
-        lambda frame, number: seen.update(values(frame.mapInArrow(fail_once, frame.schema))),
-    )
+
+    def into(frame: Any, number: int) -> None:
+        seen.update(values(frame.mapInArrow(fail_once, frame.schema)))
+
+    available(spark, topic, tmp_path / "checkpoint", into)
     assert marker.exists()
     assert len(seen) == 50 and set(seen.values()) == {1}
     assert topic.total("acked") == 50
@@ -324,18 +269,8 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
     source, target = queue(), queue(TopicType.FIXED_TIME)
     source.send(list(range(100)))
     at = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
-    query = (
-        spark.readStream.format("rmq")
-        .options(**source.options)
-        .load()
-        .selectExpr("value", f"timestamp_seconds({at}) as fixed_time")
-        .writeStream.format("rmq")
-        .options(**target.options)
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
+    frame = source.stream(spark).selectExpr("value", f"timestamp_seconds({at}) as fixed_time")
+    finish(begin(frame, target.options, tmp_path))
     assert target.total("stored") == 100 and source.total("acked") == 100
 
 
@@ -348,7 +283,7 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger"),
         ({"patience": "-1"}, "option patience must be a duration"),
-        ({"consumerId": "a b"}, "consumerId"),
+        *(({"consumerId": name}, "consumerId") for name in ("a b", "", "x" * 101)),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),
         ({"slots": "1,x"}, "option slots must be numbers from 0"),
         ({"connectionOptions": "[]"}, "option connectionOptions must be a JSON object"),
@@ -364,14 +299,56 @@ def test_a_wrong_option_is_an_error_of_the_source(
 
 
 def test_a_wrong_option_is_an_error_on_the_driver(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
-    options = queue().options
+    topic = queue()
     with pytest.raises(Exception, match="of format rmq: colour"):
-        spark.readStream.format("rmq").options(**options, colour="red").load()
-    frame = spark.readStream.format("rmq").options(**{**options, "topic": "nobody"}).load()
-    writer = frame.writeStream.foreachBatch(lambda frame, number: None)
-    query = writer.option("checkpointLocation", str(tmp_path)).start()
+        topic.stream(spark, colour="red")
+    frame = spark.readStream.format("rmq").options(**{**topic.options, "topic": "nobody"}).load()
+    query = begin(frame, lambda frame, number: None, tmp_path)
     with pytest.raises(Exception, match="not registered"):
         query.awaitTermination(60)
+
+
+def test_windows_of_due_times_close_behind_a_watermark(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
+    from pyspark.sql import functions as sql
+
+    topic = queue(TopicType.FIXED_TIME, slots=2)
+    first = (topic.broker.now_ms() // 60_000 - 30) * 60_000
+    closed: dict[int, int] = {}
+
+    def send(minute: int, bodies: range) -> None:
+        due = [first + minute * 60_000 + n for n in bodies]
+        topic.broker.send_replace(topic.topic, 0, due, [b"%d" % n for n in bodies])
+
+    def count(frame: Any, number: int) -> None:
+        for row in frame.selectExpr("unix_millis(window.start) as start", "count").collect():
+            minute = (row.start - first) // 60_000
+            assert minute not in closed
+            closed[minute] = row["count"]
+
+    def consume() -> int:
+        rows = topic.stream(spark, includeMetadata="true").where("due is not null")
+        windows = rows.withWatermark("due", "1 minute").groupBy(sql.window("due", "1 minute")).count()
+        query = finish(begin(windows, count, tmp_path))
+        # Rows that came too late for their window.
+        return sum(
+            state["numRowsDroppedByWatermark"]
+            for progress in query.recentProgress
+            for state in progress["stateOperators"]
+        )
+
+    send(0, range(5))
+    send(1, range(10, 13))
+    send(2, range(20, 24))
+    assert (consume(), closed) == (0, {0: 5})
+    # What rests after a failure has no due time; it is consumed, and belongs to no window.
+    send(3, range(30, 31))
+    answer = topic.broker.prepare(topic.topic, 0, "A", None, 1)
+    topic.broker.rollback(topic.topic, 0, answer.receipt, [Failure(b"30", "failed", 0, "no good")])
+    send(0, range(40, 42))
+    send(9, range(50, 56))
+    assert consume() >= 1
+    assert closed == {0: 5, 1: 3, 2: 4}
+    assert topic.total("acked") == 21 and topic.depth("store") == topic.depth("retry") == 0
 
 
 # --- what executors need

@@ -7,22 +7,23 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from django_rmq.core import reslotting
 from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
-from django_rmq.core.redis.broker import ServerConnection
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
+from django_rmq.spark import stream_reader
 from django_rmq.spark.failing import fail_batch
 from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA
 from django_rmq.spark.source_options import STREAM, SourceOptions
-from django_rmq.spark.stream_reader import ClaimPart, StreamReader, split
+from django_rmq.spark.stream_reader import ClaimPart, MinBatch, StreamReader, split
 from tests.spark.conftest import MakeQueue, Queue
 from tests.support.workers import eventually
 
@@ -32,8 +33,8 @@ NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 def reader(queue: Queue, **options: str) -> StreamReader:
     """Make a driver's reader, as a started query does."""
-    given = {**queue.options, "pollInterval": "0", **options}
-    return StreamReader(SourceOptions(given, STREAM, "spark.readStream"), COLUMNS)
+    given = SourceOptions({**queue.options, "pollInterval": "0", **options}, STREAM, "spark.readStream")
+    return StreamReader(given, METADATA if given.metadata else COLUMNS)
 
 
 def first_batch(source: StreamReader, limit: Any = ALL) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,13 +49,35 @@ def plan(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> li
     return [pickle.loads(pickle.dumps((source, task))) for task in source.partitions(start, end)]
 
 
-def rows(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> Counter[bytes]:
+def read(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
     """Read a batch."""
-    found: Counter[bytes] = Counter()
-    for executor, task in plan(source, start, end):
-        for batch in executor.read(task):
-            found.update(batch.column("value").to_pylist())
-    return found
+    tasks = plan(source, start, end)
+    return [row for executor, task in tasks for batch in executor.read(task) for row in batch.to_pylist()]
+
+
+def rows(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> Counter[bytes]:
+    """Read the bodies of a batch."""
+    return Counter(row["value"] for row in read(source, start, end))
+
+
+def slots_of(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> Counter[int]:
+    """Return how many rows of which slot a batch has."""
+    return Counter(row["slot"] for row in read(source, start, end))
+
+
+def fail_all(topic: Queue, slot: int, error: str = "no", delay: int | None = 0, count: int = 1_000) -> None:
+    """Let a worker take what waits in a slot, and fail it."""
+    taken = topic.broker.prepare(topic.topic, slot, "A", None, count)
+    if taken.deliveries:
+        failures = [Failure(one.member, "failed", delay, error) for one in taken.deliveries]
+        topic.broker.rollback(topic.topic, slot, taken.receipt, failures)
+
+
+def return_all(topic: Queue, consumer: str) -> None:
+    """Let the first claim of a consumer be lost, in all slots."""
+    for slot in range(topic.topic.slots):
+        while topic.broker.return_claim(topic.topic, slot, consumer, 1, spent=True)[1]:
+            pass
 
 
 @pytest.fixture
@@ -86,27 +109,14 @@ def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: A
     assert rows(source, end, following) == {b'"more"': 1}
 
 
-def told(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read a batch with the columns of ``includeMetadata``."""
-    return [
-        row
-        for executor, task in plan(source, start, end)
-        for batch in executor.read(task)
-        for row in batch.to_pylist()
-    ]
-
-
 def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
     topic = queue(slots=1, identity="key", max_retries=5)
     topic.send([{"n": 1}], key="sku-1", headers={"trace": "abc"})
-    answer = topic.broker.prepare(topic.topic, 0, "A", None, 1)
-    failure = Failure(answer.deliveries[0].member, "failed", 0, "ValueError: no good")
-    topic.broker.rollback(topic.topic, 0, answer.receipt, [failure])
+    fail_all(topic, 0, "ValueError: no good")
     topic.send([{"n": 2}], key="sku-2")
-    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
-    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
+    source = reader(topic, includeMetadata="true")
     start, end = first_batch(source)
-    found = {row["key"]: row for row in told(source, start, end)}
+    found = {row["key"]: row for row in read(source, start, end)}
     assert {key: row["value"] for key, row in found.items()} == {b"sku-1": b'{"n":1}', b"sku-2": b'{"n":2}'}
     failed, fresh = found[b"sku-1"], found[b"sku-2"]
     assert (failed["headers"], fresh["headers"]) == ([("trace", "abc")], None)
@@ -119,28 +129,11 @@ def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
 def test_rows_with_metadata_are_those_of_the_claim_in_every_part(queue: MakeQueue, identity: str) -> None:
     topic = queue(slots=2, identity=identity)
     topic.send(list(range(5_000)))
-    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true", "minPartitions": "7"}
-    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
+    source = reader(topic, includeMetadata="true", minPartitions="7")
     start, end = first_batch(source)
-    first = Counter(row["value"] for row in told(source, start, end))
+    first = rows(source, start, end)
     assert first.total() == len(first) == 5_000
-    assert Counter(row["value"] for row in told(source, start, end)) == first
-
-
-def test_a_claim_lost_between_pages_with_metadata_fails_the_task(queue: MakeQueue) -> None:
-    topic = queue(slots=1)
-    topic.send(list(range(2_500)))
-    given = {**topic.options, "pollInterval": "0", "includeMetadata": "true"}
-    source = StreamReader(SourceOptions(given, STREAM, "spark.readStream"), METADATA)
-    start, end = first_batch(source)
-    [(executor, task)] = plan(source, start, end)
-    reading = executor.read(task)
-    assert next(reading).num_rows == FIRST_PAGE
-    while topic.broker.return_claim(topic.topic, 0, start["consumer"], 1)[1]:
-        pass
-    with pytest.raises(LostRace, match="while it was being read"):
-        list(reading)
-    assert list(executor.read(task)) == []
+    assert rows(source, start, end) == first
 
 
 def test_nothing_to_claim_is_the_same_offset_and_no_task(begun: Any) -> None:
@@ -164,21 +157,20 @@ def test_a_limit_is_shared_by_the_slots(begun: Any) -> None:
     assert seen == 10_000
 
 
-def slots_of(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> Counter[int]:
-    """Return how many rows of which slot a batch has."""
-    found: Counter[int] = Counter()
-    for executor, task in plan(source, start, end):
-        for batch in executor.read(task):
-            found.update(batch.column("slot").to_pylist())
-    return found
-
-
 def fill(topic: Queue, ages: dict[int, int], count: int = 100) -> None:
     """Send ``count`` messages to each slot, the first of which has been due for so many seconds."""
     now = topic.broker.now_ms()
     for slot, age in ages.items():
         due = [now - age * 1_000 + n for n in range(count)]
         topic.broker.send_replace(topic.topic, slot, due, [b"%d %d" % (slot, n) for n in range(count)])
+
+
+def put(topic: Queue, counts: Sequence[int], scores: Sequence[int]) -> None:
+    """Put as many messages into each slot, all with its score."""
+    for slot, (count, score) in enumerate(zip(counts, scores, strict=True)):
+        for first in range(0, count, 1_000):
+            members = [b"%d %d" % (slot, n) for n in range(first, min(count, first + 1_000))]
+            topic.broker.send_replace(topic.topic, slot, [score] * len(members), members)
 
 
 def test_slots_of_a_topic_of_time_are_consumed_whole_the_oldest_first(queue: MakeQueue) -> None:
@@ -198,10 +190,7 @@ def test_slots_of_a_topic_of_time_are_consumed_whole_the_oldest_first(queue: Mak
 @pytest.mark.parametrize("budget", [8_000, 9_000, 1_000_000])
 def test_slots_that_fit_are_claimed_by_their_names(queue: MakeQueue, budget: int) -> None:
     topic = queue(slots=2)
-    for slot in range(2):
-        for first in range(0, 4_000, 1_000):
-            members = [b"%d %d" % (slot, n) for n in range(first, first + 1_000)]
-            topic.broker.send_replace(topic.topic, slot, [100] * 1_000, members)
+    put(topic, [4_000, 4_000], [100, 100])
     source = reader(topic)
     start = source.initialOffset()
     topic.broker.client.config_resetstat()
@@ -262,9 +251,7 @@ def test_no_slot_of_a_priority_topic_starves_where_a_batch_is_smaller_than_the_s
     queue: MakeQueue,
 ) -> None:
     topic = queue(slots=8)
-    for slot in range(8):
-        members = [b"%d %d" % (slot, n) for n in range(400)]
-        topic.broker.send_replace(topic.topic, slot, [100] * 400, members)
+    put(topic, [400] * 8, [100] * 8)
     source = reader(topic)
     offset, seen = source.initialOffset(), Counter[int]()
     # By chance: one in 10^11 would fail.
@@ -317,8 +304,7 @@ def test_a_lost_claim_is_replayed_as_nothing_and_its_number_is_not_used_again(
 ) -> None:
     topic, source, start = begun(20, slots=2, backoff=BackOff(0, 0))
     end = source.latestOffset(start, ALL)
-    for slot in range(2):
-        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    return_all(topic, start["consumer"])
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         replaying = reader(topic)
         assert rows(replaying, start, end) == {}
@@ -331,13 +317,18 @@ def test_a_lost_claim_is_replayed_as_nothing_and_its_number_is_not_used_again(
     assert caplog.text.count("WARNING") == 1
 
 
-def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(begun: Any) -> None:
-    topic, source, start = begun(200, slots=1)
-    end = source.latestOffset(start, ALL)
+@pytest.mark.parametrize("metadata", ["false", "true"])
+def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(
+    queue: MakeQueue, metadata: str
+) -> None:
+    topic = queue(slots=1)
+    topic.send(list(range(2_500)))
+    source = reader(topic, includeMetadata=metadata)
+    start, end = first_batch(source)
     [(executor, task)] = plan(source, start, end)
     reading = executor.read(task)
     assert next(reading).num_rows == FIRST_PAGE
-    topic.broker.return_claim(topic.topic, 0, start["consumer"], 1)
+    return_all(topic, start["consumer"])
     with pytest.raises(LostRace, match="while it was being read"):
         list(reading)
     assert list(executor.read(task)) == []
@@ -355,9 +346,7 @@ def test_the_lease_is_renewed_while_a_batch_runs(begun: Any, queue: MakeQueue) -
 
 def test_an_acknowledgement_tidies_failures_in_steps(begun: Any) -> None:
     topic, source, start = begun(2_500, slots=1)
-    answer = topic.broker.prepare(topic.topic, 0, "A", None, 1_000)
-    failures = [Failure(delivery.member, "failed", 0, "no") for delivery in answer.deliveries]
-    topic.broker.rollback(topic.topic, 0, answer.receipt, failures)
+    fail_all(topic, 0)
     end = source.latestOffset(start, ALL)
     assert end["rows"] == 2_500
     assert source.latestOffset(end, ALL) == end
@@ -468,8 +457,7 @@ def test_the_backlog_is_counted_from_time_to_time_and_lost_claims_with_it(
     end = source.latestOffset(start, ReadMaxRows(10))
     assert source.reportLatestOffset() is told
     monkeypatch.setattr("django_rmq.spark.stream_reader.COUNT_SECONDS", 0.0)
-    for slot in range(2):
-        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    return_all(topic, start["consumer"])
     assert rows(source, start, end) == {}
     following = reader(topic)
     assert rows(following, start, end) == {}
@@ -495,11 +483,7 @@ def test_a_large_backlog_is_claimed_in_steps(
     queue: MakeQueue, slots: int, count: int, budget: int, taken: list[int]
 ) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=slots)
-    half = count // slots
-    for slot in range(slots):
-        for first in range(0, half, 1_000):
-            names = [b"%d" % n for n in range(first, first + 1_000)]
-            topic.broker.send_replace(topic.topic, slot, [1_000 + slot] * 1_000, names)
+    put(topic, [count // slots] * slots, range(1_000, 1_000 + slots))
     source = reader(topic)
     start, end = first_batch(source, ReadMaxRows(budget))
     assert slots_of(source, start, end) == dict(enumerate(taken))
@@ -558,19 +542,11 @@ def test_a_slot_that_cannot_be_claimed_for_an_unknown_reason_ends_the_query(
     assert start["claim"] == 0
 
 
-def test_another_slot_count_stops_the_query(begun: Any) -> None:
-    _, source, start = begun(1)
-    with pytest.raises(SlotMoved, match="new checkpoint"):
-        source.latestOffset({**start, "slots": 64}, ALL)
-
-
 def test_a_checkpoint_of_another_topic_is_refused(begun: Any, queue: MakeQueue) -> None:
     topic, source, start = begun()
     end = source.latestOffset(start, ALL)
     other = reader(queue())
-    with pytest.raises(
-        ConfigurationError, match=f"the checkpoint is that of a query on topic {topic.topic.name}"
-    ):
+    with pytest.raises(ConfigurationError, match=f"is that of a query on topic {topic.topic.name}"):
         other.latestOffset(end, ALL)
     with pytest.raises(ConfigurationError, match="start with a new checkpoint"):
         other.partitions(start, end)
@@ -614,15 +590,6 @@ def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
     assert following["rows"] == 40 - end["rows"]
 
 
-@pytest.mark.parametrize("consumer", ["", "a b", "x" * 101])
-def test_a_consumer_id_is_a_name(queue: MakeQueue, consumer: str) -> None:
-    topic = queue()
-    if consumer:
-        with pytest.raises(ConfigurationError, match="consumerId"):
-            reader(topic, consumerId=consumer)
-    assert reader(topic, consumerId="nightly").initialOffset()["consumer"] == "nightly"
-
-
 def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
     topic = queue(TopicType.PRIORITY, slots=1)
     topic.send([f"{n}" + "x" * 200_000 for n in range(100)])
@@ -652,183 +619,80 @@ def test_a_slot_of_a_fifo_topic_is_one_part_however_large_it_is() -> None:
     ]
 
 
-# --- what time makes due
+# --- how small and how large a batch is
 
 
-class ShiftedClock:
-    """The time in microseconds, as far ahead as a test has advanced it."""
-
-    def __init__(self) -> None:
-        self.ahead_us = 0
-
-    def __call__(self) -> int:
-        return time.time_ns() // 1_000 + self.ahead_us
-
-    def advance(self, ms: int) -> None:
-        self.ahead_us += ms * 1_000
-
-
-@pytest.fixture
-def redis_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
-    """The clock of all brokers that are made from now on."""
-    clock, make = ShiftedClock(), ServerConnection.__init__
-
-    def with_clock(self: ServerConnection, client: Any, prefix: str, _: Any) -> None:
-        make(self, client, prefix, clock)
-
-    monkeypatch.setattr(ServerConnection, "__init__", with_clock)
-    return clock
-
-
-def run_once(source: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Consume with availableNow to its end; return the last offset and the number of rows."""
-    source.prepareForTriggerAvailableNow()
-    total, at = 0, start
-    while (end := source.latestOffset(at, ALL)) != at:
-        total += rows(source, at, end).total()
-        at = end
-    source.commit(at)
-    return at, total
-
-
-def test_a_run_takes_what_has_rested_and_starves_nothing_new(
-    redis_clock: ShiftedClock, queue: MakeQueue
-) -> None:
-    topic = queue(slots=4, backoff=BackOff(1_000, 1_000))
-    topic.send(list(range(1_000)))
-    for slot in range(4):
-        taken = topic.broker.prepare(topic.topic, slot, "A", None, 1_000)
-        failures = [Failure(one.member, "failed", None, "no") for one in taken.deliveries]
-        topic.broker.rollback(topic.topic, slot, taken.receipt, failures)
-    assert topic.depth("retry") == 1_000
-    redis_clock.advance(ms=2_000)
-    topic.send([f"new {n}" for n in range(10)])
-    source = reader(topic)
-    _, taken = run_once(source, source.initialOffset())
-    assert taken == 1_010
-    assert topic.total("acked") == 1_010
-
-
-def test_a_run_takes_what_a_dead_query_has_left(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
-    topic = queue(slots=4)
-    topic.send(list(range(5_000)))
-    dead = reader(topic, claimTimeout="60")
-    assert dead.latestOffset(dead.initialOffset(), ALL)["rows"] == 5_000
-    redis_clock.advance(ms=61_000)
-    source = reader(topic)
-    _, taken = run_once(source, source.initialOffset())
-    assert taken == topic.total("acked") == 5_000
-
-
-@pytest.mark.parametrize("left", ["rested", "claimed"])
-def test_a_query_that_waits_for_a_number_sees_what_time_makes_due(
-    redis_clock: ShiftedClock, queue: MakeQueue, left: str
-) -> None:
-    topic = queue(slots=2, backoff=BackOff(1_000, 1_000))
-    topic.send([1, 2, 3, 4])
-    if left == "claimed":
-        dead = reader(topic, claimTimeout="60")
-        dead.latestOffset(dead.initialOffset(), ALL)
-    else:
-        for slot in range(2):
-            taken = topic.broker.prepare(topic.topic, slot, "A", None, 10)
-            if taken.status == "ok":
-                failures = [Failure(one.member, "failed", None, "no") for one in taken.deliveries]
-                topic.broker.rollback(topic.topic, slot, taken.receipt, failures)
-    source = reader(topic, minMessagesPerTrigger="4", maxTriggerDelay="1h")
+def test_too_few_messages_wait_until_there_are_enough(queue: MakeQueue) -> None:
+    topic = queue()
+    topic.send([1, 2, 3])
+    source = reader(topic, minMessagesPerTrigger="5")
     start = source.initialOffset()
     assert source.latestOffset(start, ALL) == start
-    redis_clock.advance(ms=61_000)
-    eventually(lambda: source.latestOffset(start, ALL)["rows"] == 4, "the batch")
-
-
-def test_a_query_that_runs_on_brings_all_back_that_a_dead_one_held(
-    redis_clock: ShiftedClock, queue: MakeQueue
-) -> None:
-    topic = queue(slots=2)
-    topic.send(list(range(3_000)))
-    dead = reader(topic, claimTimeout="60")
-    dead.latestOffset(dead.initialOffset(), ALL)
-    redis_clock.advance(ms=61_000)
-    topic.send(["new"])
-    source = reader(topic)
-    start = source.initialOffset()
-    # One look is enough, whatever the number of steps.
+    assert topic.depth("claimed") == 0
+    topic.send([4, 5])
     end = source.latestOffset(start, ALL)
-    assert end["rows"] == 3_001
-    assert rows(source, start, end).total() == 3_001
+    assert end["rows"] == 5 and rows(source, start, end).total() == 5
+    # What came meanwhile waits again; the last batch is acknowledged all the same.
+    topic.send([6])
+    assert source.latestOffset(end, ALL) == end
+    assert topic.total("acked") == 5 and topic.depth("store") == 1
 
 
-def test_a_query_goes_on_while_what_it_has_lost_comes_back(
-    redis_clock: ShiftedClock, queue: MakeQueue
-) -> None:
-    topic = queue(slots=1)
-    topic.send(list(range(3_000)))
-    source = reader(topic, claimTimeout="60")
-    _start, first = first_batch(source)
-    redis_clock.advance(ms=61_000)
-    assert topic.broker.time_out(topic.topic, 0) == 400
-    topic.send(["new"])
-    second = source.latestOffset(first, ALL)
-    assert second["rows"] == 3_001 and topic.total("acked") == 0
-    assert source.latestOffset(second, ALL) == second and topic.total("acked") == 3_001
+def test_too_few_messages_are_a_batch_when_they_have_waited_long_enough(queue: MakeQueue) -> None:
+    topic = queue()
+    topic.send([1])
+    source = reader(topic, minMessagesPerTrigger="5", maxTriggerDelay="0.3")
+    start, began = source.initialOffset(), time.monotonic()
+    while (end := source.latestOffset(start, ALL)) == start:
+        time.sleep(0.01)
+    assert time.monotonic() - began >= 0.3 and end["rows"] == 1
 
 
-def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
-    redis_clock: ShiftedClock, queue: MakeQueue
-) -> None:
-    topic = queue(slots=4)
-    topic.send(list(range(2_000)))
-    dead = reader(topic, claimTimeout="60")
-    start, first = first_batch(dead, ReadMaxRows(1_000))
-    redis_clock.advance(ms=61_000)
-    source = reader(topic, claimTimeout="60")
+def test_what_is_due_now_waits_for_no_more(queue: MakeQueue) -> None:
+    topic = queue()
+    topic.send([1])
+    source = reader(topic, minMessagesPerTrigger="5")
+    assert source.latestOffset(source.initialOffset(), ReadAllAvailable())["rows"] == 1
+    topic = queue()
+    topic.send([1])
+    source = reader(topic, minMessagesPerTrigger="5")
     source.prepareForTriggerAvailableNow()
-    # Spark repeats the batch before its first poll.
-    assert rows(source, start, first).total() == first["rows"]
-    last, taken = run_once(source, first)
-    assert first["rows"] + taken == topic.total("acked") == 2_000
-    assert source.latestOffset(last, ALL) == last
+    assert source.latestOffset(source.initialOffset(), ALL)["rows"] == 1
 
 
-def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
-    topic = queue(slots=4)
-    topic.send(list(range(100)))
-    dead = reader(topic, claimTimeout="600")
-    start, end = first_batch(dead)
-    redis_clock.advance(ms=599_000)
-    source = reader(topic, claimTimeout="600")
-    repeated = plan(source, start, end)
-    redis_clock.advance(ms=500_000)
-    assert [topic.broker.time_out(topic.topic, slot) for slot in range(4)] == [0, 0, 0, 0]
-    assert sum(batch.num_rows for executor, task in repeated for batch in executor.read(task)) == 100
-
-
-def test_what_is_lost_between_a_look_and_its_renewal_is_in_no_task(
-    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = queue(slots=1)
+def test_a_claim_that_a_dead_driver_has_left_waits_for_no_more(queue: MakeQueue) -> None:
+    topic = queue()
     topic.send([1, 2])
-    dead = reader(topic)
-    start, end = first_batch(dead)
-    source = reader(topic)
-    reads = source._claims.reads
-
-    def read_then_lose(*args: Any) -> list[Any]:
-        found = reads(*args)
-        topic.broker.return_claim(topic.topic, 0, end["consumer"], end["claim"])
-        return found
-
-    monkeypatch.setattr(source._claims, "reads", read_then_lose)
-    assert source.partitions(start, end) == []
+    start = reader(topic).initialOffset()
+    first = reader(topic).latestOffset(start, ALL)
+    assert reader(topic, minMessagesPerTrigger="5").latestOffset(start, ALL) == first
 
 
-def test_a_run_says_what_it_leaves_to_others(queue: MakeQueue, caplog: pytest.LogCaptureFixture) -> None:
-    topic = queue(slots=2)
-    topic.send(list(range(100)))
-    topic.broker.pause(topic.topic, 0)
-    source = reader(topic)
-    _, taken = run_once(source, source.initialOffset())
-    assert 0 < taken < 100
-    left = 100 - taken
-    assert f"leaves {left} of the messages that were due at its start" in caplog.text
+def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = MinBatch(10, 60.0)
+
+    def at(seconds: float, due: int) -> bool:
+        now[0] = seconds
+        return found.is_enough(lambda: due)
+
+    assert [at(0, 0), at(1, 3), at(60, 9), at(61, 9)] == [False, False, False, True]
+    assert [at(62, 1), at(100, 10), at(101, 1), at(150, 1), at(161, 1)] == [False, True, False, False, True]
+    # Nothing is due: another consumer has it, and what comes next waits from then on.
+    assert [at(200, 1), at(230, 0), at(261, 1), at(320, 1), at(321, 1)] == [False, False, False, False, True]
+    assert MinBatch(0, 60.0).is_enough(lambda: pytest.fail("nobody needs the number"))
+
+
+@pytest.mark.parametrize("options", [{}, {"identity": "key"}])
+def test_a_batch_has_about_as_many_bytes_as_were_allowed(queue: MakeQueue, options: dict[str, str]) -> None:
+    topic = queue(slots=2, **options)
+    for n in range(200):
+        topic.send([f"{n:03}" + "x" * 995], **({"key": f"k{n}"} if options else {}))
+    source = reader(topic, maxBytesPerTrigger="50000")
+    _start, end = first_batch(source)
+    assert 45 <= end["rows"] <= 51
+    # One message is larger than that.
+    small = reader(topic, maxBytesPerTrigger="10", consumerId="small")
+    source.commit(end)
+    assert small.latestOffset(small.initialOffset(), ALL)["rows"] <= 2

@@ -1,22 +1,61 @@
-"""A consumer has one driver at a time: restarts, second queries with the same consumerId, and drivers that died."""
+"""The claims of a query: one driver at a time has the name of a consumer, whatever dies or is started again; and what time
+makes due is claimed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from django_rmq.core.model.topic import BackOff
+from django_rmq.core.redis.broker import ServerConnection
 from django_rmq.exceptions import LostRace, ServerUnavailable
 from django_rmq.spark import claims
+from django_rmq.spark.stream_reader import StreamReader
 from tests.spark.conftest import MakeQueue, Queue
-from tests.spark.test_streaming import ALL, ShiftedClock, first_batch, reader, redis_clock, rows, run_once
+from tests.spark.test_streaming import ALL, fail_all, first_batch, plan, reader, rows
 from tests.support.workers import eventually
 
-__all__ = ["redis_clock"]
+
+class ShiftedClock:
+    """The time in microseconds, as far ahead as a test has advanced it."""
+
+    def __init__(self) -> None:
+        self.ahead_us = 0
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000 + self.ahead_us
+
+    def advance(self, ms: int) -> None:
+        self.ahead_us += ms * 1_000
+
+
+@pytest.fixture
+def redis_clock(monkeypatch: pytest.MonkeyPatch) -> ShiftedClock:
+    """The clock of all brokers that are made from now on."""
+    clock, make = ShiftedClock(), ServerConnection.__init__
+
+    def with_clock(self: ServerConnection, client: Any, prefix: str, _: Any) -> None:
+        make(self, client, prefix, clock)
+
+    monkeypatch.setattr(ServerConnection, "__init__", with_clock)
+    return clock
+
+
+def run_once(source: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Consume with availableNow to its end; return the last offset and the number of rows."""
+    source.prepareForTriggerAvailableNow()
+    total, at = 0, start
+    while (end := source.latestOffset(at, ALL)) != at:
+        total += rows(source, at, end).total()
+        at = end
+    source.commit(at)
+    return at, total
 
 
 @pytest.fixture
@@ -204,3 +243,144 @@ def test_a_query_that_stops_while_redis_is_away_leaves_its_name_to_the_lease(
 
     monkeypatch.setattr(type(source._claims.lease.identity._broker), "run", away)
     source.stop()
+
+
+# --- what time makes due
+
+
+def test_a_run_takes_what_has_rested_and_starves_nothing_new(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=4, backoff=BackOff(1_000, 1_000))
+    topic.send(list(range(1_000)))
+    for slot in range(4):
+        fail_all(topic, slot, delay=None)
+    assert topic.depth("retry") == 1_000
+    redis_clock.advance(ms=2_000)
+    topic.send([f"new {n}" for n in range(10)])
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert taken == 1_010
+    assert topic.total("acked") == 1_010
+
+
+def test_a_run_takes_what_a_dead_query_has_left(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(5_000)))
+    dead = reader(topic, claimTimeout="60")
+    assert dead.latestOffset(dead.initialOffset(), ALL)["rows"] == 5_000
+    redis_clock.advance(ms=61_000)
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert taken == topic.total("acked") == 5_000
+
+
+@pytest.mark.parametrize("left", ["rested", "claimed"])
+def test_a_query_that_waits_for_a_number_sees_what_time_makes_due(
+    redis_clock: ShiftedClock, queue: MakeQueue, left: str
+) -> None:
+    topic = queue(slots=2, backoff=BackOff(1_000, 1_000))
+    topic.send([1, 2, 3, 4])
+    if left == "claimed":
+        dead = reader(topic, claimTimeout="60")
+        dead.latestOffset(dead.initialOffset(), ALL)
+    else:
+        for slot in range(2):
+            fail_all(topic, slot, delay=None)
+    source = reader(topic, minMessagesPerTrigger="4", maxTriggerDelay="1h")
+    start = source.initialOffset()
+    assert source.latestOffset(start, ALL) == start
+    redis_clock.advance(ms=61_000)
+    eventually(lambda: source.latestOffset(start, ALL)["rows"] == 4, "the batch")
+
+
+def test_a_query_that_runs_on_brings_all_back_that_a_dead_one_held(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(3_000)))
+    dead = reader(topic, claimTimeout="60")
+    dead.latestOffset(dead.initialOffset(), ALL)
+    redis_clock.advance(ms=61_000)
+    topic.send(["new"])
+    source = reader(topic)
+    start = source.initialOffset()
+    # One look is enough, whatever the number of steps.
+    end = source.latestOffset(start, ALL)
+    assert end["rows"] == 3_001
+    assert rows(source, start, end).total() == 3_001
+
+
+def test_a_query_goes_on_while_what_it_has_lost_comes_back(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=1)
+    topic.send(list(range(3_000)))
+    source = reader(topic, claimTimeout="60")
+    _start, first = first_batch(source)
+    redis_clock.advance(ms=61_000)
+    assert topic.broker.time_out(topic.topic, 0) == 400
+    topic.send(["new"])
+    second = source.latestOffset(first, ALL)
+    assert second["rows"] == 3_001 and topic.total("acked") == 0
+    assert source.latestOffset(second, ALL) == second and topic.total("acked") == 3_001
+
+
+def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
+    redis_clock: ShiftedClock, queue: MakeQueue
+) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(2_000)))
+    dead = reader(topic, claimTimeout="60")
+    start, first = first_batch(dead, ReadMaxRows(1_000))
+    redis_clock.advance(ms=61_000)
+    source = reader(topic, claimTimeout="60")
+    source.prepareForTriggerAvailableNow()
+    # Spark repeats the batch before its first poll.
+    assert rows(source, start, first).total() == first["rows"]
+    last, taken = run_once(source, first)
+    assert first["rows"] + taken == topic.total("acked") == 2_000
+    assert source.latestOffset(last, ALL) == last
+
+
+def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(100)))
+    dead = reader(topic, claimTimeout="600")
+    start, end = first_batch(dead)
+    redis_clock.advance(ms=599_000)
+    source = reader(topic, claimTimeout="600")
+    repeated = plan(source, start, end)
+    redis_clock.advance(ms=500_000)
+    assert [topic.broker.time_out(topic.topic, slot) for slot in range(4)] == [0, 0, 0, 0]
+    assert sum(batch.num_rows for executor, task in repeated for batch in executor.read(task)) == 100
+
+
+def test_what_is_lost_between_a_look_and_its_renewal_is_in_no_task(
+    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = queue(slots=1)
+    topic.send([1, 2])
+    dead = reader(topic)
+    start, end = first_batch(dead)
+    source = reader(topic)
+    reads = source._claims.reads
+
+    def read_then_lose(*args: Any) -> list[Any]:
+        found = reads(*args)
+        topic.broker.return_claim(topic.topic, 0, end["consumer"], end["claim"])
+        return found
+
+    monkeypatch.setattr(source._claims, "reads", read_then_lose)
+    assert source.partitions(start, end) == []
+
+
+def test_a_run_says_what_it_leaves_to_others(queue: MakeQueue, caplog: pytest.LogCaptureFixture) -> None:
+    topic = queue(slots=2)
+    topic.send(list(range(100)))
+    topic.broker.pause(topic.topic, 0)
+    source = reader(topic)
+    _, taken = run_once(source, source.initialOffset())
+    assert 0 < taken < 100
+    left = 100 - taken
+    assert f"leaves {left} of the messages that were due at its start" in caplog.text

@@ -1,0 +1,184 @@
+"""Batch reads: each row once, whatever goes before it meanwhile; and filters narrow what is taken from Redis."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
+
+from django_rmq.core.model.topic import TopicType
+from django_rmq.spark import reader
+from django_rmq.spark.broker_connection import RetryPolicy
+from django_rmq.spark.reader import METADATA, LiveRows, PushdownReader, RowPosition
+from django_rmq.spark.source_options import READ, SourceOptions
+from tests.spark.conftest import MakeQueue, Queue
+
+NONE = RetryPolicy(0, "a test")
+
+
+def one_slot(queue: MakeQueue, count: int, *, scores: int = 3) -> Queue:
+    """Return one slot with ``count`` messages, members of 4 digits in the order of the set."""
+    topic = queue(TopicType.PRIORITY, slots=1, body="bytes")
+    names = [b"%04d" % n for n in range(count)]
+    topic.broker.send_replace(topic.topic, 0, [100 + n * scores // count for n in range(count)], names)
+    return topic
+
+
+def read(topic: Queue, low: float = -math.inf, high: float = math.inf) -> list[bytes]:
+    return [
+        row
+        for rows in LiveRows(topic.broker, NONE, topic.topic, 0, "store", low, high).pages()
+        for row in rows[::2]
+    ]
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "FIRST_PAGE", 10)
+    monkeypatch.setattr(reader, "MOST_ROWS", 10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 63, 64, 65, 400])
+def test_every_row_is_read_once_and_in_order(queue: MakeQueue, small_pages: None, count: int) -> None:
+    topic = one_slot(queue, count) if count else queue(TopicType.PRIORITY, slots=1, body="bytes")
+    assert read(topic) == [b"%04d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "first", "last"),
+    [
+        (101, math.inf, 100, 300),
+        (-math.inf, 101, 0, 200),
+        (101, 101, 100, 200),
+        (100.5, 101.5, 100, 200),
+        (103, 200, 0, 0),
+    ],
+)
+def test_only_scores_between_the_bounds_are_read(
+    queue: MakeQueue, small_pages: None, low: float, high: float, first: int, last: int
+) -> None:
+    assert read(one_slot(queue, 300), low, high) == [b"%04d" % n for n in range(first, last)]
+
+
+@pytest.mark.parametrize("low", [-math.inf, 100])
+@pytest.mark.parametrize(
+    "change", ["goes from before", "goes around", "comes before", "comes and goes", "goes all"]
+)
+def test_what_is_there_throughout_is_read_exactly_once(
+    queue: MakeQueue, small_pages: None, low: float, change: str
+) -> None:
+    topic = one_slot(queue, 600)
+    broker, definition = topic.broker, topic.topic
+    gone: set[bytes] = set()
+    new: set[bytes] = set()
+    found: Counter[bytes] = Counter()
+    for turn, rows in enumerate(LiveRows(broker, NONE, definition, 0, "store", low).pages()):
+        members = rows[::2]
+        found.update(members)
+        if not members:
+            continue
+        if "goes" in change and turn % 3 == 0:
+            leaving = {"goes from before": [b"%04d" % turn], "goes all": sorted(found)}.get(
+                change, list(members[-4:])
+            )
+            broker.remove(definition, 0, leaving)
+            gone.update(leaving)
+        if "comes" in change:
+            coming = [b"new%04d-%d" % (turn, n) for n in range(7)]
+            broker.send_replace(definition, 0, [90] * 7 if low == -math.inf else [100] * 7, coming)
+            new.update(coming)
+    throughout = {b"%04d" % n for n in range(600)} - gone
+    assert {member: found[member] for member in throughout} == dict.fromkeys(throughout, 1)
+    assert max(found.values()) == 1 or "comes" in change
+    assert set(found) - new <= {b"%04d" % n for n in range(600)}
+
+
+def test_scores_at_both_ends_of_what_there_is_are_read(queue: MakeQueue) -> None:
+    topic = one_slot(queue, 3)
+    key = f"{topic.broker.prefix}{topic.topic.name}_0"
+    topic.broker.client.zadd(key, {b"least": -math.inf, b"most": math.inf})
+    assert read(topic) == [b"least", b"0000", b"0001", b"0002", b"most"]
+
+
+def test_a_place_is_behind_a_member_or_behind_a_score() -> None:
+    rows = [b"a", b"1", b"b", b"1", b"c", b"2"]
+    places = RowPosition(1.0), RowPosition(1.0, b"a"), RowPosition(0.5, b"z"), RowPosition(2.0, b"c")
+    assert [place.passed(rows) for place in places] == [2, 1, 0, 3]
+
+
+# --- filters that are pushed down
+
+PUSHED = "spark.sql.python.filterPushdown.enabled"
+
+
+def taken(queue: Queue, *filters: Filter, **options: str) -> Counter[tuple[int, float]]:
+    """Return slot and score of all that is read from Redis, before Spark applies the filters."""
+    given = SourceOptions({**queue.options, "includeMetadata": "true", **options}, READ, "spark.read")
+    reader = PushdownReader(given, METADATA)
+    # Spark applies all of them, too.
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    found: Counter[tuple[int, float]] = Counter()
+    for task in reader.partitions():
+        for batch in reader.read(task):
+            found.update(
+                zip(batch.column("slot").to_pylist(), batch.column("score").to_pylist(), strict=True)
+            )
+    return found
+
+
+@pytest.fixture
+def filled(queue: MakeQueue) -> Queue:
+    topic = queue(slots=4)
+    for slot in range(4):
+        topic.broker.send_replace(topic.topic, slot, range(100, 110), [b"%d" % n for n in range(10)])
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("filters", "slots", "scores"),
+    [
+        ([], range(4), range(100, 110)),
+        ([EqualTo(("slot",), 2)], [2], range(100, 110)),
+        ([In(("slot",), (1, 2, 9)), In(("slot",), (2, 3))], [2], range(100, 110)),
+        ([EqualTo(("slot",), 9)], [], []),
+        # The bound itself is read, and left out by Spark.
+        ([GreaterThan(("score",), 105.0), LessThanOrEqual(("score",), 107)], range(4), range(105, 108)),
+        ([EqualTo(("score",), 103.0)], range(4), [103]),
+        ([GreaterThan(("score",), 107), LessThanOrEqual(("score",), 105)], [], []),
+        ([EqualTo(("queue",), "dead")], [], []),
+        ([EqualTo(("topic",), "another")], [], []),
+        ([Not(EqualTo(("slot",), 2)), EqualTo(("value",), b"1")], range(4), range(100, 110)),
+    ],
+)
+def test_only_what_the_filters_leave_is_read(
+    filled: Queue, filters: list[Filter], slots: Any, scores: Any
+) -> None:
+    wanted = Counter((slot, float(score)) for slot in slots for score in scores)
+    assert taken(filled, *filters, queues="store,dead") == wanted
+
+
+def test_filters_and_options_narrow_together(filled: Queue) -> None:
+    options = {"slots": "0,1", "minScore": "104", "maxScore": "108"}
+    found = taken(filled, EqualTo(("slot",), 1), GreaterThan(("score",), 100), **options)
+    assert found == Counter((1, float(score)) for score in range(104, 109))
+
+
+def test_a_query_has_the_same_rows_with_pushed_filters(spark: Any, filled: Queue) -> None:
+    def rows(**options: str) -> list[Any]:
+        frame = filled.read(spark, minPartitions="4", **options)
+        chosen = frame.where("score > 105 and slot in (1, 3) and topic = '" + filled.topic.name + "'")
+        assert chosen.rdd.getNumPartitions() == (2 if options else 4)
+        return sorted(chosen.collect())
+
+    before = rows()
+    assert len(before) == 8
+    with pytest.raises(Exception, match=PUSHED):
+        rows(pushDownPredicate="true")
+    spark.conf.set(PUSHED, "true")
+    try:
+        assert rows(pushDownPredicate="true") == before == rows()
+    finally:
+        spark.conf.unset(PUSHED)

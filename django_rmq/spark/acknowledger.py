@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
 
 from django_rmq.exceptions import RmqError
-from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
+from django_rmq.spark.broker_connection import RetryPolicy, reached
 from django_rmq.spark.claims import Claims
 from django_rmq.spark.source_options import SourceOptions, connection_part
 from django_rmq.spark.stream_reader import Offset, slots_in
@@ -26,16 +26,14 @@ def acknowledge(options: Mapping[str, str], offset: Offset) -> int:
     """
     topic_name = offset.get("topic") or options.get("topic", "")
     given = SourceOptions.of_connection({**options, "topic": topic_name}, "acknowledge")
-    broker, name = broker_of(given), given.topic()
 
     def end() -> int:
-        topic = topic_of(name, broker.definitions().get(name))
+        broker, topic = reached(given)
         # A claim takes whole slots, and everything that a re-slotting has moved was acknowledged before.
         slots = [slot for slot in slots_in(offset.get("held"), topic.slots) if slot < topic.slots]
-        claims = Claims(broker, topic, 0)
-        return claims.acknowledge(offset["consumer"], int(offset["claim"]), slots)
+        return Claims(broker, topic, 0).acknowledge(offset["consumer"], int(offset["claim"]), slots)
 
-    return RetryPolicy(given.patience, f"topic {name}")(end)
+    return RetryPolicy(given.patience, f"topic {given.topic()}")(end)
 
 
 class Acknowledger(StreamingQueryListener):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from django_rmq.core.cluster.cluster_broker import Cluster, ClusterBroker
 from django_rmq.core.cluster.nodes import parse_seeds
@@ -101,61 +101,50 @@ def broker_of(options: SourceOptions) -> Broker:
             "option sentinels has no meaning with cluster, whose nodes know the primaries"
         )
     return _broker(
-        ServerAddress(
-            url,
-            options.is_cluster,
-            options.prefix,
-            options.socket_timeout,
-            json.dumps(more),
-            options.text("credentialProvider") or os.environ.get(PROVIDER_VARIABLE),
-            tuple(options.sentinels),
-            json.dumps(options.keywords("secretSentinelOptions")),
-        )
+        url,
+        options.is_cluster,
+        options.prefix,
+        options.socket_timeout,
+        json.dumps(more),
+        options.text("credentialProvider") or os.environ.get(PROVIDER_VARIABLE),
+        tuple(options.sentinels),
+        json.dumps(options.keywords("secretSentinelOptions")),
     )
 
 
-class ServerAddress(NamedTuple):
-    """How a Redis is reached."""
-
-    url: str
-    is_cluster: bool
-    prefix: str
-    timeout: float
-    more: str
-    """Options of connections, in JSON."""
-    provider: str | None
-    sentinels: tuple[tuple[str, int], ...]
-    sentinel_options: str
-    """In JSON."""
-
-    def client(self, given: dict[str, object]) -> object:
-        """Return a client of a single server, or of the primary that sentinels report."""
-        if self.sentinels:
-            ours = {**clients.own_options(), **clients.timeouts(self.timeout)}
-            asking = json.loads(self.sentinel_options)
-            return clients.build_client_behind_sentinels(self.url, self.sentinels, asking, given, ours)
-        return clients.build_client(self.url, given, clients.own_options(), RenewingPool)
-
-
 @lru_cache(maxsize=16)
-def _broker(server: ServerAddress) -> Broker:
-    client_options: dict[str, object] = {**json.loads(server.more), **clients.timeouts(server.timeout)}
-    if server.provider is not None:
-        client_options["credential_provider"] = _credentials(server.provider)
-    urls = redis_url.several(server.url) if server.is_cluster else [server.url]
+def _broker(
+    url: str,
+    is_cluster: bool,
+    prefix: str,
+    timeout: float,
+    more: str,
+    provider: str | None,
+    sentinels: tuple[tuple[str, int], ...],
+    sentinel_options: str,
+) -> Broker:
+    """Return the broker of this process for a server. Options of connections, and of those to sentinels, are JSON."""
+    ours = clients.own_options()
+    given: dict[str, object] = {**json.loads(more), **clients.timeouts(timeout)}
+    if provider is not None:
+        given["credential_provider"] = _credentials(provider)
+    urls = redis_url.several(url) if is_cluster else [url]
     try:
-        if server.is_cluster:
+        if is_cluster:
             seeds, options = parse_seeds(urls)
             return ClusterBroker(
-                Cluster(
-                    seeds, {**options, **client_options, **clients.own_options()}, patience=CLUSTER_PATIENCE
-                ),
-                server.prefix,
+                Cluster(seeds, {**options, **given, **ours}, patience=CLUSTER_PATIENCE), prefix
             )
-        return RedisBroker(server.client(client_options), server.prefix)
+        if sentinels:
+            client = clients.build_client_behind_sentinels(
+                url, sentinels, json.loads(sentinel_options), given, {**ours, **clients.timeouts(timeout)}
+            )
+        else:
+            client = clients.build_client(url, given, ours, RenewingPool)
+        return RedisBroker(client, prefix)
     except (ValueError, TypeError) as error:
         where = ", ".join(map(redis_url.printable_url, urls))
-        told_why = redis_url.unusable(where, client_options, error)
+        told_why = redis_url.unusable(where, given, error)
         raise ConfigurationError(f"option url, or an option of connections: {told_why}") from None
 
 

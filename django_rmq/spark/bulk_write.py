@@ -121,7 +121,10 @@ def groups(
     if rows.envelopes is not None:
         columns.append(_Column(_binary(rows.envelopes).take(order)))
     width = len(columns) + (scores is not None)
-    ends = columns[0].ends if len(columns) == 1 else _sums(columns)
+    ends = columns[0].ends
+    if len(columns) == 2:
+        # Where each row ends if the bytes of both columns are counted.
+        ends = memoryview(pc.add(columns[0].offsets, columns[1].offsets).buffers()[1]).cast("q")
     runs = pc.run_end_encode(codes.take(order))
     start = 0
     for code, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
@@ -152,12 +155,6 @@ class _Column:
     def part(self, start: int, end: int) -> memoryview:
         """Return the arguments from ``start`` to before ``end``."""
         return self._data[self.ends[start] : self.ends[end]]
-
-
-def _sums(columns: list[_Column]) -> memoryview:
-    """Return where each row ends, if those of all columns are counted."""
-    first, second = columns
-    return memoryview(pc.add(first.offsets, second.offsets).buffers()[1]).cast("q")
 
 
 def _binary(texts: Sequence[bytes]) -> pa.Array:
@@ -253,7 +250,9 @@ class ArrowBulk:
     def send(self, rows: ArrowRows) -> None:
         """Send valid rows."""
         topic, bounds, due = self._topic, None, None
-        now_ms = self.patience(self._inserting.now_ms) if self._may_insert(rows) else None
+        # Others may not be inserted without a look at each message.
+        may_insert = not (topic.keyed or topic.debounce_ms or rows.ranges is not None)
+        now_ms = self.patience(self._inserting.now_ms) if may_insert else None
         if now_ms is not None and rows.scores is None:
             due = now_ms + (topic.time_range_ms or 0)
             bounds = due, due
@@ -267,11 +266,6 @@ class ArrowBulk:
             self._under_way = pipeline.send(), call
         except ServerUnavailable:
             self._under_way = None, call
-
-    def _may_insert(self, rows: ArrowRows) -> bool:
-        """Return whether a transaction without a look at each message may be tried."""
-        topic = self._topic
-        return not (topic.keyed or topic.debounce_ms or rows.ranges is not None)
 
     def finish(self) -> None:
         """Wait for the round trip under way."""

@@ -100,15 +100,9 @@ class DriverIdentity:
         )
 
     def _ask(self, consumer: str, checkpoint: str, *, starts: bool, gone: str = "") -> Driver | None:
+        word, about, lease_ms = self._word, about_this_process(), self._lease_ms
         call = claims.hold_consumer(
-            self._topic,
-            consumer,
-            self._word,
-            checkpoint,
-            about_this_process(),
-            self._lease_ms,
-            starts=starts,
-            gone=gone,
+            self._topic, consumer, word, checkpoint, about, lease_ms, starts=starts, gone=gone
         )
         return self._broker.run(call)
 

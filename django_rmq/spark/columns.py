@@ -51,11 +51,15 @@ def in_milliseconds(batch: pa.RecordBatch, options: Collection[str], now_ms: int
         column = batch.column(name)
         if name in DURATIONS:
             ms = _milliseconds(name, column)
-            batch = _replaced(batch, name, ms if name in WAITS else pc.divide(ms.cast(pa.float64()), 1000))
+            column = ms if name in WAITS else pc.divide(ms.cast(pa.float64()), 1000)
         elif name in INSTANTS:
-            instants = instants_ms(column)
-            moves_up = now_ms is not None and name == "fixed_time"
-            batch = _replaced(batch, name, _moved_up(instants, now_ms or 0) if moves_up else instants)
+            column = instants_ms(column)
+            if now_ms is not None and name == "fixed_time":
+                soon = now_ms + MARGIN_MS
+                # What was meant in seconds stays wrong.
+                has_passed = pc.and_(pc.greater(column, soon // 10), pc.less(column, soon))
+                column = pc.if_else(has_passed, soon, column)
+        batch = batch.set_column(batch.schema.get_field_index(name), name, column)
     return batch
 
 
@@ -66,18 +70,14 @@ def instants_ms(column: pa.Array) -> pa.Array:
     return pc.divide(pc.add(us, 999), 1000)
 
 
-def _moved_up(instants: pa.Array, now_ms: int) -> pa.Array:
-    """Return instants with those that have passed set to a moment from now. What was meant in seconds stays wrong."""
-    soon = now_ms + MARGIN_MS
-    has_passed = pc.and_(pc.greater(instants, soon // 10), pc.less(instants, soon))
-    return pc.if_else(has_passed, soon, instants)
-
-
 def _milliseconds(name: str, column: pa.Array) -> pa.Array:
     if pa.types.is_duration(column.type):
         return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1000)
-    if pa.types.is_integer(column.type) and _are_clear(column):
-        return pc.multiply(column.cast(pa.int64()), 1000)
+    if pa.types.is_integer(column.type):
+        bounds: dict[str, Any] = pc.min_max(column).as_py()
+        # Such whole numbers can only be seconds, so that no value has to be looked at by itself.
+        if bounds["min"] is None or (bounds["min"] >= 0 and bounds["max"] < AMBIGUOUS):
+            return pc.multiply(column.cast(pa.int64()), 1000)
     times = []
     for value in column.to_pylist():
         given = float(value) if isinstance(value, Decimal) else value
@@ -90,28 +90,9 @@ def _milliseconds(name: str, column: pa.Array) -> pa.Array:
     return pa.array(times, pa.int64())
 
 
-def _are_clear(column: pa.Array) -> bool:
-    """Return whether whole numbers can only be seconds, so that no value has to be looked at by itself."""
-    bounds: dict[str, Any] = pc.min_max(column).as_py()
-    return bounds["min"] is None or (bounds["min"] >= 0 and bounds["max"] < AMBIGUOUS)
-
-
-def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    replaced: pa.RecordBatch = batch.set_column(batch.schema.get_field_index(name), name, column)
-    return replaced
-
-
 OPTION_COLUMNS = (
-    "priority",
-    "fixed_time",
-    "time_range",
-    "delay",
-    "slot_basis",
-    "key",
-    "max_retries",
-    "timeout",
-    "headers",
-    "expires",
+    *("priority", "fixed_time", "time_range", "delay", "slot_basis"),
+    *("key", "max_retries", "timeout", "headers", "expires"),
 )
 """The columns with the options of a send."""
 
@@ -206,7 +187,10 @@ class WriteColumns:
         names, columns = [self._ours.get(name, name) for name in batch.schema.names], list(batch.columns)
         for at, name in enumerate(names):
             if name in self.options and name not in DURATIONS and pa.types.is_decimal(columns[at].type):
-                columns[at] = _whole(columns[at], name)
+                try:
+                    columns[at] = columns[at].cast(pa.int64())
+                except pa.ArrowInvalid as error:
+                    raise InvalidMessage(f"column {name}: {error}") from None
         return pa.RecordBatch.from_arrays(columns, names=names)
 
 
@@ -289,13 +273,6 @@ def check_json_type(name: str, kind: DataType, what: str) -> None:
         check_json_type(path, part, what)
 
 
-def _whole(column: pa.Array, name: str) -> pa.Array:
-    try:
-        return column.cast(pa.int64())
-    except pa.ArrowInvalid as error:
-        raise InvalidMessage(f"column {name}: {error}") from None
-
-
 def rows_of(
     topic: Topic,
     columns: Sequence[str],
@@ -373,12 +350,14 @@ def _bases(
 
 def _numbers(topic: Topic, column: pa.Array, now_ms: int) -> pa.Array | None:
     """Return the column that says when messages are due, or how urgent they are. None: one is missing or invalid."""
-    if topic.type is TopicType.RANGE_MERGE:
-        return _whole_numbers(column, 1, MAX_DURATION_MS)
-    if topic.type is TopicType.PRIORITY:
-        return _whole_numbers(column, topic.min_priority, MAX_PRIORITY)
-    soon = max(999, now_ms) + 1
-    return _whole_numbers(column, soon, MAX_INSTANT_MS)
+    least, most = {
+        TopicType.RANGE_MERGE: (1, MAX_DURATION_MS),
+        TopicType.PRIORITY: (topic.min_priority, MAX_PRIORITY),
+    }.get(topic.type, (max(999, now_ms) + 1, MAX_INSTANT_MS))
+    if column.null_count or not pa.types.is_integer(column.type):
+        return None
+    bounds = pc.min_max(column).as_py()
+    return column if least <= bounds["min"] and bounds["max"] <= most else None
 
 
 def _keys(column: pa.Array) -> list[bytes] | None:
@@ -391,14 +370,6 @@ def _keys(column: pa.Array) -> list[bytes] | None:
         return None
     keys: list[bytes] = column.cast(pa.binary()).to_pylist()
     return keys
-
-
-def _whole_numbers(column: pa.Array, least: int, most: int) -> pa.Array | None:
-    """Return a column of whole numbers within bounds. None: it is something else, or one is missing or out of bounds."""
-    if column.null_count or not pa.types.is_integer(column.type):
-        return None
-    bounds = pc.min_max(column).as_py()
-    return column if least <= bounds["min"] and bounds["max"] <= most else None
 
 
 def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[object]:

@@ -55,20 +55,17 @@ def _check(name: str, setting: str, value: object) -> None:
         )
     if setting == "slots":
         check_slots(value)
-    elif setting in WORDS:
-        _refuse_unless(value in WORDS[setting], name, setting, f"one of {', '.join(WORDS[setting])}", value)
+        return
+    if setting in WORDS:
+        is_fine, wanted = value in WORDS[setting], f"one of {', '.join(WORDS[setting])}"
     elif setting in NUMBERS:
         low, high = NUMBERS[setting]
-        is_fine = is_whole(value) and low <= value <= high
-        _refuse_unless(is_fine, name, setting, f"a whole number from {low} to {high}", value)
+        is_fine, wanted = is_whole(value) and low <= value <= high, f"a whole number from {low} to {high}"
     elif setting == "serial":
-        _refuse_unless(isinstance(value, bool), name, setting, "True or False", value)
+        is_fine, wanted = isinstance(value, bool), "True or False"
     else:
         is_fine = value is None or (isinstance(value, str) and bool(value))
-        _refuse_unless(is_fine, name, setting, "the name of a field of the body", value)
-
-
-def _refuse_unless(is_fine: bool, name: str, setting: str, wanted: str, value: object) -> None:
+        wanted = "the name of a field of the body"
     if not is_fine:
         raise ConfigurationError(f"topic {name}: {setting} must be {wanted}, got {abbreviated(value)}")
 

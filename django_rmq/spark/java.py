@@ -113,9 +113,6 @@ def prepare_environment() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
-LOCAL = "local[*]"
-"""All cores of this machine."""
-
 OF_A_SESSION = {"spark.sql.shuffle.partitions": "8", "spark.sql.session.timeZone": "UTC"}
 """Settings of a session that also apply if Spark is already running."""
 
@@ -184,7 +181,7 @@ def open_session(
         settings = {**OF_A_SESSION, **(conf or {})}
         builder = builder.remote(remote)
     else:
-        master = master or LOCAL
+        master = master or "local[*]"
         settings = _settings(master, conf or {})
         builder = builder.master(master)
     for key, value in settings.items():

@@ -20,6 +20,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import (
     BinaryType,
+    DataType,
     DoubleType,
     IntegerType,
     MapType,
@@ -60,33 +61,36 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema([(field.name, ARROW[field.dataType.simpleString()]) for field in schema.fields])
 
 
-COLUMNS = StructType(
-    [
-        StructField("value", BinaryType()),
-        StructField("score", DoubleType()),
-        StructField("topic", StringType()),
-        StructField("slot", IntegerType()),
-    ]
+def _columns(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+_BYTES, _TEXT, _WHOLE, _NUMBER, _TIME = (
+    BinaryType(),
+    StringType(),
+    IntegerType(),
+    DoubleType(),
+    TimestampType(),
 )
+
+COLUMNS = _columns(value=_BYTES, score=_NUMBER, topic=_TEXT, slot=_WHOLE)
 """The columns of each frame that is read from a topic."""
 
-METADATA = StructType(
-    [
-        *COLUMNS.fields,
-        StructField("queue", StringType()),
-        StructField("due", TimestampType()),
-        StructField("retries", IntegerType()),
-        StructField("deadline", TimestampType()),
-        StructField("error", StringType()),
-        StructField("died_at", TimestampType()),
-        StructField("reason", StringType()),
-        StructField("failures", IntegerType()),
-        StructField("scored", DoubleType()),
-        StructField("key", BinaryType()),
-        StructField("envelope", BinaryType()),
-        StructField("headers", MapType(StringType(), StringType())),
-    ]
+_MORE = _columns(
+    queue=_TEXT,
+    due=_TIME,
+    retries=_WHOLE,
+    deadline=_TIME,
+    error=_TEXT,
+    died_at=_TIME,
+    reason=_TEXT,
+    failures=_WHOLE,
+    scored=_NUMBER,
+    key=_BYTES,
+    envelope=_BYTES,
+    headers=MapType(_TEXT, _TEXT),
 )
+METADATA = StructType([*COLUMNS.fields, *_MORE.fields])
 """The columns with ``includeMetadata``."""
 
 
@@ -119,7 +123,10 @@ def entry_batch(
             _instants([row[2] for row in rows]),
             pa.array([one and one.error.decode(errors="replace") for one in failures], pa.string()),
             _instants([entry.score if queue == "dead" else None for entry in entries]),
-            pa.array([one and _reason(one) for one in failures], pa.string()),
+            pa.array(
+                [one and (one.reason if isinstance(one, Death) else one.kind) for one in failures],
+                pa.string(),
+            ),
             pa.array([one and one.times for one in failures], pa.int32()),
             pa.array([one.first_score if isinstance(one, Death) else None for one in failures], pa.float64()),
             pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
@@ -136,10 +143,6 @@ def _headers(topic: Topic, entry: Entry, envelope: bytes | None) -> list[tuple[s
 
 def _failure(queue: str, entry: Entry) -> FailureRecord | None:
     return FailureRecord.parse(entry.record) if entry.record and queue != "prepare" else None
-
-
-def _reason(known: Death | FailureRecord) -> str:
-    return known.reason if isinstance(known, Death) else known.kind
 
 
 def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:

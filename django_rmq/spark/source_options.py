@@ -17,52 +17,37 @@ from django_rmq.exceptions import ConfigurationError
 
 QUEUES = ("store", "prepare", "retry", "dead", "claim")
 CONNECTION = {
-    "url",
-    "cluster",
-    "username",
-    "password",
-    "prefix",
-    "socketTimeout",
-    "connectionOptions",
-    "patience",
-    "secretConnectionOptions",
-    "credentialProvider",
-    "sentinels",
-    "secretSentinelOptions",
-    "topic",
+    *(
+        "topic",
+        "url",
+        "cluster",
+        "sentinels",
+        "username",
+        "password",
+        "credentialProvider",
+        "prefix",
+        "patience",
+    ),
+    *("socketTimeout", "connectionOptions", "secretConnectionOptions", "secretSentinelOptions"),
 }
-TASKS = ("minPartitions", "messagesPerTask")
-READ = CONNECTION | {
+TASKS = {"minPartitions", "messagesPerTask"}
+READ = {
+    *CONNECTION,
+    *TASKS,
     "queues",
     "slots",
     "minScore",
     "maxScore",
     "includeMetadata",
     "pushDownPredicate",
-    *TASKS,
 }
-STREAM = CONNECTION | {
-    "maxMessagesPerTrigger",
-    "minMessagesPerTrigger",
-    "maxBytesPerTrigger",
-    "maxTriggerDelay",
-    "claimTimeout",
-    *TASKS,
-    "consumerId",
-    "failOnDataLoss",
-    "pollInterval",
-    "includeMetadata",
+STREAM = {
+    *(*CONNECTION, *TASKS, "consumerId", "claimTimeout", "failOnDataLoss", "pollInterval", "includeMetadata"),
+    *("maxMessagesPerTrigger", "minMessagesPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay"),
 }
-WRITE = CONNECTION | {
-    "bodyColumns",
-    "timeRange",
-    "defaultPriority",
-    "canonical",
-    "maxBody",
-    "maxBacklog",
-    "allowOverwrite",
-    "pastTimes",
-    "badRows",
+WRITE = {
+    *(*CONNECTION, "bodyColumns", "timeRange", "defaultPriority", "canonical", "maxBody", "maxBacklog"),
+    *("allowOverwrite", "pastTimes", "badRows"),
 }
 PAST_TIMES = ("refuse", "now")
 """What a write may do with a ``fixed_time`` that has passed."""

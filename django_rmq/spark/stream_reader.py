@@ -28,7 +28,7 @@ from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.limits import BATCH, LARGEST
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
-from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, topic_of
+from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, reached
 from django_rmq.spark.claims import Claims
 from django_rmq.spark.reader import (
     FIRST_PAGE,
@@ -324,7 +324,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: self.__dict__[name] for name in names}
 
     def _read_topic(self) -> Topic:
-        return topic_of(self._name, self._broker.definitions().of(self._name))
+        return reached(self._options)[1]
 
     @property
     def _broker(self) -> Broker:

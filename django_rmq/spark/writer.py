@@ -176,15 +176,16 @@ class PartitionSend:
         self._options = options
         self._local: dict[str, object] = {}
         if options.text("timeRange") is not None:
-            self._local["time_range_ms"] = milliseconds(
-                options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
-            )
-        if options.text("defaultPriority") is not None:
-            self._local["default_priority"] = options.whole("defaultPriority", 0, low=1, high=MAX_PRIORITY)
-        if options.text("maxBody") is not None:
-            self._local["max_body"] = options.whole("maxBody", 0, low=1)
-        if options.text("maxBacklog") is not None:
-            self._local["max_backlog"] = options.whole("maxBacklog", 0, low=1)
+            time_range = options.duration("timeRange", SHORTEST_WAIT, LONGEST_WAIT, is_short=True)
+            self._local["time_range_ms"] = milliseconds(time_range)
+        for option, setting in (
+            ("defaultPriority", "default_priority"),
+            ("maxBody", "max_body"),
+            ("maxBacklog", "max_backlog"),
+        ):
+            if options.text(option) is not None:
+                high = MAX_PRIORITY if option == "defaultPriority" else 1 << 53
+                self._local[setting] = options.whole(option, 0, low=1, high=high)
         broker = broker_of(options)
         name = options.topic() if options.text("topic") is not None else None
         self._patience = RetryPolicy(options.patience, "Redis" if name is None else f"topic {name}")
@@ -196,7 +197,10 @@ class PartitionSend:
         if self._topic is not None:
             check_taken(self._topic, self.columns.options)
         self.canonical = options.flag("canonical", default=True)
-        self.moves_up = _moves_up(options)
+        past_times = options.text("pastTimes") or "refuse"
+        if past_times not in PAST_TIMES:
+            raise ConfigurationError(f"option pastTimes must be refuse or now, got {past_times!r}")
+        self.moves_up = past_times == "now"
         self.in_cluster = options.is_cluster
         self._bad_rows, self._run = options.text("badRows"), uuid4().hex
         if self._bad_rows is not None:
@@ -223,7 +227,7 @@ class PartitionSend:
             while self._patience(partial(broker.run, operate.purge(topic, slot, "store"))):
                 pass
 
-    def send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Send the rows of a task."""
         broker = broker_of(self._options)
         producer = Producer(broker)
@@ -274,8 +278,8 @@ class PartitionSend:
             ahead_ms = self._patience(broker.now_ms) - time.monotonic() * 1000
         return Target(topic, self, producer, bulk, ahead_ms, obstacle)
 
-    def log_left_out(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log how many rows were left out, and where they are."""
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
+        """Log how many rows were left out, and where they are. The messages are already sent."""
         written = [message.counts for message in messages if isinstance(message, Written)]
         left = sum(counts.get(LEFT_OUT, 0) for counts in written)
         if left:
@@ -283,6 +287,9 @@ class PartitionSend:
             logger.warning(
                 "%d rows could not be sent and are in %s; %d were sent", left, self._bad_rows, sent
             )
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
+        """Do nothing: sent messages stay, and merge if they are sent again."""
 
 
 class EncodedBatch(NamedTuple):
@@ -469,25 +476,8 @@ def _check_texts(batch: pa.RecordBatch, names: Sequence[str]) -> None:
             raise InvalidMessage(f"column {name}: text is not UTF-8: {error}") from None
 
 
-def _moves_up(options: SourceOptions) -> bool:
-    given = options.text("pastTimes") or "refuse"
-    if given not in PAST_TIMES:
-        raise ConfigurationError(f"option pastTimes must be refuse or now, got {given!r}")
-    return given == "now"
-
-
 class Writer(PartitionSend, DataSourceArrowWriter):
     """``df.write``: sends each row once, and again if a task is tried again."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.send(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what was left out. The messages are already sent."""
-        self.log_left_out(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: sent messages stay, and merge if they are sent again."""
 
 
 class StreamWriter(PartitionSend, DataSourceStreamArrowWriter):
@@ -497,13 +487,3 @@ class StreamWriter(PartitionSend, DataSourceStreamArrowWriter):
         if not hasattr(datasource, "DataSourceStreamArrowWriter"):
             raise too_old("stream writes", "4.1")
         super().__init__(options, schema, overwrite=overwrite)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.send(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what was left out. The messages are already sent."""
-        self.log_left_out(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: sent messages stay, and merge if they are sent again."""

@@ -20,6 +20,17 @@ METADATA = (*("value", "score", "topic", "slot", KEY_TEXT, "due", "failures"), "
 """The columns with ``--metadata``. Spark records the time of a batch, so one that runs again has the same."""
 
 
+LIMITS: tuple[tuple[str, type[int] | str, str, str], ...] = (
+    ("--max-messages", int, "N", "messages in one batch, at most (default: 200,000)"),
+    ("--max-bytes", int, "N", "bytes of messages in one batch, at most, about"),
+    ("--min-messages", int, "N", "messages in one batch, at least, unless fewer have waited for --max-delay"),
+    ("--max-delay", "duration", "TIME", "how long fewer than --min-messages wait (default: 15m)"),
+    ("--claim-timeout", "duration", "TIME", "duration of the lease (default: 120s)"),
+    ("--patience", "duration", "TIME", "how long to wait while Redis is unavailable (default: 60s)"),
+)
+"""The arguments that limit a batch, and the time that it may take."""
+
+
 @register
 class Consume(Pipeline):
     """Consume a topic into Parquet files, a table of a database, or a function of yours.
@@ -58,7 +69,8 @@ class Consume(Pipeline):
             action="store_true",
             help="also key, due (when it was due), failures, and taken (when its batch was claimed)",
         )
-        _add_limits(parser)
+        for flag, kind, metavar, text in LIMITS:
+            parser.add_argument(flag, type=kind, metavar=metavar, help=text)
 
     def run(self, context: Context, **options: Any) -> None:
         if context.checkpoint is None:
@@ -92,36 +104,6 @@ class Consume(Pipeline):
         writer = frame.writeStream.foreachBatch(Batches(context.checkpoint, sink, bad))
         consumed = context.follow(writer, topic.name)
         context.say(f"{consumed} messages of {topic.name} consumed")
-
-
-def _add_limits(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
-    )
-    parser.add_argument(
-        "--max-bytes", type=int, metavar="N", help="bytes of messages in one batch, at most, about"
-    )
-    parser.add_argument(
-        "--min-messages",
-        type=int,
-        metavar="N",
-        help="messages in one batch, at least, unless fewer have waited for --max-delay",
-    )
-    parser.add_argument(
-        "--max-delay",
-        type="duration",
-        metavar="TIME",
-        help="how long fewer than --min-messages wait (default: 15m)",
-    )
-    parser.add_argument(
-        "--claim-timeout", type="duration", metavar="TIME", help="duration of the lease (default: 120s)"
-    )
-    parser.add_argument(
-        "--patience",
-        type="duration",
-        metavar="TIME",
-        help="how long to wait while Redis is unavailable (default: 60s)",
-    )
 
 
 def _sink(options: Options) -> Sink:

@@ -187,47 +187,32 @@ class Ingest(Pipeline):
     name = "ingest"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        def add(flag: str, metavar: str, text: str, **more: Any) -> None:
+            parser.add_argument(flag, metavar=metavar, help=text, **more)
+
+        repeated: dict[str, Any] = {"action": "append", "default": []}
         parser.add_argument("topic")
         parser.add_argument("source", help="files or a folder; with --format jdbc the URL of the database")
         parser.add_argument("--format", choices=FORMATS, help="default: by the file extension of SOURCE")
-        parser.add_argument(
-            "--option",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help="an option of Spark's reader, such as dbtable=orders; may be repeated",
-        )
-        parser.add_argument("--where", metavar="SQL", help="only rows for which this is true")
-        parser.add_argument(
-            "--select",
-            action="append",
-            default=[],
-            metavar="SQL",
-            help="columns of the body, such as 'id as item'",
-        )
-        parser.add_argument("--value", metavar="SQL", help="the whole body, instead of an object of columns")
+        option = "an option of Spark's reader, such as dbtable=orders; may be repeated"
+        add("--option", "KEY=VALUE", option, **repeated)
+        add("--where", "SQL", "only rows for which this is true")
+        add("--select", "SQL", "columns of the body, such as 'id as item'", **repeated)
+        add("--value", "SQL", "the whole body, instead of an object of columns")
         for name in OPTIONS:
-            parser.add_argument(f"--{name.replace('_', '-')}", metavar="SQL", help=f"the {name} of a message")
-        parser.add_argument(
-            "--no-merge", dest="merge", action="store_false", help="send equal rows one by one"
-        )
-        parser.add_argument("--limit", type=int, metavar="N", help="at most N rows")
-        parser.add_argument(
-            "--rate", type=float, metavar="N", help="send at most N messages per second; needs --checkpoint"
-        )
-        parser.add_argument(
-            "--max-backlog",
-            type=int,
-            metavar="N",
-            help="wait while more than N messages would wait in the topic; needs --checkpoint",
-        )
-        parser.add_argument(
-            "--past-times", choices=PAST_TIMES, help="what to do with a --fixed-time that has passed"
-        )
-        parser.add_argument(
+            add(f"--{name.replace('_', '-')}", "SQL", f"the {name} of a message")
+        merge = "send equal rows one by one"
+        parser.add_argument("--no-merge", dest="merge", action="store_false", help=merge)
+        add("--limit", "N", "at most N rows", type=int)
+        add("--rate", "N", "send at most N messages per second; needs --checkpoint", type=float)
+        backlog = "wait while more than N messages would wait in the topic; needs --checkpoint"
+        add("--max-backlog", "N", backlog, type=int)
+        past = "what to do with a --fixed-time that has passed"
+        parser.add_argument("--past-times", choices=PAST_TIMES, help=past)
+        add(
             "--bad",
-            metavar="PATH",
-            help="leave out rows that cannot be sent, and store them in this folder, with the reasons",
+            "PATH",
+            "leave out rows that cannot be sent, and store them in this folder, with the reasons",
         )
         parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 

@@ -34,6 +34,8 @@ DUE_LATER = "later"
 NO_TIME = "no time"
 DEAD = ((60, "< 1 min"), (3600, "< 1 h"), (86_400, "< 1 d"), (604_800, "< 7 d"))
 DEAD_LONGER = "longer"
+# The class of an error is the text before the first colon of its first line.
+CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
 ERRORS = 10
 """The number of error classes that are named."""
 
@@ -100,8 +102,7 @@ def _count(frame: DataFrame, now_ms: int, figures_of: dict[str, Figures]) -> Non
         *("topic", "slot", "queue"),
         f"case when queue = 'store' then {_classes(f'(unix_millis(due) - {now_ms}) / 1000', DUE, DUE_LATER)} end as due",
         f"case when queue = 'dead' then {_classes(f'({now_ms} - score) / 1000', DEAD, DEAD_LONGER)} end as age",
-        # The class of an error is the text before the first colon of its first line.
-        "trim(substring_index(substring_index(error, '\\n', 1), ':', 1)) as error",
+        f"{CLASS} as error",
     )
     for row in small.groupBy(*small.columns).count().collect():
         one, count = figures_of[row.topic], row["count"]
@@ -149,8 +150,6 @@ def _lines(name: str, one: Figures) -> list[str]:
     return lines
 
 
-# The class of an error is the text before the first colon of its first line.
-CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
 DEATH_COLUMNS = {
     "topic": "topic",
     "cause": f"concat_ws(' ', reason, {CLASS})",

@@ -57,7 +57,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 GENERATORS = "generators have an environment of their own; tests/clients runs them"
-CLUSTER = "it needs a cluster; tests/spark/test_shipping.py runs a job so"
+CLUSTER = "it needs a cluster; tests/spark/test_clusters.py runs a job so"
 PLATFORM = "it needs a platform, on which it was not tried: the page says so"
 NOT_RUN: dict[str, str] = {
     "PYSPARK_PYTHON=/opt/venv/bin/python spark-submit --master spark://master:7077 job.py": CLUSTER,

@@ -178,17 +178,20 @@ def test_a_run_leaves_its_name_at_its_end(topic: Queue) -> None:
         assert topic.broker.driver_of_consumer(topic.topic, "nightly") == found
 
 
-def test_the_name_is_renewed_while_a_batch_runs(topic: Queue) -> None:
+def test_the_name_and_the_lease_are_renewed_while_a_batch_runs(topic: Queue) -> None:
+    topic.send(["x"])
     source = reader(topic, consumerId="nightly", claimTimeout="1")
-    start = source.initialOffset()
-    assert source.latestOffset(start, ALL) == start
+    start, end = first_batch(source)
 
-    def until() -> int:
+    def ends() -> tuple[int, int]:
+        """When the name ends, and when the lease."""
         found = topic.broker.driver_of_consumer(topic.topic, "nightly")
-        return 0 if found is None else int(found.until_ms)
+        heads = topic.broker.heads(topic.topic, list(range(4)), upkeep=True)
+        return (0 if found is None else int(found.until_ms)), max(int(at or 0) for at in heads)
 
-    first = until()
-    eventually(lambda: until() > first, "a renewal")
+    first = ends()
+    eventually(lambda: all(map(int.__gt__, ends(), first)), "a renewal", 10)
+    assert rows(source, start, end) == {b'"x"': 1}
 
 
 def a_process() -> subprocess.Popen[bytes]:
@@ -264,17 +267,6 @@ def test_a_run_takes_what_has_rested_and_starves_nothing_new(
     assert topic.total("acked") == 1_010
 
 
-def test_a_run_takes_what_a_dead_query_has_left(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
-    topic = queue(slots=4)
-    topic.send(list(range(5_000)))
-    dead = reader(topic, claimTimeout="60")
-    assert dead.latestOffset(dead.initialOffset(), ALL)["rows"] == 5_000
-    redis_clock.advance(ms=61_000)
-    source = reader(topic)
-    _, taken = run_once(source, source.initialOffset())
-    assert taken == topic.total("acked") == 5_000
-
-
 @pytest.mark.parametrize("left", ["rested", "claimed"])
 def test_a_query_that_waits_for_a_number_sees_what_time_makes_due(
     redis_clock: ShiftedClock, queue: MakeQueue, left: str
@@ -294,8 +286,9 @@ def test_a_query_that_waits_for_a_number_sees_what_time_makes_due(
     eventually(lambda: source.latestOffset(start, ALL)["rows"] == 4, "the batch")
 
 
-def test_a_query_that_runs_on_brings_all_back_that_a_dead_one_held(
-    redis_clock: ShiftedClock, queue: MakeQueue
+@pytest.mark.parametrize("runs_on", [True, False])
+def test_a_query_brings_all_back_that_a_dead_one_held(
+    redis_clock: ShiftedClock, queue: MakeQueue, runs_on: bool
 ) -> None:
     topic = queue(slots=2)
     topic.send(list(range(3_000)))
@@ -305,10 +298,12 @@ def test_a_query_that_runs_on_brings_all_back_that_a_dead_one_held(
     topic.send(["new"])
     source = reader(topic)
     start = source.initialOffset()
-    # One look is enough, whatever the number of steps.
-    end = source.latestOffset(start, ALL)
-    assert end["rows"] == 3_001
-    assert rows(source, start, end).total() == 3_001
+    if runs_on:
+        # One look is enough, whatever the number of steps.
+        end = source.latestOffset(start, ALL)
+        assert end["rows"] == 3_001 == rows(source, start, end).total()
+    else:
+        assert run_once(source, start)[1] == 3_001 == topic.total("acked")
 
 
 def test_a_query_goes_on_while_what_it_has_lost_comes_back(

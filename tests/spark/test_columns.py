@@ -239,7 +239,7 @@ def test_a_topic_that_was_reslotted_is_followed(queue: MakeQueue, name: str) -> 
     sending = known.writer(" ".join(f"{column}:{SPARKS.get(column, 'string')}" for column in columns))
     topic.broker.define(topic.topic)
     written = sending.write(iter([pa.RecordBatch.from_pydict(columns)]))
-    assert written.counts == {"stored": 50}  # type: ignore[attr-defined]
+    assert written.counts == {"stored": 50}
     producer = Producer(topic.broker)
     built = [
         producer.build(topic.topic, f"{n}", **{one: row[one] for one in kind.columns})

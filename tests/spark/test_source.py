@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_rmq.core.model.replies import Failure
+from django_rmq.core.model.delivered_message import Message
+from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.source import RmqDataSource
 from tests.spark.conftest import MakeQueue, Queue, begin, finish
-from tests.support.workers import Heard, Worker, eventually
+from tests.support.workers import eventually
 
 
 def values(frame: Any) -> Counter[str]:
@@ -243,28 +243,6 @@ def test_a_task_that_fails_reads_the_same_again(spark: Any, queue: MakeQueue, tm
     assert topic.total("acked") == 50
 
 
-def test_what_a_claim_holds_is_kept_from_a_running_worker_and_given_on(
-    spark: Any, queue: MakeQueue, tmp_path: Path
-) -> None:
-    topic = queue(slots=1)
-    topic.send(list(range(20)))
-    heard = Heard()
-    in_batch: list[int] = []
-
-    def into(frame: Any, number: int) -> None:
-        frame.count()
-        with Worker(topic.broker, topic.topic, heard):
-            topic.send(["late"])
-            time.sleep(1)  # a worker that the gate does not stop has taken it by then
-        in_batch.append(len(heard.bodies))
-
-    available(spark, topic, tmp_path, into)
-    assert in_batch[0] == 0
-    with Worker(topic.broker, topic.topic, heard):
-        eventually(lambda: topic.total("acked") + topic.total("committed") == 21, "the rest")
-    assert topic.depth("store") == 0
-
-
 def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
     source, target = queue(), queue(TopicType.FIXED_TIME)
     source.send(list(range(100)))
@@ -351,37 +329,72 @@ def test_windows_of_due_times_close_behind_a_watermark(spark: Any, queue: MakeQu
     assert topic.total("acked") == 21 and topic.depth("store") == topic.depth("retry") == 0
 
 
-# --- what executors need
+# --- fifo topics: what a write and a stream keep of the order, and how a waiting key is treated
 
 
-def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
-    from django_rmq.spark.reader import Reader
+def lines(queue: MakeQueue, **options: Any) -> Queue:
+    return queue(TopicType.FIFO, **{"slots": 4, "identity": "key", **options})
 
-    class Probe(Reader):
-        def read(self, partition: Any) -> Any:
 
-            for batch in super().read(partition):
-                yield batch
-            names = sorted(name for name in sys.modules if name.partition(".")[0] in ("django", "django_rmq"))
-            row = {"value": ",".join(names).encode(), "score": 0.0, "topic": "modules", "slot": 0}
-            yield batch.from_pylist([row], schema=batch.schema)
+def bodies(queue: Queue) -> list[Any]:
+    """Return what waits, slot by slot, each in its order."""
+    topic, found = queue.topic, []
+    for slot in range(topic.slots):
+        for entry in queue.broker.list_messages(topic, slot, "store", limit=1_000).entries:
+            delivery = Delivery(entry.member, entry.score, 0, entry.envelope)
+            found.append(Message(topic, slot, 0, delivery).body)
+    return found
 
-    class ProbingSource(RmqDataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "rmq_probe"
 
-        def reader(self, schema: Any) -> Any:
-            reader = super().reader(schema)
-            reader.__class__ = Probe
-            return reader
+def of_entities(found: list[Any]) -> dict[int, list[int]]:
+    numbers: defaultdict[int, list[int]] = defaultdict(list)
+    for body in found:
+        numbers[body["entity"]].append(body["n"])
+    return dict(numbers)
 
-    topic = queue()
-    topic.send(list(range(10)))
-    spark.dataSource.register(ProbingSource)
-    rows = spark.read.format("rmq_probe").options(**topic.options).load().collect()
-    told = [bytes(row.value).decode().split(",") for row in rows if row.topic == "modules"]
-    assert len(rows) == 10 + len(told) and told
-    for names in told:
-        assert "django_rmq.spark.reader" in names
-        assert not [name for name in names if name.partition(".")[0] == "django"]
+
+def test_a_write_keeps_the_order_of_the_rows_of_each_entity(spark: Any, queue: MakeQueue) -> None:
+    topic = lines(queue, slot_basis="entity")
+    rows = [(n % 10, json.dumps({"entity": n % 10, "n": n // 10})) for n in range(600)]
+    frame = spark.createDataFrame(rows, "entity int, value string")
+    topic.write(frame.repartition(2, "entity").drop("entity"))
+    assert of_entities(bodies(topic)) == {entity: list(range(60)) for entity in range(10)}
+
+
+def test_a_delay_is_a_column(spark: Any, queue: MakeQueue) -> None:
+    topic = lines(queue, slots=1)
+    rows = [("1", 60), ("2", None), ("3", 0), ("4", 30)]
+    topic.write(spark.createDataFrame(rows, "value string, delay bigint").coalesce(1))
+    assert bodies(topic) == [2, 3, 4, 1]
+
+
+@pytest.mark.parametrize(("way", "left"), [("keep", [1, 2]), ("replace", [3, 2])])
+def test_a_row_whose_key_waits_is_left_out_or_replaces_the_body(
+    spark: Any, queue: MakeQueue, way: str, left: list[int]
+) -> None:
+    topic = lines(queue, slots=1, on_duplicate=way)
+    for rows in ([("1", "a"), ("2", "b")], [("3", "a")]):
+        topic.write(spark.createDataFrame(rows, "value string, key string").coalesce(1))
+    assert bodies(topic) == left
+
+
+@pytest.mark.parametrize("order", ["strict", "loose"])
+def test_a_stream_reads_each_slot_in_its_order_and_in_one_task(
+    spark: Any, queue: MakeQueue, tmp_path: Path, order: str
+) -> None:
+    topic = lines(queue, slot_basis="entity", order=order)
+    topic.send([{"entity": n % 10, "n": n // 10} for n in range(600)])
+    read: list[Any] = []
+    tasks: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+
+    def into(frame: Any, number: int) -> None:
+        from pyspark.sql.functions import spark_partition_id
+
+        for row in frame.withColumn("task", spark_partition_id()).collect():
+            read.append(json.loads(bytes(row.value)))
+            tasks[number, row.slot].add(row.task)
+
+    available(spark, topic, tmp_path, into, maxMessagesPerTrigger=300, minPartitions=3)
+    assert of_entities(read) == {entity: list(range(60)) for entity in range(10)}
+    assert {len(found) for found in tasks.values()} == {1}
+    assert topic.depth("store") == topic.depth("claimed") == 0

@@ -145,18 +145,6 @@ def test_nothing_to_claim_is_the_same_offset_and_no_task(begun: Any) -> None:
     assert topic.total("claimed") == 0
 
 
-def test_a_limit_is_shared_by_the_slots(begun: Any) -> None:
-    _, source, start = begun(10_000, slots=16)
-    seen = 0
-    offset = start
-    while (end := source.latestOffset(offset, ReadMaxRows(3_000))) != offset:
-        assert end["rows"] <= 3_000
-        found = rows(source, offset, end)
-        seen += found.total()
-        offset = end
-    assert seen == 10_000
-
-
 def fill(topic: Queue, ages: dict[int, int], count: int = 100) -> None:
     """Send ``count`` messages to each slot, the first of which has been due for so many seconds."""
     now = topic.broker.now_ms()
@@ -268,7 +256,8 @@ def test_a_driver_that_dies_before_it_logs_its_offset_finds_its_claim_again(begu
     topic, source, start = begun(100)
     end = source.latestOffset(start, ALL)
     topic.send(["more"])
-    again = reader(topic).latestOffset(start, ALL)
+    # Nor does it wait for more messages.
+    again = reader(topic, minMessagesPerTrigger="1000").latestOffset(start, ALL)
     assert again == end
 
 
@@ -332,16 +321,6 @@ def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(
     with pytest.raises(LostRace, match="while it was being read"):
         list(reading)
     assert list(executor.read(task)) == []
-
-
-def test_the_lease_is_renewed_while_a_batch_runs(begun: Any, queue: MakeQueue) -> None:
-    topic = queue(slots=1)
-    topic.send(["x"])
-    source = reader(topic, claimTimeout="1")
-    start, end = first_batch(source)
-    first = topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0
-    eventually(lambda: (topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0) > first, "a renewal", 10)
-    assert rows(source, start, end) == {b'"x"': 1}
 
 
 def test_an_acknowledgement_tidies_failures_in_steps(begun: Any) -> None:
@@ -444,7 +423,7 @@ def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
     start, end = first_batch(source)
     assert fail_batch({**topic.options, "consumerId": "two"}) == 0
     assert rows(source, start, end).total() == 10
-    with pytest.raises(ConfigurationError, match="consumerId is missing"):
+    with pytest.raises(ConfigurationError, match="consumerId is missing: fail_batch needs"):
         fail_batch(topic.options)
 
 
@@ -658,14 +637,6 @@ def test_what_is_due_now_waits_for_no_more(queue: MakeQueue) -> None:
     source = reader(topic, minMessagesPerTrigger="5")
     source.prepareForTriggerAvailableNow()
     assert source.latestOffset(source.initialOffset(), ALL)["rows"] == 1
-
-
-def test_a_claim_that_a_dead_driver_has_left_waits_for_no_more(queue: MakeQueue) -> None:
-    topic = queue()
-    topic.send([1, 2])
-    start = reader(topic).initialOffset()
-    first = reader(topic).latestOffset(start, ALL)
-    assert reader(topic, minMessagesPerTrigger="5").latestOffset(start, ALL) == first
 
 
 def test_the_delay_begins_anew_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:

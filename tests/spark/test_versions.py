@@ -71,25 +71,6 @@ def test_each_way_works_or_says_which_pyspark_it_needs(told: dict[str, Any], way
         assert told[way] == (2_000 if way == "stream_read" else 1_000)
 
 
-READS = """
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    spark.read.format("rmq").option("topic", "any").load()
-except Exception as error:
-    print(error)
-"""
-
-
-def test_what_the_format_lacks_is_told_by_spark(java: None, tmp_path: Path) -> None:
-    python = environment(tmp_path / "environment", without={"django_rmq"})
-    ran = run(python, "-c", READS, PYSPARK_PYTHON=str(python))
-    said = (
-        "format rmq is installed, but cannot be imported: ModuleNotFoundError: No module named 'django_rmq'"
-    )
-    assert said in ran.stdout, ran.stderr[-3_000:]
-
-
 @pytest.mark.parametrize(
     "missing", ["redis", "pyarrow", "django_rmq.spark.source", "pyspark", "pyspark.sql.datasource"]
 )

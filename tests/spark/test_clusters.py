@@ -1,4 +1,4 @@
-"""How the package gets onto executors: each way of docs/how-to/spark-clusters.md, on a cluster whose machines lack it."""
+"""A cluster whose machines lack the package: each way of docs/how-to/spark-clusters.md onto them, and parts that are killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 from tests.spark.clusters import Cluster
 from tests.spark.conftest import MakeQueue
 from tests.spark.environments import ROOT, environment, executors_wheel, zipped
+from tests.spark.killing import is_right, killing
+from tests.support.brokers import Broker
+from tests.support.workers import client_of
 
 JOB = ROOT / "tests/spark/shipped.py"
 ON_ONE = ("--conf", "spark.cores.max=1")
@@ -41,7 +44,7 @@ def job(queue: MakeQueue, tmp_path: Path) -> tuple[str, str]:
     return json.dumps(queue().options), str(tmp_path / "checkpoint")
 
 
-# What is said is Spark's; what the format itself says is in test_light.py.
+# What is said is Spark's; what the format itself says is in test_versions.py.
 @pytest.mark.deep
 def test_machines_that_lack_the_package_say_so(cluster: Cluster, driver: Path, job: tuple[str, str]) -> None:
     ran = cluster.submit(
@@ -105,3 +108,19 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
     assert {Path(python).name for python, _ in tasks} == {"environment"}
     # It is a copy of the executor's own.
     assert all("/worker-" in python and has == "redis" for python, has in tasks)
+
+
+@pytest.mark.slow
+def test_each_message_is_stored_once_whatever_dies(
+    cluster: Cluster, redis_url: str, prefix: str, tmp_path: Path
+) -> None:
+    broker = Broker(client_of(redis_url), prefix)
+    try:
+        kills = ["python", "executor", "driver"]
+        found = killing(cluster, tmp_path, broker, redis_url, 12_000, kills, executors=1)
+    finally:
+        broker.close()
+    assert is_right(found, 12_000), found
+    assert found["killed"] == {"python": 1, "executor": 1, "driver": 1}, found
+    # The driver had not recorded the batch in which it died.
+    assert found["repeated"] >= 1, found

@@ -84,10 +84,25 @@ class Cluster:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
-    @property
-    def workers(self) -> list[int]:
-        """The processes of the two workers, from which those of executors descend."""
-        return [process.pid for process in self._processes[1:]]
+    def below_workers(self, text: str) -> list[int]:
+        """Return the processes that the two workers have started, directly or not, with ``text`` in their command lines."""
+        parents: dict[int, int] = {}
+        lines: dict[int, str] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
+                parents[int(folder.name)] = int(parent)
+                lines[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace")
+        workers = {process.pid for process in self._processes[1:]}
+
+        def descends(pid: int) -> bool:
+            while pid in parents:
+                pid = parents[pid]
+                if pid in workers:
+                    return True
+            return False
+
+        return [pid for pid, line in lines.items() if text in line and descends(pid)]
 
     def command(self, job: Path, *jobs: str, options: tuple[str, ...] = ()) -> list[str]:
         """Return the command that runs a job; ``jobs`` are its own arguments, ``options`` those of spark-submit."""

@@ -47,8 +47,6 @@ from django_rmq.spark.java import open_session, prepare_environment
 from django_rmq.spark.pipelines.pipeline import connection_options
 from django_rmq.worker import listener_registry
 from tests.spark.clusters import Cluster
-from tests.spark.killing import PARTS as PROCESSES
-from tests.spark.killing import below
 from tests.support.embedded_redis import start_redis
 
 TOPIC = "flights"
@@ -182,9 +180,14 @@ STEPS = ("columns", "ingest", "texts", "consume")
 """What the drivers do, one after the other. The first three send each flight once, each in a way of its own."""
 
 PARTS = ("python", "executor", "redis", "driver")
+PROCESSES = {"python": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
+"""A part that runs on a worker's machine -> what its command line contains."""
 
 FILE_ROWS, RATE, BATCH_ROWS = 12_000, 10_000, 30_000
 """Rows of a file, each of which becomes a batch of a stream; messages that ``ingest`` sends per second; messages of a batch."""
+
+SLOW_ROWS = 500
+"""Messages of a batch whose tasks take their time."""
 
 LARGE_PRIME = 10**29 + 319
 """Its multiples have digits in all places of a decimal."""
@@ -393,7 +396,7 @@ def compare_values(out: Path, rows: int | None = None) -> dict[str, int]:
 
 
 def run_step(name: str, folder: Path, session: Any) -> None:
-    """Do one of ``STEPS`` with a session that has begun. What a killed driver had done is not done again."""
+    """Do one of ``STEPS`` in a session, or consume ``slowly``. What a killed driver had done is not done again."""
     checkpoint = ("--checkpoint", str(folder / f"checkpoint-{name}"))
     if name == "columns":
         columns = [field.name for field in COLUMNS]
@@ -409,9 +412,9 @@ def run_step(name: str, folder: Path, session: Any) -> None:
         writer = writer.option("bodyColumns", ",".join(columns)).option("checkpointLocation", checkpoint[1])
         writer.trigger(availableNow=True).start().awaitTermination()
         return
-    arguments = ["consume", TOPIC, "--parquet", str(folder / "out"), "--available-now"]
-    arguments += ["--max-messages", str(BATCH_ROWS), "--claim-timeout", "10m"]
-    if name != "consume":
+    arguments = [name, TOPIC, "--parquet", str(folder / "out"), "--available-now", "--claim-timeout", "10m"]
+    arguments += ["--max-messages", str(BATCH_ROWS if name == "consume" else SLOW_ROWS)]
+    if name not in ("consume", "slowly"):
         arguments = ["ingest", TOPIC, str(folder / name), "--format", "parquet", "--rate", str(RATE)]
         arguments += ["--value", "text"] if name == "texts" else []
     call_command("runrmqpipeline", *arguments, *checkpoint, verbosity=0)
@@ -420,7 +423,7 @@ def run_step(name: str, folder: Path, session: Any) -> None:
 def settings_of(url: str) -> dict[str, Any]:
     """Return the settings of a process that has the topic."""
     return {
-        "INSTALLED_APPS": ["django_rmq"],
+        "INSTALLED_APPS": ["django_rmq", "tests.spark.project"],
         "DATABASES": {},
         "USE_TZ": True,
         "RMQ": {"REDIS": url, "TOPICS": TOPICS, "COORDINATOR": "redis"},
@@ -483,7 +486,7 @@ class Trial:
             driver.wait(self._chance.uniform(0.5, 5.0))
             return False
         # Python workers are there while tasks run.
-        while not (found := below(self._cluster.workers, PROCESSES.get(part, PROCESSES["python"]))):
+        while not (found := self._cluster.below_workers(PROCESSES.get(part, PROCESSES["python"]))):
             if driver.poll() is not None:
                 return False
             time.sleep(self._chance.uniform(0.05, 0.5))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+from django.test import override_settings
 
+from django_rmq import connections, send_messages
+from django_rmq.conf import get_config
 from tests.spark.clusters import Cluster
 from tests.spark.conftest import MakeQueue
 from tests.spark.environments import ROOT, environment, executors_wheel, zipped
-from tests.spark.killing import is_right, killing
-from tests.support.brokers import Broker
-from tests.support.workers import client_of
+from tests.spark.flights import PARTS, TOPIC, TOPICS, Trial, ledger
+from tests.support.servers import RedisServer
 
 JOB = ROOT / "tests/spark/shipped.py"
 ON_ONE = ("--conf", "spark.cores.max=1")
@@ -111,16 +115,40 @@ def test_an_archive_goes_with_the_job_and_is_unpacked_beside_the_driver(
 
 
 @pytest.mark.slow
-def test_each_message_is_stored_once_whatever_dies(
-    cluster: Cluster, redis_url: str, prefix: str, tmp_path: Path
+def test_each_message_is_stored_once_and_each_batch_is_whole_whatever_dies(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    broker = Broker(client_of(redis_url), prefix)
-    try:
-        kills = ["python", "executor", "driver"]
-        found = killing(cluster, tmp_path, broker, redis_url, 12_000, kills, executors=1)
-    finally:
-        broker.close()
-    assert is_right(found, 12_000), found
-    assert found["killed"] == {"python": 1, "executor": 1, "driver": 1}, found
-    # The driver had not recorded the batch in which it died.
-    assert found["repeated"] >= 1, found
+    count, out = 2_000, tmp_path / "out"
+    before: dict[int, set[str]] = {}
+
+    def batches() -> dict[int, set[str]]:
+        """Return the messages of each batch in the files, in which each is once."""
+        rows = pyarrow.parquet.read_table(out).to_pylist() if out.exists() else []
+        found: defaultdict[int, set[str]] = defaultdict(set)
+        for row in rows:
+            found[row["batch"]].add(row["value"])
+        assert sum(map(len, found.values())) == len(rows) == len(set().union(*found.values()))
+        return found
+
+    class Watched(Trial):
+        def _kill(self, part: str, driver: subprocess.Popen[bytes]) -> bool:
+            killed = super()._kill(part, driver)
+            if killed and part == "driver":
+                before.update(batches())
+            return killed
+
+    with (
+        RedisServer(appendonly=True, appendfsync="always") as server,
+        override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}),
+    ):
+        connections.get_broker("worker").define(get_config().topic(TOPIC))
+        send_messages(TOPIC, list(range(count)))
+        trial = Watched(cluster, server, tmp_path, len(PARTS))
+        trial.run("slowly")
+        assert ledger()["acked"] == count
+        connections.close()
+    assert trial.killed == dict.fromkeys(PARTS, 1)
+    found = batches()
+    assert set().union(*found.values()) == {str(n) for n in range(count)}
+    # What was there when the driver died was whole.
+    assert {number: found[number] for number in before} == before

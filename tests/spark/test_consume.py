@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,11 +17,9 @@ from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark import foreach_batch
 from django_rmq.spark.foreach_batch import Batches, Files
 from django_rmq.spark.pipelines.consume import decoded
-from tests.spark.conftest import Run, Start, end, topic, unrecorded, waiting
-from tests.spark.killing import below
+from tests.spark.conftest import Run, topic, unrecorded, waiting
 from tests.support.brokers import Broker
-from tests.support.preloaded import Program
-from tests.support.workers import eventually, live, total
+from tests.support.workers import live, total
 
 
 def send_work(broker: Broker, count: int) -> Topic:
@@ -292,66 +287,6 @@ def test_a_batch_that_comes_again_to_the_same_object_may_have_been_written(
     batches(Mock(), 3)
     batches(Mock(), 4)
     assert sink.batches == [(0, True), (1, False), (1, True), (2, False), (3, False), (3, True), (4, False)]
-
-
-# --- kills
-
-
-def victims(process: int, who: str) -> list[int]:
-    """Return whom to kill: the driver with its Java, or the Python workers of tasks."""
-    if who == "driver":
-        return [process, *below([process], "deploy.SparkSubmit")]
-    # The first of them only starts the others.
-    return [child for child in below([process], "pyspark.daemon") if not below([child], "")]
-
-
-def is_writing(out: Path) -> bool:
-    """Whether a task has begun a file; its rows come bit by bit."""
-    return any(out.glob(".spark-staging-*/**/part-*.parquet"))
-
-
-def start_writing(begin: Callable[[], Program], out: Path, aside: Path) -> Program:
-    """Return a process that is writing a file. Spark gives a Python worker 10 s to connect: the first one may end without it."""
-    for _ in range(3):
-        for path in out.glob(".spark-staging-*"):
-            path.rename(aside / f"{len(list(aside.iterdir()))}{path.name}")
-        process = begin()
-
-        def is_decided(process: Program = process) -> bool:
-            return is_writing(out) or process.poll() is not None
-
-        eventually(is_decided, "a file that is being written", 400)
-        if process.poll() is None:
-            return process
-        end(process)
-    raise AssertionError("no process came to write a file")
-
-
-@pytest.mark.usefixtures("proc")
-def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
-    start: Start, run: Run, broker: Broker, tmp_path: Path
-) -> None:
-    work, out = send_work(broker, 2_000), tmp_path / "out"
-    arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
-    # Processes start slowly on a busy machine, and what a lease that ended has given back would rest first.
-    arguments += ["--max-messages", 1_000, "--claim-timeout", "1h"]
-
-    for who in ("workers", "driver"):
-        process = start_writing(lambda: start("slowly", *arguments, "--master", "local[2]"), out, tmp_path)
-        assert stored(out, "value") == {}
-        found = victims(process.pid, who)
-        assert found
-        for victim in found:
-            os.kill(victim, signal.SIGKILL)
-        if who == "workers":
-            # Without a task that is tried again the query fails.
-            assert process.wait(150) == 1
-        end(process)
-        assert stored(out, "value") == {}
-        assert total(broker, work, "acked") == 0
-    run("consume", *arguments)
-    assert stored(out, "value") == {str(n): 1 for n in range(2_000)}
-    assert total(broker, work, "acked") == 2_000 and live(broker, work) == 0
 
 
 def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import redis
 from django.conf import settings
@@ -275,6 +276,29 @@ def waiting(broker: Broker, name: str) -> dict[str, float]:
         for slot in range(topic(name).slots)
         for entry in broker.list_messages(topic(name), slot, "store", limit=1_000).entries
     }
+
+
+def refused_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows in the files of ``badRows``."""
+    return [row for file in folder.glob("*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()]
+
+
+def send_work(broker: Broker, count: int) -> Topic:
+    """Send messages to the topic "work", to each slot in turn."""
+    work = topic("work")
+    broker.define(work)
+    for n in range(count):
+        broker.send_merge(work, n % 4, 0, [b"%d" % n])
+    return work
+
+
+def bury(broker: Broker, name: str, error: str = "shop.Boom: no") -> int:
+    """Bury all that waits in a topic; return how many there were."""
+    buried = 0
+    for slot in range(topic(name).slots):
+        entries = broker.list_messages(topic(name), slot, "store", limit=1_000).entries
+        buried += len(broker.bury(topic(name), slot, [entry.member for entry in entries], error))
+    return buried
 
 
 Start = Callable[..., Program]

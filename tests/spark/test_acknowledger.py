@@ -86,23 +86,6 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     assert (topic.total("acked"), topic.depth("claimed")) == (100, 1)
 
 
-def test_a_claim_that_is_lost_is_told_once_and_as_it_is(
-    queue: MakeQueue, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = queue(slots=4)
-    topic.send(list(range(100)))
-    source = reader(topic)
-    start, end = first_batch(source)
-    for slot in range(4):
-        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
-    with caplog.at_level(logging.WARNING, "django_rmq.spark"):
-        assert reader(topic).latestOffset(end, ALL)["rows"] == 100
-    # The listener of a query of another test may still have something to say.
-    messages = [record.getMessage() for record in caplog.records]
-    (line,) = [message for message in messages if topic.topic.name in message]
-    assert "Spark has recorded its batch, but in 4 slots its lease had ended" in line
-
-
 def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=4_096)
     fill(topic, {7: 10, 8: 10, 900: 10}, 2)

@@ -25,8 +25,7 @@ from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.spark.columns import MARGIN_MS, in_milliseconds, instants_ms
 from django_rmq.spark.writer import Target
-from tests.spark.conftest import MakeQueue, Queue, Run, begin, waiting
-from tests.support.brokers import Broker
+from tests.spark.conftest import MakeQueue, Queue, begin
 
 DAY, HOUR = 86_400_000, 3_600_000
 LATER = 2_000_000_000_000
@@ -338,20 +337,3 @@ def test_a_stream_goes_on_with_a_batch_whose_times_have_passed(
     assert len(scores) == 100
     assert now < scores[0] < now + HOUR
     assert scores[1:] == [now + n * HOUR for n in range(1, 100)]
-
-
-def test_an_ingest_sends_what_was_due_while_it_waited(run: Run, broker: Broker, tmp_path: Path) -> None:
-    before, later = (datetime.now(UTC) + timedelta(hours=n) for n in (-1, 1))
-    source = tmp_path / "rows.csv"
-    source.write_text(f"n,at\n1,{before:%Y-%m-%dT%H:%M:%SZ}\n2,{later:%Y-%m-%dT%H:%M:%SZ}\n")
-    arguments = ("ingest", "keyed", source, "--fixed-time", "timestamp(at)", "--key", "n", "--select", "n")
-    stored = ("--checkpoint", tmp_path / "checkpoint")
-    for more in ((), stored):
-        assert "is not in the future" in run(*arguments, *more, code=2)
-    run(*arguments, "--past-times", "now", *stored)
-    found = waiting(broker, "keyed")
-    assert set(found) == {"1", "2"}
-    assert abs(found["2"] / 1000 - later.timestamp()) <= 1
-    assert found["1"] / 1000 > before.timestamp() + 3_600
-    run(*arguments, "--past-times", "now")
-    assert set(waiting(broker, "keyed")) == {"1", "2"}

@@ -12,23 +12,13 @@ import pyarrow.parquet
 import pytest
 
 from django_rmq import send_messages
-from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.spark import foreach_batch
 from django_rmq.spark.foreach_batch import Batches, Files
 from django_rmq.spark.pipelines.consume import decoded
-from tests.spark.conftest import Run, topic, unrecorded, waiting
+from tests.spark.conftest import Run, send_work, topic, unrecorded, waiting
 from tests.support.brokers import Broker
 from tests.support.workers import live, total
-
-
-def send_work(broker: Broker, count: int) -> Topic:
-    """Send messages to the topic "work", to each slot in turn."""
-    work = topic("work")
-    broker.define(work)
-    for n in range(count):
-        broker.send_merge(work, n % 4, 0, [b"%d" % n])
-    return work
 
 
 def stored(path: Path, *columns: str) -> Counter[Any]:
@@ -39,6 +29,18 @@ def stored(path: Path, *columns: str) -> Counter[Any]:
     return Counter(
         tuple(row[name] for name in columns) if len(columns) > 1 else row[columns[0]] for row in rows
     )
+
+
+def consume_again(run: Run, broker: Broker, *arguments: object) -> None:
+    """Consume a batch whose record fails, and then again, with one more message."""
+    work = send_work(broker, 40)
+    consume = ("consume", "work", *arguments, "--claim-timeout", "1h", "--available-now")
+    with unrecorded():
+        assert "batch 0 is written" in run(*consume, code=1)
+    assert total(broker, work, "acked") == 0
+    broker.send_merge(work, 0, 0, [b"later"])
+    run(*consume)
+    assert total(broker, work, "acked") == 41 and live(broker, work) == 0
 
 
 def test_a_new_checkpoint_writes_beside_what_another_has_written(
@@ -222,20 +224,13 @@ def test_a_topic_is_consumed_into_a_table_and_a_table_is_ingested(
 def test_a_batch_that_is_in_the_table_but_not_recorded_is_there_once(
     run: Run, broker: Broker, spark: Any, database: str, tmp_path: Path
 ) -> None:
-    work = send_work(broker, 40)
-    arguments = ["work", "--jdbc", database, "--table", "taken"]
-    arguments += ["--claim-timeout", "1h", "--checkpoint", str(tmp_path / "checkpoint"), "--available-now"]
-    with unrecorded():
-        assert "batch 0 is written" in run("consume", *arguments, code=1)
-    assert total(broker, work, "acked") == 0
-    broker.send_merge(work, 0, 0, [b"later"])
-    run("consume", *arguments)
+    arguments = ("--jdbc", database, "--table", "taken", "--checkpoint")
+    consume_again(run, broker, *arguments, tmp_path / "checkpoint")
     found = Counter((row.value, row.batch) for row in rows(spark, database, "taken"))
     assert found == {**{(f"{n}", 0): 1 for n in range(40)}, ("later", 1): 1}
-    assert total(broker, work, "acked") == 41 and live(broker, work) == 0
     # Another checkpoint begins with batch 0 again, and deletes nothing of this one's.
-    broker.send_merge(work, 0, 0, [b"another"])
-    run("consume", *arguments[:-2], str(tmp_path / "second"), "--available-now")
+    broker.send_merge(topic("work"), 0, 0, [b"another"])
+    run("consume", "work", *arguments, tmp_path / "second", "--available-now")
     found = Counter((row.value, row.batch) for row in rows(spark, database, "taken"))
     assert found.total() == 42 and found["another", 0] == 1
     assert len({row.query for row in rows(spark, database, "taken")}) == 2
@@ -292,14 +287,6 @@ def test_a_batch_that_comes_again_to_the_same_object_may_have_been_written(
 def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(
     run: Run, broker: Broker, tmp_path: Path
 ) -> None:
-    work, out = send_work(broker, 40), tmp_path / "out"
-    arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
-    arguments += ["--claim-timeout", "1h"]
-    with unrecorded():
-        assert "batch 0 is written" in run("consume", *arguments, code=1)
-    assert stored(out, "value", "batch") == {(str(n), 0): 1 for n in range(40)}
-    assert total(broker, work, "acked") == 0
-    broker.send_merge(work, 0, 0, [b"later"])
-    run("consume", *arguments)
-    assert stored(out, "value", "batch") == {**{(str(n), 0): 1 for n in range(40)}, ("later", 1): 1}
-    assert total(broker, work, "acked") == 41 and live(broker, work) == 0
+    consume_again(run, broker, "--parquet", tmp_path / "out", "--checkpoint", tmp_path / "checkpoint")
+    rows = {**{(str(n), 0): 1 for n in range(40)}, ("later", 1): 1}
+    assert stored(tmp_path / "out", "value", "batch") == rows

@@ -20,7 +20,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
-from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
+from tests.spark.conftest import TOPICS, Run, Start, bury, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.servers import RedisCluster
 from tests.support.workers import eventually, total
@@ -41,40 +41,6 @@ def test_pipelines_of_apps_are_listed_and_run(run: Run, broker: Broker) -> None:
     )
 
 
-def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("sku,price\na,1.5\nb,2\na,1.5\nc,\n")
-    foretold = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run")
-    assert "4 rows, 3 messages" in foretold and '"sku":"c"' in foretold and "nothing was sent" in foretold
-    assert waiting(broker, "notes") == {}
-    run("ingest", "notes", tmp_path / "rows.csv", "--where", "double(price) > 1")
-    assert set(waiting(broker, "notes")) == {'{"price":"1.5","sku":"a"}', '{"price":"2","sku":"b"}'}
-    (tmp_path / "events.json").write_text(
-        "\n".join(json.dumps(row) for row in [{"n": 1, "p": 30}, {"n": 1, "p": 90}, {"n": 2, "p": 20}])
-    )
-    run("ingest", "events", tmp_path / "events.json", "--select", "n as item", "--priority", "p")
-    assert waiting(broker, "events") == {'{"item":1}': 90.0, '{"item":2}': 20.0}
-    assert "--priority is missing" in run("ingest", "events", tmp_path / "events.json", code=2)
-    run("ingest", "usual", tmp_path / "events.json", "--select", "n as item")
-    assert waiting(broker, "usual") == {'{"item":1}': 500.0, '{"item":2}': 500.0}
-    assert "use --format" in run("ingest", "notes", tmp_path, code=2)
-    assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
-    bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)
-    assert "priority must be from 17" in bad and "\n" not in bad.splitlines()[-1]
-
-
-def test_rows_of_csv_keep_their_text_whatever_else_is_in_the_file(
-    run: Run, broker: Broker, tmp_path: Path
-) -> None:
-    (tmp_path / "rows.csv").write_text("sku,zip,price\n00123,01234,10.50\n")
-    run("ingest", "notes", tmp_path / "rows.csv")
-    (tmp_path / "more.csv").write_text("sku,zip,price\n00123,01234,10.50\nx1,a,b\n")
-    run("ingest", "notes", tmp_path / "more.csv")
-    kept = '{"price":"10.50","sku":"00123","zip":"01234"}'
-    assert set(waiting(broker, "notes")) == {kept, '{"price":"b","sku":"x1","zip":"a"}'}
-    run("ingest", "doubled", tmp_path / "rows.csv", "--priority", "50", "--option", "inferSchema=true")
-    assert set(waiting(broker, "doubled")) == {'{"price":10.5,"sku":123,"zip":1234}'}
-
-
 def test_a_cluster_is_read_written_and_consumed(
     spark: Any, redis_cluster: RedisCluster, prefix: str, tmp_path: Path
 ) -> None:
@@ -92,17 +58,6 @@ def test_a_cluster_is_read_written_and_consumed(
 
 
 # --- the dead
-
-
-def kill(broker: Broker, name: str, error: str = "shop.Boom: no") -> int:
-    """Bury all that waits; return how many."""
-    killed = 0
-    for slot in range(topic(name).slots):
-        names = [
-            entry.member for entry in broker.list_messages(topic(name), slot, "store", limit=1_000).entries
-        ]
-        killed += len(broker.bury(topic(name), slot, names, error))
-    return killed
 
 
 def dead(broker: Broker, name: str) -> int:
@@ -132,7 +87,7 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     send_messages("events", [{"n": n} for n in range(60)], priority=70)
     for n in range(10):
         send_message("keyed", {"n": n}, key=f"k{n}", fixed_time=LATER)
-    assert (kill(broker, "events"), kill(broker, "keyed", "shop.Bang: it")) == (60, 10)
+    assert (bury(broker, "events"), bury(broker, "keyed", "shop.Bang: it")) == (60, 10)
     out = tmp_path / "archive"
     assert "nothing was archived" in run("archive", out, "--dry-run")
     assert not out.exists()
@@ -149,7 +104,7 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     assert list(out.glob("topic=events/date=2*/*.parquet"))
     # Later runs add what has died since, and nothing twice; a topic whose name looks like a number is none.
     send_messages("007", list(range(5)), priority=70)
-    kill(broker, "007")
+    bury(broker, "007")
     told = run("archive", out)
     assert "events: 1 deleted" in told and "007: 5 deleted" in told
     assert len(archived(spark, out)) == 75 and dead(broker, "007") == 0
@@ -161,7 +116,7 @@ def test_fifo_messages_are_archived_and_come_back_with_and_without_a_key(
     send_messages("queue", [{"n": n} for n in range(5)])
     send_message("queue", {"n": 5}, key="five")
     send_message("queue", {"n": 6, "much": "x" * 2_000})
-    assert kill(broker, "queue") == 7
+    assert bury(broker, "queue") == 7
     assert "7 deleted" in run("archive", tmp_path / "out")
     rows = archived(spark, tmp_path / "out")
     assert sorted((json.loads(row.value)["n"], row.key) for row in rows) == [
@@ -183,7 +138,7 @@ def test_an_archive_that_was_killed_before_it_deleted_has_nothing_twice(
     run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
 ) -> None:
     send_messages("events", list(range(20)), priority=70)
-    kill(broker, "events")
+    bury(broker, "events")
     run("archive", tmp_path / "out", "events", "--keep")
     assert dead(broker, "events") == 20
     die_again(broker, b"5")
@@ -198,7 +153,7 @@ def test_what_dies_again_while_it_is_archived_stays(
     from django_rmq.spark.pipelines.archive import Archive
 
     send_messages("events", list(range(20)), priority=70)
-    kill(broker, "events")
+    bury(broker, "events")
     append = Archive._append
 
     def disturbed(self: Archive, *arguments: Any) -> int:
@@ -216,13 +171,13 @@ def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
     run: Run, broker: Broker, tmp_path: Path, past: None
 ) -> None:
     send_messages("events", [{"n": n} for n in range(30)], priority=70)
-    kill(broker, "events")
+    bury(broker, "events")
     few = "get_json_object(body, '$.n') < 10"
     assert "10 messages would be" in run("replay", "events", "--where", few, "--dry-run")
     assert "10 replayed" in run("replay", "events", "--where", few)
     assert dead(broker, "events") == 20 and set(waiting(broker, "events").values()) == {70.0}
     send_message("keyed", {"n": 1}, key="k", fixed_time=LATER, slot_basis="elsewhere")
-    kill(broker, "keyed")
+    bury(broker, "keyed")
     run("archive", tmp_path / "out")
     revived = run("replay", "events", "--archive", tmp_path / "out", "--where", "reason = 'buried'")
     assert "20 stored" in revived and len(waiting(broker, "events")) == 30
@@ -240,7 +195,7 @@ def test_a_report_counts_what_is_there(run: Run, broker: Broker) -> None:
     send_messages("notes", [{"n": n} for n in range(40)])
     send_messages("notes", [{"n": n} for n in range(10)])
     send_messages("events", list(range(7)), priority=70)
-    kill(broker, "events")
+    bury(broker, "events")
     printed = run("report", "--json")
     told = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert told["notes"]["backlog"]["store"] == 40 == sum(told["notes"]["depths"])
@@ -276,7 +231,7 @@ def test_the_dead_are_counted_by_cause_hour_and_worker(run: Run, broker: Broker,
     send_messages("kept", list(range(100, 105)), priority=40)
     assert reject(broker, "kept", "shop-2:9", "shop.Bad: 1") == 5
     send_messages("events", list(range(4)), priority=40)
-    assert kill(broker, "events", "by hand") == 4
+    assert bury(broker, "events", "by hand") == 4
 
     by_cause = rows_in(run("deaths", "--json"))
     assert by_cause == [

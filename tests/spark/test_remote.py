@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.spark.pipelines.archive import YOUNGEST_MS
-from tests.spark.conftest import Start, end, topic
+from tests.spark.conftest import Start, bury, end, send_work, topic
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.workers import eventually, live, total
@@ -98,10 +98,8 @@ def test_rows_are_ingested_reported_and_consumed(remote: Remote, broker: Broker,
 
 def test_the_dead_are_archived_and_replayed(remote: Remote, broker: Broker, tmp_path: Path) -> None:
     work = topic("work")
-    broker.define(work)
-    for n in range(40):
-        broker.send_merge(work, n % 4, 0, [b"%d" % n])
-        broker.bury(work, n % 4, [b"%d" % n], "shop.Boom: no")
+    send_work(broker, 40)
+    assert bury(broker, "work") == 40
     died = broker.now_ms()
     # Who has died within the last second is not archived yet.
     eventually(lambda: broker.now_ms() > died + YOUNGEST_MS, "the first second of death")
@@ -122,10 +120,7 @@ def test_pieces_are_sent_and_the_dead_are_counted(remote: Remote, broker: Broker
 
 
 def test_sigterm_lets_a_stream_end(server: str, start: Start, broker: Broker, tmp_path: Path) -> None:
-    work, log = topic("work"), tmp_path / "log"
-    broker.define(work)
-    for n in range(4):
-        broker.send_merge(work, n, 0, [b"%d" % n])
+    work, log = send_work(broker, 4), tmp_path / "log"
     process = start(
         *("consume", "work", "--parquet", tmp_path / "out", "--checkpoint", tmp_path / "checkpoint"),
         *("--remote", server),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -10,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.spark.writer import Written
-from tests.spark.conftest import MakeQueue, Queue, Run, begin, finish, waiting
-from tests.support.brokers import Broker
+from tests.spark.conftest import MakeQueue, Queue, begin, finish, refused_in
 
 LATER = 2_000_000_000_000
 HEADERS = pa.map_(pa.string(), pa.string())
@@ -41,11 +38,6 @@ def batch_of(**columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {name: pa.array(values, kind) for name, (kind, values) in columns.items()}
     )
-
-
-def refused_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows in the files of ``badRows``."""
-    return [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
 
 
 # --- columns and types, told on the driver
@@ -290,50 +282,6 @@ def test_each_row_may_name_its_topic(queue: MakeQueue, tmp_path: Path) -> None:
     why = {row["value"]: row["refused"] for row in refused_in(tmp_path)}
     assert why["3"] == "column topic is null" and "nobody is not registered" in why["4"]
     assert why["5"] == "column key is null" and "takes no column priority" in why["6"]
-
-
-# --- ingest
-
-
-def test_ingest_keeps_decimals_and_microseconds(run: Run, broker: Broker, spark: Any, tmp_path: Path) -> None:
-    """Rows that differ in the seventeenth digit, or in a microsecond, stay different messages."""
-    path = tmp_path / "amounts.parquet"
-    spark.sql(
-        "select * from values ('a', 12345678901234567.89BD, timestamp '2024-01-01 00:00:00.123456'),"
-        " ('a', 12345678901234567.88BD, timestamp '2024-01-01 00:00:00.123456'),"
-        " ('b', 10.50BD, timestamp '2024-01-01 00:00:00.123789'),"
-        " ('b', 10.50BD, timestamp '2024-01-01 00:00:00.123788'),"
-        " ('b', 10.50BD, timestamp '2024-01-01 00:00:00.123788') as t(account, amount, at)"
-    ).selectExpr("*", "array(amount) as `all of it`").write.parquet(str(path))
-    told = run("ingest", "notes", path)
-    assert "5 rows, 4 messages after merging equal bodies" in told and "4 messages sent to notes" in told
-    stored = [json.loads(body) for body in waiting(broker, "notes")]
-    assert sorted((row["account"], row["amount"], row["all of it"], row["at"]) for row in stored) == [
-        ("a", "12345678901234567.88", ["12345678901234567.88"], "2024-01-01T00:00:00.123456Z"),
-        ("a", "12345678901234567.89", ["12345678901234567.89"], "2024-01-01T00:00:00.123456Z"),
-        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123788Z"),
-        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123789Z"),
-    ]
-    assert "two columns of the body have one name" in run(
-        "ingest", "notes", path, "--select", "account as a", "--select", "amount as a", code=2
-    )
-
-
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_ingest_leaves_bad_rows_out_on_request(
-    run: Run, broker: Broker, tmp_path: Path, in_pieces: bool
-) -> None:
-    (tmp_path / "rows.csv").write_text("n,p\n1,40\n2,\n3,3\n4,50\n")
-    arguments = ["ingest", "events", tmp_path / "rows.csv", "--select", "n", "--priority", "int(p)"]
-    arguments += ["--checkpoint", tmp_path / "pieces"] if in_pieces else []
-    told = run(*arguments, "--bad", tmp_path / "bad")
-    assert f"2 messages sent to events; 2 could not be sent and are in {tmp_path / 'bad'}" in told
-    assert waiting(broker, "events") == {'{"n":"1"}': 40, '{"n":"4"}': 50}
-    rows = refused_in(tmp_path / "bad")
-    assert {row["value"]: row["refused"].partition(" (")[0] for row in rows} == {
-        '{"n":"2"}': "column priority is null",
-        '{"n":"3"}': "priority must be from 17",
-    }
 
 
 def test_a_stream_names_the_files_of_its_bad_rows_by_query_and_batch(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import redis
@@ -44,19 +44,7 @@ SECTIONS = [name for name in PARTS if "." in name]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
-_HELD = ("store", "prepare", "retry", "dead", "claim")
-_OWNED = ("store", "retry", "prepare", "control", "claimants")
-_COUNTED = ("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
-_SENT = ("store", "retry", "body", "stats", "control")
-OF_MANY_SLOTS = {
-    "heads": _OWNED,
-    "acquire_slots": _OWNED,
-    "find_occupied": _HELD,
-    "count_slots": _COUNTED,
-    "find_paused": ("control",),
-    "scatter": _SENT,
-}
-"""The scripts of many slots → the keys of each slot."""
+OF_MANY_SLOTS = {name for name in lua.names() if lua.declaration(name).many_slots}
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
     "ZSCORE",
@@ -113,14 +101,6 @@ LOOPS = {
 }
 
 
-class Declared(NamedTuple):
-    """What a header says of one KEYS[i] or ARGV[i]."""
-
-    place: str
-    name: str
-    kind: str
-
-
 class Source:
     """One script or section: its header, its code without comments, and what it includes."""
 
@@ -136,16 +116,6 @@ class Source:
         )
         code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
         self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
-
-    def declared(self, table: str) -> list[Declared]:
-        found = []
-        for line in self.header:
-            match = re.match(rf"{table}\[([^\]]+)\] (\w+)(?: +(ZSET|HASH)\b)?", line)
-            if match:
-                found.append(Declared(match[1], match[2], match[3] or ""))
-            else:
-                assert not line.startswith(table), line
-        return found
 
 
 def without_strings(code: str) -> str:
@@ -295,29 +265,12 @@ def test_a_header_begins_with_one_sentence_and_says_what_is_returned(source: Sou
 
 
 @each_script
-@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
-def test_what_a_header_declares_is_numbered_from_one_without_gaps(source: Source, table: str) -> None:
-    indexes = [declared.place for declared in source.declared(table)]
-    assert indexes, f"{source.name} declares no {table}"
-    fixed = [index for index in indexes if index.isdigit()]
-    assert fixed == [str(i + 1) for i in range(len(fixed))]
-    variadic = indexes[len(fixed) :]
-    following = f"{len(fixed) + 1}..."
-    assert variadic in ([], [following], [following, "#ARGV"])
-
-
-@each_script
-def test_a_call_has_the_keys_and_arguments_that_the_header_declares(source: Source) -> None:
-    call = CALLS[source.name]
-    keys, arguments = source.declared("KEYS"), source.declared("ARGV")
-    if keys[-1].place.isdigit():
-        assert len(call.keys("")) == len(keys)
-    # `now` is added when the call is sent.
-    if arguments[-1].place.isdigit():
-        assert len(call.arguments("")) == len(arguments) - 1
+def test_a_call_has_the_arguments_that_the_header_declares(source: Source) -> None:
+    declared, arguments = lua.declaration(source.name), CALLS[source.name].arguments("")
+    if declared.rest:
+        assert len(arguments) > len(declared.arguments)
     else:
-        assert len(call.arguments("")) > len(arguments) - 2
-    assert arguments[-1].name == "now"
+        assert len(arguments) == len(declared.arguments)
 
 
 @each_script
@@ -326,10 +279,7 @@ def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -
     keys = {**slot_keys("", TOPIC.name, 0)._asdict(), "trash": trash_key("", TOPIC.name, 0, act)}
     # list_messages and search_messages look into the state that they are asked for: here store and what belongs to it.
     names = {"set": "store", "records": "failures"}
-    if source.name in OF_MANY_SLOTS:
-        wanted = [keys[name] for name in OF_MANY_SLOTS[source.name]]
-    else:
-        wanted = [keys[names.get(key.name, key.name)] for key in source.declared("KEYS")]
+    wanted = [keys[names.get(key.name, key.name)] for key in lua.declaration(source.name).keys]
     assert list(CALLS[source.name].keys("")) == wanted
 
 
@@ -402,7 +352,9 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
         "send_replace": {"prepare", "inflight"},
     }
     left = untouched.get(source.name, set())
-    assert checked == {key.name: key.kind for key in source.declared("KEYS") if key.name not in left}
+    assert checked == {
+        key.name: key.type for key in lua.declaration(source.name).keys if key.name not in left
+    }
     head, check, _ = source.text.partition("\n-- check: types")
     assert check
     assert "redis.call" not in head
@@ -428,14 +380,10 @@ def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
         assert {key for command, key in looks if command != "EXISTS"} == {"control", "retry", "body", "stats"}
 
 
-def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
-    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "inserting", "set"}
-    zsets |= {"outcome_times", "delivery_outcomes"}
-    for source in SCRIPTS.values():
-        for key in source.declared("KEYS"):
-            if source.name not in OF_MANY_SLOTS:
-                assert key.name in (*SlotKeys._fields, "trash", "set", "records"), key
-                assert key.kind == ("ZSET" if key.name in zsets else "HASH"), key
+def test_each_key_is_declared_once() -> None:
+    declared = {file: re.findall(r"^-- KEY (\w+)", text, re.MULTILINE) for file, text in lua.texts().items()}
+    assert sorted(declared["slot/_keys"]) == sorted([*SlotKeys._fields, "trash", "set", "records"])
+    assert len(lua.key_types()) == sum(map(len, declared.values()))
 
 
 @each_part

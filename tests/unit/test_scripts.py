@@ -13,15 +13,20 @@ from django_rmq.core.lua.header import parse
 from tests.oracle.slot import GATE
 from tests.oracle.upkeep import CLAIM_LARGE, CLAIM_LARGE_STEP_BYTES, CLAIM_STEP_BYTES
 
-HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
+HEADER = ["KEYS store", "ARGV[1] now"]
+TYPES = {"store": "ZSET", "retry": "ZSET", "body": "HASH", "control": "HASH"}
 
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The texts of the Lua files, by name."""
-    found: dict[str, str] = {"_basics": "-- section: mistyped\n-- Types.\nlocal function mistyped() end\n"}
+    keys = "".join(f"-- KEY {name} {kind}\n" for name, kind in TYPES.items())
+    found: dict[str, str] = {
+        "slot/_keys": keys,
+        "_basics": "-- section: mistyped\n-- Types.\nlocal function mistyped() end\n",
+    }
     monkeypatch.setattr(lua, "texts", lambda: found)
-    for name in ("sources", "load", "declaration"):
+    for name in ("sources", "key_types", "load", "declaration"):
         monkeypatch.setattr(lua, name, getattr(lua, name).__wrapped__)
     return found
 
@@ -66,13 +71,13 @@ def test_every_script_has_a_declaration() -> None:
 
 def test_keys_and_arguments_become_locals() -> None:
     arguments = ["ARGV[1] limit NUMBER", "ARGV[2] apply FLAG", "ARGV[3...] members", "ARGV[#ARGV] now"]
-    assert parse("x", ["KEYS[1] store ZSET", "KEYS[2] body HASH", *arguments]).bindings() == [
+    assert parse("x", ["KEYS store", "body", "", *arguments], TYPES).bindings() == [
         "local store, body = unpack(KEYS)",
         "local limit, apply = unpack(ARGV, 1, 2)",
         "limit, apply = tonumber(limit), apply == '1'",
         "local first, last, now = 3, #ARGV - 1, ARGV[#ARGV]",
     ]
-    assert parse("x", ["KEYS[1...] store ZSET, control HASH of each slot", "ARGV[1] now"]).bindings() == [
+    assert parse("x", ["KEYS store control of each slot", "ARGV[1] now"], TYPES).bindings() == [
         "local slots_keys = KEYS",
         "local now = unpack(ARGV)",
     ]
@@ -81,21 +86,20 @@ def test_keys_and_arguments_become_locals() -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ["KEYS[1] store LIST", "ARGV[1] now"],
-        ["KEYS[2] store ZSET", "ARGV[1] now"],
-        ["KEYS[1...] store, retry of each slot", "ARGV[1] now"],
-        ["KEYS[1] store ZSET", "ARGV[2] now"],
-        ["KEYS[1] store ZSET", "ARGV[1] kind"],
-        ["KEYS[1] store ZSET", "ARGV[1] now", "ARGV[2] kind"],
-        ["KEYS[1] store ZSET", "ARGV[1...] members", "ARGV[2] kind"],
-        ["KEYS[1] store ZSET", "KEYS[2] store ZSET", "ARGV[1] now"],
+        ["KEYS stores", "ARGV[1] now"],
+        ["KEYS store of slots", "ARGV[1] now"],
+        ["KEYS store", "ARGV[2] now"],
+        ["KEYS store", "ARGV[1] kind"],
+        ["KEYS store", "ARGV[1] now", "ARGV[2] kind"],
+        ["KEYS store", "ARGV[1...] members", "ARGV[2] kind"],
+        ["KEYS store store", "ARGV[1] now"],
         ["ARGV[1] now"],
-        ["KEYS[1] store ZSET", "ARGV[1] now", "check: types"],
+        ["KEYS store", "ARGV[1] now", "check: types"],
     ],
 )
 def test_a_wrong_header_is_refused_with_the_name_of_its_script(lines: list[str]) -> None:
     with pytest.raises(HeaderError, match=r"workers/x: "):
-        parse("workers/x", lines)
+        parse("workers/x", lines, TYPES)
 
 
 def test_a_script_has_its_file_before_its_name_only_where_it_belongs_to_no_slot(
@@ -157,7 +161,7 @@ def test_redis_gets_no_comments(files: dict[str, str]) -> None:
 
 
 def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str]) -> None:
-    header = "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- ARGV[1] now\n\n"
+    header = "-- Do it.\n-- KEYS store body\n-- ARGV[1] now\n\n"
     files["slot/x"] = (
         f"-- script: all\n{header}-- check: types\n\n-- script: but\n{header}-- check: types but body\n"
     )
@@ -169,10 +173,7 @@ def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str
 def test_types_of_keys_that_most_slots_do_not_have_are_looked_at_where_one_exists(
     files: dict[str, str],
 ) -> None:
-    files["slot/x"] = (
-        "-- script: x\n-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- KEYS[3] retry ZSET\n-- ARGV[1] now\n\n"
-        "-- check: types\n"
-    )
+    files["slot/x"] = "-- script: x\n-- Do it.\n-- KEYS store body retry\n-- ARGV[1] now\n\n-- check: types\n"
     assert (
         b"local unusual = redis.call('EXISTS', body, retry) > 0\n"
         b"if unusual and not wrong then wrong = mistyped('hash', body) or mistyped('zset', retry) end\n"

@@ -7,7 +7,8 @@ loaded as ``"workers/beat"``.
 The line ``-- section: budget`` begins a section: code that several scripts share. A section that defines one function
 has its name. The files whose names begin with an underscore have only sections, which scripts of several subjects include.
 
-A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
+A script's header names its keys and declares its arguments (`header`). What a key holds is declared once: those of a slot in
+``slot/_keys.lua``, others at the head of their file. In the code of a script, these comments, each on a separate line, stand for
 
 ``-- include: _retries.budget``
     the text of that section. It includes no other. It says ``-- needs: store kind [claim]``: the script has bound these
@@ -62,6 +63,7 @@ _RARE = frozenset(
 
 _DIRECTIVE = re.compile(r"-- (include|check): (.*?)( where OUTCOME_RETENTION)?")
 _PART = re.compile(r"^-- (script|section): (\w+)\n", re.MULTILINE)
+_KEY = re.compile(r"^-- KEY (\w+) +(ZSET|HASH)\b", re.MULTILINE)
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))")
 _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
@@ -78,6 +80,12 @@ class Script(NamedTuple):
 def sources() -> dict[str, str]:
     """Return the text of each script and section: ``commit``, ``workers/beat``, ``_retries.budget``, ``send.place``."""
     return {name: part for file, text in texts().items() for name, part in parts(file, text)}
+
+
+@cache
+def key_types() -> dict[str, str]:
+    """Return the type of each key that a script may use: ``ZSET`` or ``HASH``."""
+    return dict(key for text in texts().values() for key in _KEY.findall(text))
 
 
 def texts() -> dict[str, str]:
@@ -120,11 +128,11 @@ def _split(name: str) -> tuple[list[str], list[str]]:
 @cache
 def declaration(name: str) -> Declaration:
     """Return what the header of the script ``name`` declares."""
-    declared = parse(name, _split(name)[0])
+    declared = parse(name, _split(name)[0], key_types())
     if not name.endswith(SECOND):
         return declared
     section = _of_second_form(name)
-    keys = tuple(Key(name, kind) for name, kind in map(str.split, _said("keys", section).split(", ")))
+    keys = tuple(Key(key, key_types()[key]) for key in _said("keys", section).split())
     arguments = tuple(Argument(*each.split()) for each in _said("arguments", section).split(", "))
     return declared._replace(keys=declared.keys + keys, arguments=arguments + declared.arguments)
 

@@ -1,7 +1,8 @@
-"""The header of a script: its keys and arguments, declared once.
+"""The header of a script: the names of its keys, and its arguments.
 
-    -- KEYS[1] store ZSET    member -> due ms, or priority
-    -- KEYS[1...] store ZSET, retry ZSET of each slot
+    -- KEYS store prepare inflight dead deaths
+    --      failures body
+    -- KEYS store retry of each slot
     -- ARGV[1] kind
     -- ARGV[2] limit NUMBER  messages at most
     -- ARGV[3] apply FLAG    1 or 0
@@ -9,18 +10,17 @@
     -- ARGV[#ARGV] now
 
 A blank line ends the header. A line ``-- Changes nothing.`` in it says that the script only reads. The names become
-locals of the script: ``NUMBER`` converts the argument and ``FLAG`` compares it with 1. Keys whose place ends in
-``...`` are those of many slots, bound as ``slots_keys``. Arguments whose place ends in ``...`` go from ``first`` to
-``last``. ``BY STATE`` behind the type of a key says that the caller chooses it by a message's state.
+locals of the script: ``NUMBER`` converts the argument and ``FLAG`` compares it with 1. Keys ``of each slot`` are those of
+many slots, bound as ``slots_keys``. Arguments whose place ends in ``...`` go from ``first`` to ``last``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-_KEY = re.compile(r"KEYS\[(\d+)\] (\w+) +(ZSET|HASH)\b")
-_KEYS_OF_MANY = re.compile(r"KEYS\[1\.\.\.\] ((?:\w+ (?:ZSET|HASH)(?:, )?)+) of each slot")
+_KEYS = re.compile(r"^KEYS ((?:\w+\s)*?\w+)( of each slot)?\n(?:\n|ARGV)", re.MULTILINE)
 _ARGUMENT = re.compile(r"ARGV\[(\d+)\] (\w+)(?: (NUMBER|FLAG)\b)?")
 _REST = re.compile(r"ARGV\[(\d+)\.\.\.\] (\w+)")
 _CONVERSIONS = {"NUMBER": "tonumber(%s)", "FLAG": "%s == '1'"}
@@ -81,25 +81,28 @@ class Declaration(NamedTuple):
         return code
 
 
-def parse(script: str, header: list[str]) -> Declaration:
-    """Return the declaration in the lines of a ``header``, without their dashes; raise `HeaderError` if they are wrong."""
-    keys: list[Key] = []
+def parse(script: str, header: list[str], types: Mapping[str, str]) -> Declaration:
+    """Return the declaration in the lines of a ``header``, without their dashes; raise `HeaderError` if they are wrong.
+
+    ``types``: the type of each key that there is.
+    """
     arguments: list[Argument] = []
-    many_slots, rest, now = False, "", False
-    # The keys of many slots may need a second line.
-    for line in re.sub(r"^(KEYS\[1\.\.\.\].*,)\n", r"\1 ", "\n".join(header), flags=re.MULTILINE).split("\n"):
+    rest, now = "", False
+    named = _KEYS.search("\n".join(header))
+    if named is None:
+        raise HeaderError(f"{script}: the header names no keys.")
+    unknown = set(named[1].split()) - types.keys()
+    if unknown:
+        raise HeaderError(f"{script}: no file declares the keys {', '.join(sorted(unknown))}")
+    keys = [Key(name, types[name]) for name in named[1].split()]
+    for line in header:
         if line.startswith(("include:", "check:")):
             raise HeaderError(f"{script}: a blank line ends the header, before this: {line}")
-        if not line.startswith(("KEYS", "ARGV")):
+        if not line.startswith("ARGV"):
             continue
         if now:
             raise HeaderError(f"{script}: nothing follows `now`: {line}")
-        if many := _KEYS_OF_MANY.match(line):
-            keys = [Key(*entry.split()) for entry in many[1].split(", ")]
-            many_slots = True
-        elif (key := _KEY.match(line)) and int(key[1]) == len(keys) + 1 and not many_slots:
-            keys.append(Key(key[2], key[3]))
-        elif (variable := _REST.match(line)) and int(variable[1]) == len(arguments) + 1 and not rest:
+        if (variable := _REST.match(line)) and int(variable[1]) == len(arguments) + 1 and not rest:
             rest = variable[2]
         elif re.fullmatch(r"ARGV\[#ARGV\] now", line) and rest:
             now = True
@@ -112,6 +115,8 @@ def parse(script: str, header: list[str]) -> Declaration:
     names = [key.name for key in keys] + [argument.name for argument in arguments]
     if len(set(names)) < len(names):
         raise HeaderError(f"{script}: the header names something twice: {', '.join(names)}")
-    if not keys or not now:
-        raise HeaderError(f"{script}: the header declares {'no `now`' if keys else 'no keys'}.")
-    return Declaration(script, tuple(keys), many_slots, tuple(arguments), rest, "Changes nothing." in header)
+    if not now:
+        raise HeaderError(f"{script}: the header declares no `now`.")
+    return Declaration(
+        script, tuple(keys), bool(named[2]), tuple(arguments), rest, "Changes nothing." in header
+    )

@@ -1,11 +1,14 @@
 -- The history of a topic: a record for each minute, and how long messages waited and ran.
+--
+-- KEY minutes  HASH  minute -> its record
+-- KEY pending  HASH  what the next record gets: field -> value
+-- KEY times    HASH  how long messages waited and ran: field -> value
 
 -- script: sample
 -- Sum the messages by state and the ledgers of many slots of one topic, for the history.
 -- Changes nothing.
 --
--- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH, claim ZSET,
---   claimants ZSET, claims HASH of each slot
+-- KEYS store prepare retry dead stats control claim claimants claims of each slot
 --
 -- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
@@ -80,8 +83,7 @@ return { read, depths[1], depths[2], depths[3], depths[4], depths[5], oldest and
 -- script: take_minute
 -- Take the sampling of a topic in this minute, unless another worker has taken it.
 --
--- KEYS[1] minutes  HASH  minute -> its record
--- KEYS[2] pending  HASH  field -> value
+-- KEYS minutes pending
 --
 -- ARGV[1] minute NUMBER  minutes since the epoch
 -- ARGV[2] now
@@ -99,7 +101,7 @@ return 'ok'
 -- script: count_lateness
 -- Count how late messages were delivered, until the next record includes the counts.
 --
--- KEYS[1] pending  HASH  field -> value
+-- KEYS pending
 --
 -- ARGV[1] counts  24 numbers separated by spaces, one for each bucket
 -- ARGV[2] now
@@ -122,7 +124,7 @@ return raised
 -- script: count_times
 -- Count how late messages were delivered and how long calls of the listener took, permanently.
 --
--- KEYS[1] times  HASH  field -> value
+-- KEYS times
 --
 -- ARGV[1] late            24 numbers separated by spaces, one for each bucket
 -- ARGV[2] late_ms NUMBER  the sum of what they count
@@ -154,8 +156,7 @@ return raised
 -- script: store_minute
 -- Store the record of a minute with the lateness counted since the last record, and delete records older than the retention.
 --
--- KEYS[1] minutes  HASH  minute -> its record
--- KEYS[2] pending  HASH  field -> value
+-- KEYS minutes pending
 --
 -- ARGV[1] minute NUMBER  minutes since the epoch
 -- ARGV[2] record

@@ -1,9 +1,12 @@
 -- Limits that hold over all workers: rates, and permits for messages in flight.
+--
+-- KEY limits  HASH  `empty`, which says how full the bucket is; worker -> its permits
+-- KEY bucket  HASH  `empty`
 
 -- script: allow
 -- Share what a topic may do among the workers that want it: deliveries per second, and messages in flight.
 --
--- KEYS[1] limits  HASH  field -> value
+-- KEYS limits
 --
 -- ARGV[1] worker
 -- ARGV[2] rate NUMBER       deliveries per second; 0: no limit
@@ -96,7 +99,7 @@ return { given, wait_us, permits, waiting }
 -- script: end_permits
 -- Count fewer messages in flight for a holder of permits, or restart its lease.
 --
--- KEYS[1] limits  HASH  field -> value
+-- KEYS limits
 --
 -- ARGV[1] worker
 -- ARGV[2] ended NUMBER     how many of its messages are no longer in flight
@@ -124,7 +127,7 @@ return left
 -- script: spend
 -- Spend from a bucket that fills steadily: the whole amount, or nothing.
 --
--- KEYS[1] bucket  HASH  field -> value
+-- KEYS bucket
 --
 -- ARGV[1] each NUMBER    us until one more has gathered
 -- ARGV[2] size NUMBER    how many it holds when it is full

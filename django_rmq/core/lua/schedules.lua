@@ -1,9 +1,11 @@
 -- The state of schedules, and their next ticks.
+--
+-- KEY schedules  HASH  NAME:field -> value; generation -> n
 
 -- script: change_schedule
 -- Change one field of a schedule; a tick of it that is written and not due yet has to be taken back first.
 --
--- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
+-- KEYS schedules
 --
 -- A tick is ready, writing (into its slot), written (until it is due), or retracting (it is taken back).
 --
@@ -54,7 +56,7 @@ return 'changed'
 -- script: renew_schedule
 -- Note that a worker declares a schedule as it is, or that it ends.
 --
--- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
+-- KEYS schedules
 --
 -- ARGV[1] name
 -- ARGV[2] ends FLAG  1: the worker ends; another one that declares the schedule will say so
@@ -77,7 +79,7 @@ return 'renewed'
 -- script: plan_tick
 -- Decide the next tick of a schedule, once the tick before it is due; then `put_tick` writes it into its slot, once.
 --
--- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
+-- KEYS schedules
 --
 -- ARGV[1] name
 -- ARGV[2] generation  of the schedule from which the caller computed the tick
@@ -113,7 +115,7 @@ return 'planned'
 -- script: settle_tick
 -- Note what the slot of a tick has answered: that the tick is written, or what came of taking it back.
 --
--- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
+-- KEYS schedules
 --
 -- ARGV[1] name
 -- ARGV[2] generation

@@ -1,9 +1,11 @@
 -- The names of Spark's consumers, each of which one driver holds.
+--
+-- KEY consumer  HASH  field -> value
 
 -- script: hold_consumer
 -- Hold the name of a Spark consumer for one driver: two drivers would read and acknowledge each other's batches.
 --
--- KEYS[1] consumer  HASH  field -> value
+-- KEYS consumer
 --
 -- ARGV[1] driver        the word of the caller
 -- ARGV[2] checkpoint    the word of its query's checkpoint
@@ -40,7 +42,7 @@ return { 'held' }
 -- script: leave_consumer
 -- Leave the name of a Spark consumer to the next driver, at the end of a query or by a person.
 --
--- KEYS[1] consumer  HASH  field -> value
+-- KEYS consumer
 --
 -- ARGV[1] driver    the word of the caller; empty: any holder
 -- ARGV[2] now

@@ -1,9 +1,12 @@
 -- What is kept under the name of a request or a task: answers, and results.
+--
+-- KEY answer  HASH  the request, and its answer: field -> value
+-- KEY result  HASH  the state of a task: field -> value
 
 -- script: begin_request
 -- Begin a request to this project that must run only once, or return the stored answer of an earlier one with the same key.
 --
--- KEYS[1] answer  HASH  field -> value
+-- KEYS answer
 --
 -- ARGV[1] print     of the request's content
 -- ARGV[2] token     drawn for this attempt
@@ -30,7 +33,7 @@ return { 'new' }
 -- script: store_answer
 -- Store the answer of a request that was begun, or forget the request because it did nothing.
 --
--- KEYS[1] answer  HASH  field -> value
+-- KEYS answer
 --
 -- ARGV[1] token    of the attempt
 -- ARGV[2] kept     empty: forget it
@@ -54,7 +57,7 @@ return 'ok'
 -- script: store_result
 -- Store the state of a task, unless a newer one is stored already.
 --
--- KEYS[1] result  HASH  field -> value
+-- KEYS result
 --
 -- ARGV[1] stamp NUMBER  rises with each delivery of the task, and from its start to its end
 -- ARGV[2] keep_ms       how long it is kept

@@ -1,9 +1,11 @@
 -- The definitions of topics.
+--
+-- KEY topics  HASH  topic -> definition
 
 -- script: redefine
 -- Write a topic's definition, if it has not changed since it was read.
 --
--- KEYS[1] topics  HASH  topic -> definition
+-- KEYS topics
 --
 -- ARGV[1] topic
 -- ARGV[2] before  the definition that was read; empty: none

@@ -1,11 +1,13 @@
 -- Who works: beats, the roster and the assignment of slots.
+--
+-- KEY sessions    ZSET  worker -> ms when its session ends
+-- KEY workers     HASH  worker -> its token, and its description of itself
+-- KEY assignment  HASH  field -> value
 
 -- script: beat
 -- Join, or renew a worker's session; end the sessions that ran out; return what changed since the worker's last call.
 --
--- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and its description of itself
--- KEYS[3] assignment  HASH  field -> value
+-- KEYS sessions workers assignment
 --
 -- ARGV[1] channel
 -- ARGV[2] worker
@@ -77,9 +79,7 @@ return reply
 -- script: leave
 -- End a worker's session at once, so that other workers take over its slots.
 --
--- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and its description of itself
--- KEYS[3] assignment  HASH  field -> value
+-- KEYS sessions workers assignment
 --
 -- ARGV[1] channel
 -- ARGV[2] worker
@@ -105,7 +105,7 @@ return 'left'
 -- script: assign
 -- Write a new assignment, if membership and assignment have not changed since they were read.
 --
--- KEYS[1] assignment  HASH  field -> value
+-- KEYS assignment
 --
 -- ARGV[1] channel
 -- ARGV[2] members  the version of the membership that the plan was made for
@@ -134,9 +134,7 @@ return { 'ok', new }
 -- script: roster
 -- Read the workers, the ends of their sessions and the assignment, in one instant. `beat` decides that a session has ended.
 --
--- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and its description of itself
--- KEYS[3] assignment  HASH  field -> value
+-- KEYS sessions workers assignment
 --
 -- ARGV[1] known_members  the version of the membership that the caller knows
 -- ARGV[2] known_number   the number of the assignment that the caller knows

@@ -1,6 +1,6 @@
 """The names of all keys and channels in Redis, the numbers of wake-ups, and the content of definitions and counters.
 
-No other module builds the name of a key. What a key of a slot holds is in the headers of the scripts (``lua/slot``), and the
+No other module builds the name of a key. What a key of a slot holds is in ``lua/slot/_keys.lua``, and the
 states of a message in ``docs/state_machine.md``. The slot of a message is the part of ``producer.placement``. The keys of a
 slot share a hash tag, so that one node of a Redis Cluster holds all of them and a script can use them. Any program may have
 written to a hash: an unreadable value affects only its own topic or figure, and the error names the key.

@@ -6,7 +6,7 @@
 -- `delivery_outcomes` (note_delivery). Of two notes of one message the later one counts. Its score says which that is, because
 -- scores only rise: a record is not before the last text, and a text is behind all that was noted.
 --
--- keys: outcomes HASH, outcome_times ZSET, delivery_outcomes ZSET
+-- keys: outcomes outcome_times delivery_outcomes
 -- arguments: outcome_retention_ms NUMBER
 -- needs: control now_ms text_of [failures]
 -- offers: note_receipt note_progress note_outcome note_done write_outcomes

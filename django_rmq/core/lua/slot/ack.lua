@@ -3,17 +3,7 @@
 -- script: commit
 -- Phase two, success: end deliveries whose receipt the caller still holds.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] prepare_body HASH  member in flight -> envelope
+-- KEYS store prepare inflight dead deaths failures body stats control retry prepare_body
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -101,10 +91,7 @@ return words
 -- script: commit_delivery
 -- Phase two, success, of all messages that one prepare has delivered alone, without naming them.
 --
--- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[3] stats     HASH  counter -> n
--- KEYS[4] control   HASH  field -> value
+-- KEYS prepare inflight stats control
 --
 -- ARGV[1] channel
 -- ARGV[2] receipt
@@ -144,17 +131,7 @@ return 'ok'
 -- script: rollback
 -- Phase two, failure: back to Store, to Retry or to Dead, for deliveries whose receipt the caller still holds.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] prepare_body HASH  member in flight -> envelope
+-- KEYS store prepare inflight dead deaths failures body stats control retry prepare_body
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -218,17 +195,7 @@ return words
 -- script: release
 -- Give messages back as if they had never been delivered: shutdown, a fenced owner, a dead child.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] prepare_body HASH  member in flight -> envelope
+-- KEYS store prepare inflight dead deaths failures body stats control retry prepare_body
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -283,10 +250,7 @@ return words
 -- script: extend
 -- Heartbeat: restart the time-out of these deliveries; their receipt stays valid.
 --
--- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[3] stats     HASH  counter -> n
--- KEYS[4] control   HASH  field -> value
+-- KEYS prepare inflight stats control
 --
 -- ARGV[1] receipt
 -- ARGV[2...] members
@@ -331,14 +295,7 @@ return words
 -- script: progress
 -- Note how far a delivery has got, if the caller still holds its receipt (OUTCOME_RETENTION).
 --
--- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[3] failures  HASH  member -> last failure
--- KEYS[4] stats     HASH  counter -> n
--- KEYS[5] control   HASH  field -> value
--- KEYS[6] outcomes  HASH  digest -> what became of the message
--- KEYS[7] outcome_times ZSET digest -> ms
--- KEYS[8] delivery_outcomes ZSET what became of a whole delivery -> ms
+-- KEYS prepare inflight failures stats control outcomes outcome_times delivery_outcomes
 --
 -- ARGV[1] outcome_retention_ms NUMBER
 -- ARGV[2] receipt
@@ -370,22 +327,8 @@ return 'ok'
 -- script: time_out
 -- Time out deliveries and claims without a heartbeat, as `prepare` does, too: each message uses a retry, or dies.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
--- KEYS[12] claim      ZSET  member -> score it was taken with
--- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
--- KEYS[14] claim_body HASH  claimed member -> envelope
--- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
+--      claim_failed
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -441,11 +384,7 @@ return timed_out
 -- script: promote
 -- Return messages whose back-off has ended to Store.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] retry     ZSET  member -> ms + retries/1024
--- KEYS[3] failures  HASH  member -> last failure
--- KEYS[4] stats     HASH  counter -> n
--- KEYS[5] control   HASH  field -> value
+-- KEYS store retry failures stats control
 --
 -- ARGV[1] channel
 -- ARGV[2] topic_type

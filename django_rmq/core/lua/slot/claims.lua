@@ -3,23 +3,8 @@
 -- script: claim
 -- Move available messages into a claim of a Spark consumer, after the upkeep that is due.
 --
--- KEYS[1] store        ZSET  member -> due ms, or priority
--- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight     HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead         ZSET  member -> ms of death
--- KEYS[5] deaths       HASH  member -> death
--- KEYS[6] failures     HASH  member -> last failure
--- KEYS[7] body         HASH  member -> envelope
--- KEYS[8] stats        HASH  counter -> n
--- KEYS[9] control      HASH  field -> value
--- KEYS[10] retry       ZSET  member -> ms + retries/1024
--- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
--- KEYS[12] claim       ZSET  member -> score it was taken with
--- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
--- KEYS[14] claim_body  HASH  member -> envelope
--- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
--- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
+-- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
+--      claim_failed inserting
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -258,11 +243,7 @@ return answer('ok', taken, redis.call('ZCARD', claim), more and 'more' or 'end')
 -- script: renew_claim
 -- Restart the lease of a claim. A sealed one takes no more messages, and can be read and acknowledged.
 --
--- KEYS[1] stats      HASH  counter -> n
--- KEYS[2] control    HASH  field -> value
--- KEYS[3] claimants  ZSET  Spark consumer -> ms when its lease ends
--- KEYS[4] claim      ZSET  member -> score it was taken with
--- KEYS[5] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS stats control claimants claim claims
 --
 -- ARGV[1] consumer
 -- ARGV[2] number NUMBER  of the claim
@@ -293,22 +274,8 @@ return { 'ok', redis.call('ZCARD', claim) }
 -- script: ack_claim
 -- Delete the messages of a sealed claim, because Spark has recorded its batch; those that it has failed are tried again, or die.
 --
--- KEYS[1] store        ZSET  member -> due ms, or priority
--- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight     HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead         ZSET  member -> ms of death
--- KEYS[5] deaths       HASH  member -> death
--- KEYS[6] failures     HASH  member -> last failure
--- KEYS[7] body         HASH  member -> envelope
--- KEYS[8] stats        HASH  counter -> n
--- KEYS[9] control      HASH  field -> value
--- KEYS[10] retry       ZSET  member -> ms + retries/1024
--- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
--- KEYS[12] claim       ZSET  member -> score it was taken with
--- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
--- KEYS[14] claim_body  HASH  member -> envelope
--- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
+--      claim_failed
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -374,11 +341,7 @@ return { 'ok', left }
 -- script: fail_claimed
 -- Note that messages of a sealed claim failed: they stay in it, and when it ends, however it does, each uses a retry or dies.
 --
--- KEYS[1] stats        HASH  counter -> n
--- KEYS[2] control      HASH  field -> value
--- KEYS[3] claim        ZSET  member -> score it was taken with
--- KEYS[4] claims       HASH  Spark consumer -> "number state ms"
--- KEYS[5] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS stats control claim claims claim_failed
 --
 -- ARGV[1] consumer
 -- ARGV[2] number NUMBER  of the claim
@@ -416,22 +379,8 @@ return words
 -- script: return_claim
 -- Give back the messages of a claim: as if never claimed, or with a retry used, by all or by those that its query has failed.
 --
--- KEYS[1] store        ZSET  member -> due ms, or priority
--- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight     HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead         ZSET  member -> ms of death
--- KEYS[5] deaths       HASH  member -> death
--- KEYS[6] failures     HASH  member -> last failure
--- KEYS[7] body         HASH  member -> envelope
--- KEYS[8] stats        HASH  counter -> n
--- KEYS[9] control      HASH  field -> value
--- KEYS[10] retry       ZSET  member -> ms + retries/1024
--- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
--- KEYS[12] claim       ZSET  member -> score it was taken with
--- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
--- KEYS[14] claim_body  HASH  member -> envelope
--- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
+--      claim_failed
 --
 -- ARGV[1] channel
 -- ARGV[2] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
@@ -499,9 +448,7 @@ return { 'ok', left }
 -- Read the state of a consumer's newest claim, and the rows of a sealed one: the same however often it is read.
 -- Changes nothing.
 --
--- KEYS[1] claim       ZSET  member -> score it was taken with
--- KEYS[2] claims      HASH  Spark consumer -> "number state ms"
--- KEYS[3] claim_body  HASH  member -> envelope
+-- KEYS claim claims claim_body
 --
 -- ARGV[1] consumer
 -- ARGV[2] number NUMBER  of the claim; 0: whichever is the newest

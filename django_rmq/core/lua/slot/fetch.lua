@@ -3,23 +3,8 @@
 -- script: prepare
 -- Phase one: deliver available messages, after the upkeep that is due.
 --
--- KEYS[1] store       ZSET  member -> due ms, or priority
--- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight    HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead        ZSET  member -> ms of death
--- KEYS[5] deaths      HASH  member -> death
--- KEYS[6] failures    HASH  member -> last failure
--- KEYS[7] body        HASH  member -> envelope
--- KEYS[8] stats       HASH  counter -> n
--- KEYS[9] control     HASH  field -> value
--- KEYS[10] retry      ZSET  member -> ms + retries/1024
--- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
--- KEYS[12] claim      ZSET  member -> score it was taken with
--- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
--- KEYS[14] claim_body HASH  claimed member -> envelope
--- KEYS[15] prepare_body HASH  member in flight -> envelope
--- KEYS[16] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
--- KEYS[17] inserting   ZSET  Store by another name, if the last step of an insertion has failed
+-- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
+--      claim_failed inserting
 --
 -- ARGV[1] slot_capacity NUMBER others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[2] topic_type
@@ -229,10 +214,7 @@ return idle('empty', due, math.min(due, NEVER))
 -- Read the messages in Prepare of an owner, with which a worker continues after a lost reply of prepare.
 -- Changes nothing.
 --
--- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[3] prepare_body HASH  member in flight -> envelope
--- KEYS[4] control   HASH  field -> value
+-- KEYS prepare inflight prepare_body control
 --
 -- ARGV[1] owner
 -- ARGV[2] offset NUMBER  rank in Prepare to begin at
@@ -262,7 +244,7 @@ return { 'ok', found }
 -- script: acquire
 -- Acquire a slot for its owner, whom the assignment names: a new epoch, which fences every prepare sent under an older one.
 --
--- KEYS[1] control  HASH  field -> value
+-- KEYS control
 --
 -- ARGV[1] now
 --
@@ -277,7 +259,7 @@ return redis.call('HINCRBY', control, 'epoch', 1) -- rule: acquire_does_not_fenc
 -- script: acquire_slots
 -- Begin to own many slots, each as `acquire` does, and sleep in the empty ones, as `prepare` does.
 --
--- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
+-- KEYS store retry prepare control claimants of each slot
 --
 -- ARGV[1] slots        how many the topic has
 -- ARGV[2] timeout      seconds; that of the topic, if the slot has none

@@ -9,12 +9,7 @@
 -- which `end` deletes. The empty member is the sentinel: without it the ZADD has failed.
 -- Both steps are one script with the same keys, so that a server lacks or denies both of them or none.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] retry     ZSET  member -> ms + retries/1024
--- KEYS[3] failures  HASH  member -> last failure
--- KEYS[4] stats     HASH  counter -> n
--- KEYS[5] control   HASH  field -> value
--- KEYS[6] inserting ZSET  member -> due ms, or priority; a hash after `begin` has declined
+-- KEYS store retry failures stats control inserting
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count

@@ -4,15 +4,7 @@
 -- Count what a slot holds by state; read since when messages wait and run, its last consumer, and whether it is paused.
 -- Changes nothing.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry    ZSET  member -> ms + retries/1024
--- KEYS[4] dead     ZSET  member -> ms of death
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] claim    ZSET  claimed member -> score it was taken with
--- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[8] claimants ZSET Spark consumer -> ms when its lease ends
--- KEYS[9] claims   HASH  Spark consumer -> "number state ms"
+-- KEYS store prepare retry dead control claim inflight claimants claims
 --
 -- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
@@ -34,8 +26,7 @@ return count_slot(store, prepare, retry, dead, control, claim, inflight, claiman
 -- Count what each of many slots holds, as `count` does of one.
 -- Changes nothing.
 --
--- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, control HASH, claim ZSET, inflight HASH, claimants ZSET,
---            claims HASH of each slot
+-- KEYS store prepare retry dead control claim inflight claimants claims of each slot
 --
 -- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topics, if a slot has none
@@ -64,7 +55,7 @@ return found
 -- Count the messages of one state whose score is within bounds.
 -- Changes nothing.
 --
--- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
+-- KEYS set
 --
 -- ARGV[1] lowest   only scores from this, up to highest
 -- ARGV[2] highest
@@ -79,9 +70,7 @@ return redis.call('ZCOUNT', set, lowest, highest) -- rule: between_all
 -- List one state of a slot by score.
 -- Changes nothing.
 --
--- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
--- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths
--- KEYS[3] body HASH BY STATE      member -> envelope: body, prepare_body or claim_body
+-- KEYS set records body
 --
 -- ARGV[1] order             ascending or descending
 -- ARGV[2] lowest            only scores from this, up to highest
@@ -115,9 +104,7 @@ return { #rows > limit * 2 and 'more' or 'end', found } -- rule: list_ends_early
 -- Search one state of a slot for text: a bounded scan that returns where to continue.
 -- Changes nothing.
 --
--- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
--- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths
--- KEYS[3] body HASH BY STATE      member -> envelope: body, prepare_body or claim_body
+-- KEYS set records body
 --
 -- ARGV[1] order             ascending or descending
 -- ARGV[2] lowest            only scores from this, up to highest
@@ -179,11 +166,7 @@ return { 'end', found }
 -- Find members by their digests in some areas of a slot, from a place in each outwards: a bounded search.
 -- Changes nothing.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry    ZSET  member -> ms + retries/1024
--- KEYS[4] dead     ZSET  member -> ms of death
--- KEYS[5] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store prepare retry dead claim
 --
 -- ARGV[1] scan NUMBER       entries to read, at most, approximately
 -- ARGV[2] max_bytes NUMBER  read at most about this much
@@ -253,8 +236,7 @@ return { members, looked }
 -- Count dead messages of a slot by the first line of their error and by hours, the last deaths first: all, or evenly spread ones.
 -- Changes nothing.
 --
--- KEYS[1] dead   ZSET       member -> ms of death
--- KEYS[2] deaths HASH       member -> death
+-- KEYS dead deaths
 --
 -- ARGV[1] lowest            only scores from this, up to highest
 -- ARGV[2] highest
@@ -344,18 +326,7 @@ return { 0, groups }
 -- Read everything that a slot knows about some members, in all states.
 -- Changes nothing.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] retry     ZSET  member -> ms + retries/1024
--- KEYS[5] dead      ZSET  member -> ms of death
--- KEYS[6] deaths    HASH  member -> death
--- KEYS[7] failures  HASH  member -> last failure
--- KEYS[8] body      HASH  member -> envelope
--- KEYS[9] claim     ZSET  claimed member -> score it was taken with
--- KEYS[10] claim_body HASH  claimed member -> envelope
--- KEYS[11] prepare_body HASH  member in flight -> envelope
--- KEYS[12] claim_failed HASH  claimed member -> "what LF error", if its query has failed it
+-- KEYS store prepare inflight retry dead deaths failures body claim claim_body prepare_body claim_failed
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
@@ -383,18 +354,7 @@ return found
 -- Read what a slot knows about one message: its state, its failures, its progress, and its outcome (OUTCOME_RETENTION).
 -- Changes nothing.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] retry     ZSET  member -> ms + retries/1024
--- KEYS[5] dead      ZSET  member -> ms of death
--- KEYS[6] deaths    HASH  member -> death
--- KEYS[7] failures  HASH  member -> last failure
--- KEYS[8] claim     ZSET  claimed member -> score it was taken with
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] outcomes HASH  digest -> what became of the message
--- KEYS[11] outcome_times ZSET digest -> ms
--- KEYS[12] delivery_outcomes ZSET what became of a whole delivery -> ms
+-- KEYS store prepare inflight retry dead deaths failures claim control outcomes outcome_times delivery_outcomes
 --
 -- ARGV[1] outcome_retention_ms NUMBER  0: the topic keeps nothing
 -- ARGV[2] digest          of the member
@@ -442,7 +402,7 @@ return {
 -- Read the rank of members of one state among those of the same score.
 -- Changes nothing.
 --
--- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
+-- KEYS set
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
@@ -462,7 +422,7 @@ return ranks
 -- Read when something can next be taken from each of many slots: the slow poll, which finds what no wake-up has announced.
 -- Changes nothing.
 --
--- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
+-- KEYS store retry prepare control claimants of each slot
 --
 -- ARGV[1] topic_type
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
@@ -511,7 +471,7 @@ return heads
 -- Read which of many slots hold messages.
 -- Changes nothing.
 --
--- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, claim ZSET of each slot
+-- KEYS store prepare retry dead claim of each slot
 --
 -- ARGV[1] now
 --
@@ -529,7 +489,7 @@ return found
 -- Read which of many slots are paused.
 -- Changes nothing.
 --
--- KEYS[1...] control HASH of each slot
+-- KEYS control of each slot
 --
 -- ARGV[1] now
 --
@@ -551,12 +511,7 @@ return { places, foreign }
 -- Read the ledger of a slot and its depths, in one instant.
 -- Changes nothing.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry    ZSET  member -> ms + retries/1024
--- KEYS[4] dead     ZSET  member -> ms of death
--- KEYS[5] stats    HASH  counter -> n
--- KEYS[6] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store prepare retry dead stats claim
 --
 -- ARGV[1] now
 --

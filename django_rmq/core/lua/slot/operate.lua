@@ -3,17 +3,7 @@
 -- script: replay
 -- Send dead messages again with their full budget; a message with a live copy keeps that copy and its newer body.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store prepare inflight dead deaths failures body stats control retry claim
 --
 -- ARGV[1] channel
 -- ARGV[2] slots        the caller's slot count
@@ -90,17 +80,7 @@ return words
 -- script: bury
 -- Put messages into Dead for an operator; one in flight is marked, and dies when its delivery ends.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store prepare inflight dead deaths failures body stats control retry claim
 --
 -- ARGV[1] topic_type
 -- ARGV[2] max_retries  the topic's, until the slot has its own
@@ -161,18 +141,7 @@ return words
 -- script: remove
 -- Delete or cancel messages for an operator; one in flight is marked for the end of its delivery.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] claim    ZSET  claimed member -> score it was taken with
--- KEYS[12] trash    HASH  letter of the state, member -> the copy; what the act has deleted
+-- KEYS store prepare inflight dead deaths failures body stats control retry claim trash
 --
 -- ARGV[1] channel
 -- ARGV[2] topic_type
@@ -270,10 +239,7 @@ return { words, kept, bytes }
 -- script: discard
 -- Delete dead messages that have not changed since they were read: by member and time of death.
 --
--- KEYS[1] dead     ZSET  member -> ms of death
--- KEYS[2] deaths   HASH  member -> death
--- KEYS[3] stats    HASH  counter -> n
--- KEYS[4] trash    HASH  letter of the state, member -> the copy; what the act has deleted
+-- KEYS dead deaths stats trash
 --
 -- ARGV[1] most_kept NUMBER   how many copies to keep in `trash`; 0: none
 -- ARGV[2] most_bytes NUMBER  of these copies; the last one may exceed it
@@ -318,17 +284,7 @@ return { words, kept, bytes }
 -- script: purge
 -- Delete waiting, resting or dead messages, oldest first; never messages in flight.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] retry     ZSET  member -> ms + retries/1024
--- KEYS[3] dead      ZSET  member -> ms of death
--- KEYS[4] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] claim     ZSET  claimed member -> score it was taken with
--- KEYS[10] control  HASH  field -> value
--- KEYS[11] trash    HASH  letter of the state, member -> the copy; what the act has deleted
+-- KEYS store retry dead prepare deaths failures body stats claim control trash
 --
 -- ARGV[1] topic_type
 -- ARGV[2] most_kept NUMBER   how many copies to keep in `trash`; 0: none
@@ -397,18 +353,7 @@ return { #members, kept, bytes }
 -- script: restore
 -- Bring back what an act has deleted, some at a time; where a newer copy is there by now, that one stays.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] dead      ZSET  member -> ms of death
--- KEYS[5] deaths    HASH  member -> death
--- KEYS[6] failures  HASH  member -> last failure
--- KEYS[7] body      HASH  member -> envelope
--- KEYS[8] stats     HASH  counter -> n
--- KEYS[9] control   HASH  field -> value
--- KEYS[10] retry    ZSET  member -> ms + retries/1024
--- KEYS[11] claim    ZSET  claimed member -> score it was taken with
--- KEYS[12] trash    HASH  letter of the state, member -> "score deleted_us length\n", failure, envelope or death
+-- KEYS store prepare inflight dead deaths failures body stats control retry claim trash
 --
 -- ARGV[1] channel
 -- ARGV[2] slots         the caller's slot count
@@ -500,12 +445,7 @@ return { 'restored', scanned[1], back, merged }
 -- script: reschedule
 -- Give waiting messages a new due time or priority; resting messages keep their budget.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store retry prepare stats control claim
 --
 -- ARGV[1] channel
 -- ARGV[2] topic_type
@@ -567,7 +507,7 @@ return words
 -- script: pause
 -- Stop delivering messages of a slot, or resume it: `prepare` and `claim` heed it.
 --
--- KEYS[1] control  HASH  field -> value
+-- KEYS control
 --
 -- ARGV[1] channel
 -- ARGV[2] slot NUMBER
@@ -592,7 +532,7 @@ return 'resumed'
 -- script: adopt
 -- Record messages that another program put into a slot as foreign, so that the ledger balances again.
 --
--- KEYS[1] stats  HASH  counter -> n
+-- KEYS stats
 --
 -- ARGV[1] drift NUMBER  how many messages the ledger does not know
 -- ARGV[2] foreign       how many were recorded when that was found, so that two people do not record the same messages
@@ -610,18 +550,7 @@ return 'ok'
 -- script: find_orphans
 -- Search a part of the records of a slot for those that belong to no message, and delete them if requested.
 --
--- KEYS[1] store      ZSET  member -> due ms, or priority
--- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry      ZSET  member -> ms + retries/1024
--- KEYS[4] dead       ZSET  member -> ms of death
--- KEYS[5] inflight   HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[6] deaths     HASH  member -> death
--- KEYS[7] failures   HASH  member -> last failure
--- KEYS[8] body       HASH  member -> envelope
--- KEYS[9] claim       ZSET  claimed member -> score it was taken with
--- KEYS[10] claim_body HASH  claimed member -> envelope
--- KEYS[11] prepare_body HASH  member in flight -> envelope
--- KEYS[12] claim_failed HASH  claimed member -> how its query has failed it
+-- KEYS store prepare retry dead inflight deaths failures body claim claim_body prepare_body claim_failed
 --
 -- ARGV[1] kind         inflight, deaths, failures, body, claim_body, prepare_body or claim_failed
 -- ARGV[2] cursor       0: from the beginning

@@ -3,12 +3,7 @@
 -- script: configure
 -- Give a slot the time-out, the retries and the slot count of its topic's definition.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
--- KEYS[4] retry    ZSET  member -> ms + retries/1024
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store prepare inflight retry control claim
 --
 -- ARGV[1] topic_type
 -- ARGV[2] slots
@@ -58,14 +53,7 @@ return 'ok'
 -- script: shut
 -- Shut a slot for a re-slotting and give it the new slot count: sends with another count are rejected as moved from now on.
 --
--- KEYS[1] control    HASH  field -> value
--- KEYS[2] store      ZSET  member -> due ms, or priority
--- KEYS[3] prepare    ZSET  member -> seconds*1000 + retries left
--- KEYS[4] retry      ZSET  member -> ms + retries/1024
--- KEYS[5] dead       ZSET  member -> ms of death
--- KEYS[6] claimants  ZSET  Spark consumer -> ms when its lease ends
--- KEYS[7] stats      HASH  counter -> n
--- KEYS[8] inserting  ZSET  Store by another name, if the last step of an insertion has failed
+-- KEYS control store prepare retry dead claimants stats inserting
 --
 -- ARGV[1] channel
 -- ARGV[2] slot
@@ -102,17 +90,7 @@ return 'shut'
 -- script: move_out
 -- Move messages out of a shut slot for another slot: they stay in `leaving` until they are known to have arrived.
 --
--- KEYS[1] store      ZSET  member -> due ms, or priority
--- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry      ZSET  member -> ms + retries/1024
--- KEYS[4] dead       ZSET  member -> ms of death
--- KEYS[5] deaths     HASH  member -> death
--- KEYS[6] failures   HASH  member -> last failure
--- KEYS[7] body       HASH  member -> envelope
--- KEYS[8] stats      HASH  counter -> n
--- KEYS[9] control    HASH  field -> value
--- KEYS[10] claimants ZSET  Spark consumer -> ms when its lease ends
--- KEYS[11] leaving   HASH  field -> value; the messages on their way to another slot
+-- KEYS store prepare retry dead deaths failures body stats control claimants leaving
 --
 -- ARGV[1] reslot            the number of the re-slotting
 -- ARGV[2] arrived           the ticket that is known to have arrived; empty: none
@@ -193,15 +171,7 @@ return { 'moved', ticket, target, rows }
 -- script: move_in
 -- Accept messages that left another slot, once: a copy that was sent here meanwhile is the newer one.
 --
--- KEYS[1] store     ZSET  member -> due ms, or priority
--- KEYS[2] retry     ZSET  member -> ms + retries/1024
--- KEYS[3] dead      ZSET  member -> ms of death
--- KEYS[4] deaths    HASH  member -> death
--- KEYS[5] failures  HASH  member -> last failure
--- KEYS[6] body      HASH  member -> envelope
--- KEYS[7] stats     HASH  counter -> n
--- KEYS[8] control   HASH  field -> value
--- KEYS[9] arrived   HASH  slot -> last ticket
+-- KEYS store retry dead deaths failures body stats control arrived
 --
 -- ARGV[1] reslot       the number of the re-slotting
 -- ARGV[2] source       the slot that they left
@@ -277,8 +247,7 @@ return 'in'
 -- script: reopen
 -- Open a slot that a re-slotting had shut, and wake the consumer that waits for it.
 --
--- KEYS[1] control  HASH  field -> value
--- KEYS[2] arrived  HASH  slot -> last ticket
+-- KEYS control arrived
 --
 -- ARGV[1] channel
 -- ARGV[2] slot
@@ -307,11 +276,7 @@ return 'open'
 -- Read how far a re-slotting has progressed in a slot, in one instant.
 -- Changes nothing.
 --
--- KEYS[1] control    HASH  field -> value
--- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
--- KEYS[3] claimants  ZSET  Spark consumer -> ms when its lease ends
--- KEYS[4] stats      HASH  counter -> n
--- KEYS[5] leaving    HASH  field -> value; the messages on their way to another slot
+-- KEYS control prepare claimants stats leaving
 --
 -- ARGV[1] now
 --
@@ -328,28 +293,8 @@ return { known[1] or '', known[2] or '', known[3] or '', known[4] or '', known[5
 -- script: retire
 -- Delete the keys of an empty slot of a topic that is no longer used: its ledger, its owner and its settings.
 --
--- KEYS[1] store       ZSET  member -> due ms, or priority
--- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
--- KEYS[3] retry       ZSET  member -> ms + retries/1024
--- KEYS[4] dead        ZSET  member -> ms of death
--- KEYS[5] claimants   ZSET  Spark consumer -> ms when its lease ends
--- KEYS[6] leaving     HASH  field -> value; the messages on their way to another slot
--- KEYS[7] inflight    HASH  member -> receipt, original score, mark
--- KEYS[8] deaths      HASH  member -> death
--- KEYS[9] failures    HASH  member -> last failure
--- KEYS[10] body       HASH  member -> envelope
--- KEYS[11] prepare_body HASH member -> envelope
--- KEYS[12] claims     HASH  Spark's open claims, and those that ended
--- KEYS[13] claim      ZSET  member -> score
--- KEYS[14] claim_body HASH  member -> envelope
--- KEYS[15] arrived    HASH  slot -> last ticket
--- KEYS[16] stats      HASH  counter -> n
--- KEYS[17] control    HASH  field -> value
--- KEYS[18] outcomes   HASH  digest -> what became of the message
--- KEYS[19] outcome_times ZSET digest -> ms
--- KEYS[20] delivery_outcomes ZSET outcome -> ms
--- KEYS[21] claim_failed HASH member -> how its query has failed it
--- KEYS[22] inserting  ZSET  member -> score, if a step of an insertion has failed
+-- KEYS store prepare retry dead claimants leaving inflight deaths failures body prepare_body claims claim claim_body arrived
+--      stats control outcomes outcome_times delivery_outcomes claim_failed inserting
 --
 -- ARGV[1] now
 --

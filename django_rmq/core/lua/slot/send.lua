@@ -7,13 +7,7 @@
 -- script: send_merge
 -- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see `debounce`).
 --
--- KEYS[1] store    ZSET  member -> due ms
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] body     HASH  member -> envelope
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS store retry body stats control prepare inflight
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
@@ -78,13 +72,7 @@ return reply
 -- script: send_replace
 -- Send priority or fixed_time messages of one slot: the last score wins.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] body     HASH  member -> envelope
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[7] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS store retry body stats control prepare inflight
 --
 -- ARGV[1] channel
 -- ARGV[2] slots           the caller's slot count
@@ -146,14 +134,7 @@ return reply
 -- script: send_fifo
 -- Send fifo messages of one slot, each behind those that were sent before it: due at once, or after a delay.
 --
--- KEYS[1] store    ZSET  member -> place: due ms + sequence/1024
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] body     HASH  member -> envelope
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[7] claim    ZSET  claimed member -> score it was taken with
--- KEYS[8] inflight HASH  member -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEYS store retry body stats control prepare claim inflight
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
@@ -228,13 +209,7 @@ return reply
 -- script: ensure
 -- Send messages of one slot unless they already wait, rest or are in flight.
 --
--- KEYS[1] store    ZSET  member -> due ms, or priority
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] body     HASH  member -> envelope
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value
--- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
--- KEYS[7] claim    ZSET  claimed member -> score it was taken with
+-- KEYS store retry body stats control prepare claim
 --
 -- ARGV[1] channel
 -- ARGV[2] slots           the caller's slot count
@@ -300,7 +275,7 @@ return { 'mixed', words, scores }
 --
 -- A slot that needs more than the fast way of `send_merge` is left as it is, and the caller sends its message with `send_merge`.
 --
--- KEYS[1...] store ZSET, retry ZSET, body HASH, stats HASH, control HASH of each slot
+-- KEYS store retry body stats control of each slot
 --
 -- ARGV[1] channel
 -- ARGV[2] slots           the caller's slot count

@@ -5,11 +5,7 @@
 --
 -- So each tick becomes one message, however many workers try.
 --
--- KEYS[1] store    ZSET  member -> due ms
--- KEYS[2] retry    ZSET  member -> ms + retries/1024
--- KEYS[3] body     HASH  member -> envelope
--- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value; tick:NAME -> "generation instant [taken]"
+-- KEYS store retry body stats control
 --
 -- ARGV[1] channel
 -- ARGV[2] slots              the caller's slot count
@@ -54,13 +50,7 @@ return { 'stored' }
 -- script: retract
 -- Take back the tick of a schedule that waits here, and refuse ticks of its earlier generations from now on.
 --
--- KEYS[1] store     ZSET  member -> due ms
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] claim     ZSET  claimed member -> score it was taken with
--- KEYS[4] failures  HASH  member -> last failure
--- KEYS[5] body      HASH  member -> envelope
--- KEYS[6] stats     HASH  counter -> n
--- KEYS[7] control   HASH  field -> value; tick:NAME -> "generation instant [taken]"
+-- KEYS store prepare claim failures body stats control
 --
 -- ARGV[1] latest_field       tick:NAME of the schedule
 -- ARGV[2] generation NUMBER  the present one

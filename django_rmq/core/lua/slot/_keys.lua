@@ -1,0 +1,35 @@
+-- The keys of a slot: what each holds is declared here. The header of a script names those that it uses.
+--
+-- KEY store         ZSET  member -> score: when it is due in ms, its priority, or its place (see _scores)
+-- KEY prepare       ZSET  member in flight -> seconds*1000 + retries left
+-- KEY inflight      HASH  member in flight -> "receipt original_score[:timeout] [mark [outlived]]"
+-- KEY prepare_body  HASH  member in flight -> envelope
+-- KEY retry         ZSET  member -> ms when its back-off is over + retries left/1024
+-- KEY failures      HASH  member -> last failure
+-- KEY body          HASH  member -> envelope
+-- KEY dead          ZSET  member -> ms of death
+-- KEY deaths        HASH  member -> death
+-- KEY stats         HASH  counter of the ledger -> n
+-- KEY control       HASH  the settings and the state of the slot: field -> value; tick:NAME -> "generation instant [taken]"
+-- KEY inserting     ZSET  Store by another name, while an insertion runs or if its last step has failed
+--
+-- What Spark has claimed:
+-- KEY claimants     ZSET  Spark consumer -> ms when its lease ends
+-- KEY claims        HASH  Spark consumer -> "number state ms", of its newest claim
+-- KEY claim         ZSET  claimed member -> score with which it was taken
+-- KEY claim_body    HASH  claimed member -> envelope
+-- KEY claim_failed  HASH  claimed member -> "what LF error", if its query has failed it
+--
+-- While a re-slotting moves messages:
+-- KEY leaving       HASH  the messages on their way to another slot: field -> value
+-- KEY arrived       HASH  slot -> ticket of the last messages that have come from it
+--
+-- How messages ended, on topics with OUTCOME_RETENTION:
+-- KEY outcomes      HASH  digest -> what became of the message
+-- KEY outcome_times ZSET  digest -> ms
+-- KEY delivery_outcomes ZSET  what became of a whole delivery -> ms
+--
+-- What the caller chooses:
+-- KEY trash         HASH  what an act has deleted: letter of the state, member -> the copy (see `trash` in operate)
+-- KEY set           ZSET  by state: store, prepare, retry, dead or claim
+-- KEY records       HASH  what belongs to it: failures, inflight or deaths. `body` is then that of this state, too.

@@ -21,10 +21,16 @@ class DjangoRmqConfig(AppConfig):
         )
         from django_rmq.conf import get_config
         from django_rmq.core import log
-        from django_rmq.opaque_ids import sealed_id
 
         log.redaction = log.RedactionRules(
-            sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
+            _sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
         # Sends of coroutines ask whether a transaction is open, so every connection from the start on is noted.
         open_transactions.record_opened_before()
+
+
+def _sealed_id(topic: str, slot: int, member: bytes) -> str:
+    # A process that logs no message does not load what searches for messages.
+    from django_rmq.message_ids import sealed_id
+
+    return sealed_id(topic, slot, member)

@@ -16,7 +16,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.id_lookup import (
+from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
     MessageIdentity,
@@ -96,7 +96,7 @@ def replay_message(
     elif body is not None or key is not None or slot_basis is not None:
         raise InvalidMessage(ID_IS_WHOLE)
     else:
-        places = Whereabouts(broker, declared, identify_for_program(declared, id), rounds=ALL_ROUNDS)
+        places = Whereabouts(broker, declared, identify_for_program(declared, id, broker), rounds=ALL_ROUNDS)
     word: ReplayResult = "not_found"
     for at in places:
         member = at.member or b""
@@ -128,7 +128,8 @@ def _status_in(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStat
 
 def _of_id(topic: Topic, name: str) -> MessageStatus:
     """Return the status of the message with this id, also if a re-slotting has moved it. Raises ``InvalidMessage``."""
-    identity, broker = identify_for_program(topic, name), connections.get_broker()
+    broker = connections.get_broker()
+    identity = identify_for_program(topic, name, broker)
     for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
         status = _status_in(topic, [at.slot], at.member or b"")
         if status.state != "unknown":

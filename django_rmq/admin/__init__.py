@@ -15,12 +15,9 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest
 from django.urls import URLPattern, path
 
-from django_rmq.admin.views import (
+from django_rmq.admin import (
     action_views,
-    background_views,
-    cause_views,
     dashboard,
-    export_views,
     message_views,
     outbox_views,
     schedule_views,
@@ -28,7 +25,7 @@ from django_rmq.admin.views import (
     topic_views,
     worker_views,
 )
-from django_rmq.admin.views.page import Pages, View
+from django_rmq.admin.page import Pages, View
 from django_rmq.models import Topic
 
 
@@ -49,12 +46,12 @@ class TopicAdmin(Pages):
             at("outbox/", outbox_views.outbox_view, "outbox"),
             at("workers/", worker_views.workers_view, "workers"),
             at("workers/live/", worker_views.workers_live_view, "workers_live"),
-            at("background/", background_views.background_view, "background"),
-            at("background/live/", background_views.background_live_view, "background_live"),
-            at("undo/", background_views.undo_view, "undo"),
+            at("background/", action_views.background_view, "background"),
+            at("background/live/", action_views.background_live_view, "background_live"),
+            at("undo/", action_views.undo_view, "undo"),
             at("running/", worker_views.running_view, "running"),
             at("running/live/", worker_views.running_live_view, "running_live"),
-            at("causes/", cause_views.causes_view, "causes"),
+            at("causes/", message_views.causes_view, "causes"),
             at("search/", message_views.search_view, "search"),
             at("schedules/", schedule_views.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", schedule_views.schedule_view, "schedule"),
@@ -65,8 +62,8 @@ class TopicAdmin(Pages):
             at("<str:object_id>/send/", message_views.send_view, "send"),
             at("<str:object_id>/act/", action_views.act_view, "act"),
             at("<str:object_id>/limits/", topic_views.limits_view, "limits"),
-            at("<str:object_id>/export/", export_views.export_view, "export"),
-            at("<str:object_id>/causes/", cause_views.topic_causes_view, "topic_causes"),
+            at("<str:object_id>/export/", message_views.export_view, "export"),
+            at("<str:object_id>/causes/", message_views.topic_causes_view, "topic_causes"),
             at("<str:object_id>/claims/", topic_views.claims_view, "claims"),
             at("<str:object_id>/message/<str:message_id>/", message_views.message_view, "message"),
             at("<str:object_id>/message/<str:message_id>/raw/", message_views.raw_view, "raw"),

@@ -19,7 +19,7 @@ from django.utils.translation import pgettext
 from django_rmq.admin.labels import audited
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Minute, Operations, SummedMinute
-from django_rmq.operations.chart_annotations import Annotation
+from django_rmq.operations.measurements import Annotation
 from django_rmq.templatetags.rmq_format import duration, number
 
 Values = Sequence[float | None]

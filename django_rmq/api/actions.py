@@ -12,9 +12,17 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from django_rmq.api import errors, requests
-from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Fields, body_for
-from django_rmq.api.view import MessageRoute, RmqView, message_route, outcome, route
+from django_rmq.api.view import (
+    Json,
+    MessageRoute,
+    ResponseSerializer,
+    RmqView,
+    maybe,
+    message_route,
+    outcome,
+    route,
+)
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
 from django_rmq.core.model.topic import Topic

@@ -16,14 +16,12 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from django_rmq.api import requests
-from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Anything, Fields
-from django_rmq.api.view import RmqView, route
+from django_rmq.api.view import Json, ResponseSerializer, RmqView, maybe, route
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Deliveries, Permission
-from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome
-from django_rmq.operations.long_poll import seats
+from django_rmq.operations.consumption import SettledDelivery, SettlementOutcome, seats
 from django_rmq.operations.message_view import readable_body
 
 

@@ -38,7 +38,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
     WrongType,
 )
-from django_rmq.operations.request_limits import OtherContent, RequestRunning
+from django_rmq.operations.sends import OtherContent, RequestRunning
 
 _log_throttled = LogThrottle(logging.getLogger("django_rmq.api"))
 

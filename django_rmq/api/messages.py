@@ -14,9 +14,18 @@ from rest_framework.response import Response
 
 from django_rmq import Send
 from django_rmq.api import actions, errors, requests
-from django_rmq.api.json_format import InstantField, Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Anything, Fields, body_for
-from django_rmq.api.view import MessageRoute, RmqView, message_route, outcome, route
+from django_rmq.api.view import (
+    InstantField,
+    Json,
+    MessageRoute,
+    ResponseSerializer,
+    RmqView,
+    maybe,
+    message_route,
+    outcome,
+    route,
+)
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import QUEUES, STATES
 from django_rmq.core.model.topic import Topic

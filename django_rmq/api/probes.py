@@ -13,9 +13,8 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import requests
-from django_rmq.api.json_format import Json, ResponseSerializer, check_size, maybe
 from django_rmq.api.requests import Fields
-from django_rmq.api.view import RmqView, route
+from django_rmq.api.view import Json, ResponseSerializer, RmqView, check_size, maybe, route
 from django_rmq.operations import Actor, Health, Operations, Permission
 from django_rmq.operations.health import HealthThresholds
 

@@ -38,7 +38,7 @@ from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations import MAX_IDS, Filter
-from django_rmq.operations.long_poll import LONGEST_WAIT
+from django_rmq.operations.consumption import LONGEST_WAIT
 from django_rmq.operations.messages import LONGEST_PAGE, MOST_EXAMINED
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from django_rmq.api.json_format import Json, ResponseSerializer, maybe
-from django_rmq.api.view import RmqView, route
+from django_rmq.api.view import Json, ResponseSerializer, RmqView, maybe, route
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.operations import Permission
 

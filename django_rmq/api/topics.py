@@ -8,9 +8,8 @@ from __future__ import annotations
 from rest_framework import serializers
 
 from django_rmq.api import requests
-from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Fields
-from django_rmq.api.view import RmqView, route
+from django_rmq.api.view import Json, ResponseSerializer, RmqView, maybe, route
 from django_rmq.core.model.limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Permission, TopicLimits

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from django_rmq.api.json_format import Json, ResponseSerializer, maybe
 from django_rmq.api.requests import Fields
-from django_rmq.api.view import MessageRoute, RmqView, message_route, route
+from django_rmq.api.view import Json, MessageRoute, ResponseSerializer, RmqView, maybe, message_route, route
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import Permission, RunningMessages, WorkerStack

@@ -40,7 +40,7 @@ from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.clients import Pool
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
-from django_rmq.opaque_ids import LONGEST_PLAIN, sealed_id
+from django_rmq.message_ids import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
     from django_rmq.core.cluster.cluster_broker import Cluster

@@ -15,21 +15,17 @@ from __future__ import annotations
 
 from django_rmq.core.model.stored_actions import Deletion
 from django_rmq.core.monitoring.history import Minute, SummedMinute
-from django_rmq.id_lookup import MessageIdentity, identify
+from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
-    background_actions,
     bulk_actions,
-    chart_annotations,
     holds,
     measurements,
     message_search,
     messages,
-    request_limits,
     sends,
     shared_reads,
     stats,
-    topic_survey,
     topics,
     undeclared_topics,
     undo,
@@ -39,17 +35,22 @@ from django_rmq.operations import message_groups as grouped
 from django_rmq.operations import outbox as outboxes
 from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actions import MAX_IDS, ActionResult
-from django_rmq.operations.audit_trail import Trace
-from django_rmq.operations.authorization import Actor, Permission, TopicRule, topic_permission
+from django_rmq.operations.audit_trail import record_outcomes, recorded
+from django_rmq.operations.authorization import (
+    Actor,
+    OperationContext,
+    Permission,
+    TopicRule,
+    Trace,
+    topic_permission,
+)
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
-from django_rmq.operations.chart_annotations import Annotation
 from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
-from django_rmq.operations.context import OperationContext
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, shared_health, slow_commands
 from django_rmq.operations.holds import Followed, Hold
-from django_rmq.operations.measurements import Measurement, TopicMetrics
+from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_view import MessageCopy
@@ -88,8 +89,8 @@ class Operations(OperationContext):
     function of one of the modules named here: it gets the ``OperationContext``, and checks its permission first.
     """
 
-    overview, survey = topic_survey.overview, topic_survey.survey
-    topic, flow = topic_survey.topic, topic_survey.flow
+    overview, survey = stats.overview, stats.survey
+    topic, flow = stats.topic, stats.flow
     slots, workers = stats.slots, stats.workers
     shared_survey, shared_flow = shared_reads.shared_survey, shared_reads.shared_flow
     shared_outbox, shared_schedules = shared_reads.shared_outbox, shared_reads.shared_schedules
@@ -102,7 +103,7 @@ class Operations(OperationContext):
     ask_worker, live_worker = ask_worker, live_worker
     ask_for_stacks, message_stacks = ask_for_stacks, message_stacks
     measured, history, events = measurements.measured, measurements.history, measurements.events
-    annotations_of = chart_annotations.annotations_of
+    annotations_of = measurements.annotations_of
     shared_last_minutes, shared_hour = shared_reads.shared_last_minutes, shared_reads.shared_hour
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
@@ -111,8 +112,8 @@ class Operations(OperationContext):
     search_messages = message_search.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
-    cancel_sent, ensure = sends.cancel_sent, sends.ensure
-    spend_sends, once = request_limits.spend_sends, request_limits.once
+    ensure = sends.ensure
+    spend_sends, once = sends.spend_sends, sends.once
 
     outbox, outbox_as_known, outbox_rows = outboxes.outbox, outboxes.outbox_as_known, outboxes.outbox_rows
     relay_outbox, relay_duties = outboxes.relay_outbox, outboxes.relay_duties
@@ -127,15 +128,18 @@ class Operations(OperationContext):
 
     claims, return_claims = claiming.claims, claiming.return_claims
 
+    record, recorded = record_outcomes, recorded
+
     id_of = actions.id_of
     replay, bury, reschedule = actions.replay, actions.bury, actions.reschedule
-    delete, delete_only, cancel = actions.delete, actions.delete_only, actions.cancel
+    delete, delete_only = actions.delete, actions.delete_only
+    cancel, cancel_sent = actions.cancel, actions.cancel_sent
     replay_edited = actions.replay_edited
 
     replay_all, delete_all, bury_all = bulk_actions.replay_all, bulk_actions.delete_all, bulk_actions.bury_all
     reschedule_all = bulk_actions.reschedule_all
-    start_action, stop_action = background_actions.start_action, background_actions.stop_action
-    background_actions = background_actions.background_actions
+    start_action, stop_action = bulk_actions.start_action, bulk_actions.stop_action
+    background_actions = bulk_actions.background_actions
     undo, undoable = undo.undo, undo.undoable
     purge, pause, resume, retire = (
         bulk_actions.purge,

@@ -35,21 +35,24 @@ from django_rmq.core.producer.placement import (
     slot_of,
 )
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
-from django_rmq.id_lookup import MessageIdentity, find_messages, find_moved
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import MessageIdentity, find_messages, find_moved, sealed_id
+from django_rmq.operations.audit_trail import record, record_outcomes
 from django_rmq.operations.authorization import (
     EDITED_REPLAY,
     PERMISSION_OF,
     Actor,
+    OperationContext,
     Permission,
+    identified,
     require_search,
+    search_rounds,
 )
 from django_rmq.operations.bulk import BulkProgress, CallOf
-from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.message_view import MessageCopy, from_reply
 from django_rmq.operations.messages import copies_of, locate_message
-from django_rmq.operations.request_limits import charge
+from django_rmq.operations.sends import charge
 from django_rmq.operations.undo import Trash, open_trash
+from django_rmq.sending import cancel_message
 
 _BOTH_LIVE = "running_and_waiting"
 _DELETED = {
@@ -215,6 +218,25 @@ def cancel(context: OperationContext, name: str, ids: Sequence[str]) -> ActionRe
     return _do(context, CANCEL, context.permitted(name, PERMISSION_OF["cancel"]), ids)
 
 
+def cancel_sent(
+    context: OperationContext,
+    name: str,
+    body: object = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+) -> str:
+    """Cancel the message with this body or key; return an outcome of ``cancel``.
+
+    Raises ``InvalidMessage``, and the errors of ``require_search``.
+    """
+    require_search(context.actor, context.declared(name, PERMISSION_OF["cancel"]).name)
+    word = cancel_message(name, body, key=key, slot_basis=slot_basis, on_commit=False)
+    outcome = CANCEL.outcomes.get(word, str(word))
+    record(context.actor, "cancel", name, {outcome: 1})
+    return outcome
+
+
 def bury(context: OperationContext, name: str, ids: Sequence[str], why: str = "") -> ActionResult:
     """Put messages into Dead for inspection.
 
@@ -299,12 +321,12 @@ def _do(
     outcomes |= {
         one: "not_found" for one, word in outcomes.items() if word == "gone" and identities[one] in unseen
     }
-    # Slots before the failing one have been changed, so the audit trail gets their outcomes before the error is
-    # raised.
+    # Slots before the failing one have been changed: the audit trail gets their outcomes before the error is raised.
     if error is not None and not set(outcomes.values()) - {"gone", "not_found"}:
         raise error
     public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
-    context.record(act.name, topic.name, Counter(outcomes.values()), chosen(public, detail or act.detail))
+    note = chosen(public, detail or act.detail)
+    record_outcomes(context, act.name, topic.name, Counter(outcomes.values()), note)
     if error is not None:
         raise error
     return ActionResult(outcomes) if trash is None else ActionResult(outcomes, trash.undo, trash.kept)
@@ -419,7 +441,7 @@ def replay_edited(
                 topic, lambda topic: _replay_with(context, topic, slot, member, dead, body)
             )
     public = public_id(topic, message_id, at or identified(context, topic, message_id))
-    context.record("replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
+    record_outcomes(context, "replay edited", topic.name, {word: 1}, chosen([public], "with another body"))
     return ActionResult({message_id: word})
 
 

@@ -10,26 +10,46 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
 from django.apps import apps
 from django.db import DatabaseError
 
-from django_rmq.operations.authorization import Actor
+from django_rmq import observability
+from django_rmq.core.model.topic import Topic
+from django_rmq.operations.authorization import Actor, OperationContext, Trace
+from django_rmq.operations.bulk import BulkProgress, BulkRun
 
 logger = logging.getLogger("django_rmq.audit")
 
 
-@dataclass(slots=True)
-class Trace:
-    """The single LogEntry of an action that takes several requests, and its outcomes so far."""
+def record_outcomes(
+    context: OperationContext, act: str, topic: str, outcomes: Mapping[str, int], note: str = ""
+) -> None:
+    """Record the outcomes of an operation, and announce replayed messages."""
+    record(context.actor, act, topic, outcomes, note, trace=context.trace)
+    done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
+    if act.startswith("replay") and done:
+        observability.announce_replayed(topic, done, context.actor.name)
 
-    entry: int | None = None
-    """The primary key of the LogEntry, or None before it is written."""
-    outcomes: dict[str, int] = field(default_factory=dict)
-    undo: str = ""
-    """The id by which what it deletes can be brought back; empty before it deletes."""
+
+def recorded(
+    context: OperationContext, act: str, topic: Topic, what: str, steps: Iterator[BulkProgress]
+) -> BulkRun:
+    """Return a run that is recorded when it ends, in whatever way."""
+
+    def recorded_steps() -> Iterator[BulkProgress]:
+        last: BulkProgress | None = None
+        try:
+            for last in steps:
+                yield last
+        finally:
+            # A run may be closed before its end. Its steps until then are recorded all the same.
+            if last is not None:
+                note = what if last.is_complete else f"{what}, incomplete"
+                record_outcomes(context, act, topic.name, last.outcomes, note)
+
+    return BulkRun(recorded_steps())
 
 
 def record(

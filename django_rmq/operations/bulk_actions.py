@@ -1,29 +1,45 @@
 """Actions on all selected messages, and on whole topics: each is a run of small steps (``bulk``), which is recorded.
 
-The caller waits for them. ``background_actions`` has those that workers do instead.
+The caller waits for them, or workers do them in the background, part by part: see ``start_action`` and ``run_parts``. In the
+background an action does the same, and needs the same permission.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
 from datetime import datetime
+from types import SimpleNamespace
+from typing import get_args
+from uuid import uuid4
 
 from django.utils.translation import gettext as _
 
 from django_rmq import connections
-from django_rmq.core.commands import operate
-from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands import operate, stored_actions, stored_results
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.status import STATE_OF, queue_of
+from django_rmq.core.model.stored_actions import (
+    KEPT_MS,
+    MOST_ACTIONS,
+    ActionKind,
+    ActionProgress,
+    BackgroundAction,
+    Deletion,
+)
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import OperationRefused
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, UnknownTopic
 from django_rmq.operations import actions, bulk, undeclared_topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
-from django_rmq.operations.authorization import PERMISSION_OF, Permission
-from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.audit_trail import record, recorded
+from django_rmq.operations.authorization import PERMISSION_OF, Actor, OperationContext, Permission, Trace
+from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits, RunCalls
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.messages import checked
-from django_rmq.operations.undo import open_trash
+from django_rmq.operations.undo import Trash, open_trash
 
 LINE_MS = 10_002
 """The ms after a due time in which a fifo topic has a place for a message."""
@@ -146,7 +162,7 @@ def _sweep(
     if dry_run:
         return BulkRun(renamed)
     renamed = renamed if trash is None else trash.keeping(renamed)
-    return context.recorded(f"{act.name} all", topic, described, renamed)
+    return recorded(context, f"{act.name} all", topic, described, renamed)
 
 
 def describe_selection(queue: str, wanted: Filter, detail: str = "") -> str:
@@ -189,7 +205,7 @@ def purge(
     steps = bulk.purge(context.broker, topic, queue, wanted, limits=limits, dry_run=dry_run, run=run)
     if dry_run:
         return BulkRun(steps)
-    return context.recorded("purge", topic, described, steps if trash is None else trash.keeping(steps))
+    return recorded(context, "purge", topic, described, steps if trash is None else trash.keeping(steps))
 
 
 def pause(context: OperationContext, name: str) -> BulkRun:
@@ -208,7 +224,7 @@ def resume(context: OperationContext, name: str) -> BulkRun:
 def _pause(context: OperationContext, name: str, paused: bool) -> BulkRun:
     topic = context.permitted(name, PERMISSION_OF["pause"])
     steps = bulk.call_every_slot(context.broker, topic, lambda slot: operate.pause(topic, slot, paused))
-    return context.recorded("pause" if paused else "resume", topic, "slots", steps)
+    return recorded(context, "pause" if paused else "resume", topic, "slots", steps)
 
 
 def retire(
@@ -229,4 +245,280 @@ def retire(
     )
     what = [f"to {to}"] if to else ["messages deleted"] if delete else []
     what += {"move": ["dead messages moved"], "delete": ["dead messages deleted"]}.get(dead, [])
-    return context.recorded("retire", undeclared.topic, ", ".join(what), steps)
+    return recorded(context, "retire", undeclared.topic, ", ".join(what), steps)
+
+
+COUNT_SECONDS = 1.0
+"""Seconds for which the messages of an action are counted before it begins."""
+
+PART_SECONDS, SEARCH_SECONDS = 2.0, 10.0
+"""Seconds of one part of an action, and of one that has to look at each message: it begins again with each part."""
+
+LEASE_MS = 30_000
+"""Milliseconds after which a worker that does a part counts as dead, and another worker does it."""
+
+SLOWEST_RATE = 0.1
+"""The lowest rate, in messages per second: the pause between two messages is well below the lease."""
+
+_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+
+
+def start_action(
+    context: OperationContext,
+    name: str,
+    kind: ActionKind,
+    state: str = "dead",
+    wanted: Filter | None = None,
+    *,
+    rate: float | None = None,
+    keep: bool = True,
+) -> ActionProgress:
+    """Let workers replay, delete or purge all messages of a state that ``wanted`` selects, in the background.
+
+    Permissions and conditions are those of ``replay_all``, ``delete_all`` and ``purge``, and so is ``keep``; the id of the
+    action is that of its undo. ``rate``: messages per second.
+    Raises ``OperationRefused`` also if no messages match, or if there are too many actions already.
+    """
+    _check_kind(kind)
+    topic, queue = context.permitted(name, Permission.VIEW, PERMISSION_OF[kind]), queue_of(state)
+    wanted = checked(context, topic, queue, wanted)
+    _check_action(kind, queue, wanted, rate)
+    counted = BulkRun(
+        _perform(context.broker, kind, topic, queue, wanted, Limits(seconds=COUNT_SECONDS), True)
+    ).result()
+    total = counted.outcomes.get("matching", 0) if counted.is_complete else counted.total
+    if not total:
+        raise OperationRefused(_("no messages match"))
+    _make_room(context.broker)
+    described, trace = describe_selection(queue, wanted), Trace()
+    record(context.actor, _title(kind), name, {"asked": total}, described, trace=trace)
+    conditions = {name: value for name, value in asdict(wanted).items() if value != getattr(Filter(), name)}
+    action = BackgroundAction(
+        uuid4().hex[:16],
+        kind,
+        name,
+        queue,
+        conditions,
+        described,
+        total,
+        counted.is_complete,
+        rate,
+        context.actor.name,
+        context.actor.via,
+        getattr(context.actor.user, "pk", None),
+        trace.entry,
+        context.broker.now_ms(),
+        keep and kind != "replay",
+    )
+    context.broker.run(stored_actions.write_action(action.id, "", action.encode()))
+    return ActionProgress(action)
+
+
+def _check_kind(kind: str) -> None:
+    """Raise ``InvalidRequest`` if there is no such action in the background."""
+    if kind not in _KINDS:
+        raise InvalidRequest(
+            _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_KINDS)}
+        )
+
+
+def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | None) -> None:
+    """Raise ``OperationRefused`` or ``InvalidRequest`` for what is not done in the background."""
+    if STATE_OF[queue] not in (("dead",) if kind == "replay" else PURGEABLE):
+        raise OperationRefused(
+            _("cannot %(kind)s %(state)s messages in the background")
+            % {"kind": kind, "state": STATE_OF[queue]}
+        )
+    if kind == "purge" and wanted != Filter(older_than=wanted.older_than, slot=wanted.slot):
+        raise OperationRefused(_("a purge selects by age and slot only"))
+    if rate is not None and not SLOWEST_RATE <= rate <= 1e6:
+        raise InvalidRequest(
+            _("the rate must be from %(least)s to 1000000 messages per second") % {"least": SLOWEST_RATE}
+        )
+
+
+def _title(kind: ActionKind) -> str:
+    """Return the words of the audit trail for an action."""
+    return "purge in the background" if kind == "purge" else f"{kind} all in the background"
+
+
+def background_actions(
+    context: OperationContext, names: Collection[str] | None = None
+) -> list[ActionProgress]:
+    """Return the actions in the background that run or ended in the last hour, of all topics or those named."""
+    context.actor.require(Permission.VIEW)
+    names, oldest = context.known(names), context.broker.now_ms() - KEPT_MS
+    return [
+        one
+        for one in context.broker.run(stored_actions.read_actions())
+        if (names is None or one.action.topic in names) and (one.ended_ms is None or one.ended_ms > oldest)
+    ]
+
+
+def stop_action(
+    context: OperationContext, action: str, names: Collection[str] | None = None
+) -> ActionProgress:
+    """Stop an action in the background; what it has done stays done. Its own permission is needed.
+
+    Raises ``OperationRefused`` if it is unknown or has ended.
+    """
+    matches = [one for one in background_actions(context, names) if one.action.id == action]
+    if not matches or matches[0].ended_ms is not None:
+        raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
+    context.declared(matches[0].action.topic, PERMISSION_OF[matches[0].action.kind])
+    context.broker.run(stored_actions.write_action(action, "stopped", context.actor.name))
+    # If no worker does a part now, perhaps there is none, and this ends it.
+    run_part(context.broker, context, matches[0].action.id, "", lambda: True)
+    return next(one for one in context.broker.run(stored_actions.read_actions()) if one.action.id == action)
+
+
+def _make_room(broker: Broker) -> None:
+    """Forget actions that ended long ago, and the oldest ones for a new one. Raises ``OperationRefused`` if all run."""
+    actions, oldest = broker.run(stored_actions.read_actions()), broker.now_ms() - KEPT_MS
+    ended = sorted((one for one in actions if one.ended_ms is not None), key=lambda one: one.ended_ms or 0)
+    room = MOST_ACTIONS - (len(actions) - len(ended))
+    if room < 1:
+        raise OperationRefused(
+            _("%(number)s actions are in the background already; wait, or stop one")
+            % {"number": MOST_ACTIONS}
+        )
+    for number, one in enumerate(ended):
+        if (one.ended_ms or 0) <= oldest or len(ended) - number >= room:
+            broker.run(stored_actions.delete_action(one))
+
+
+def _perform(
+    broker: Broker,
+    kind: ActionKind,
+    topic: Topic,
+    queue: str,
+    wanted: Filter,
+    limits: Limits,
+    dry_run: bool,
+    run: RunCalls = run_all,
+) -> Iterator[BulkProgress]:
+    """Return the steps of an action, without permissions and records."""
+    if kind == "purge":
+        return bulk.purge(broker, topic, queue, wanted, limits=limits, dry_run=dry_run, run=run)
+    act = REPLAY if kind == "replay" else actions.delete_action("dead" if queue == "dead" else "live")
+    steps = bulk.sweep(broker, topic, queue, wanted, None if dry_run else act.call, limits=limits, run=run)
+    return (act.renamed(progress) for progress in steps)
+
+
+def run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
+    """Do a part of each action that no other worker does; return whether there was one. Raises ``RmqError``."""
+    context, is_busy = OperationContext(Actor("worker", "worker"), "coordinator"), False
+    for one in context.broker.run(stored_actions.read_actions()):
+        if one.ended_ms is None and not is_over():
+            is_busy |= run_part(context.broker, context, one.action.id, worker, is_over)
+    return is_busy
+
+
+def run_part(
+    broker: Broker, context: OperationContext, action: str, worker: str, is_over: Callable[[], bool]
+) -> bool:
+    """Do a part of an action if no other worker does one; return whether it did.
+
+    ``is_over``: whether to end early. Each message is counted by the worker whose script has changed it, so nothing is
+    done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
+    """
+    lease, token = f"action{action}", uuid4().hex
+    word, _answer = broker.run(stored_results.begin_request(lease, lease, token, LEASE_MS))
+    if word != "new":
+        return False
+    try:
+        # What another worker did until it gave the lease back counts.
+        stored = next(
+            (one for one in broker.run(stored_actions.read_actions()) if one.action.id == action), None
+        )
+        if stored is None or stored.ended_ms is not None:
+            return False
+        if stored.stopped_by:
+            _end(broker, stored)
+            return True
+        try:
+            return _do_part(broker, context, stored, worker, is_over)
+        except ServerTrouble:
+            raise
+        except UnknownTopic:
+            # A process with other settings may know the topic.
+            return False
+        except (RmqError, TypeError) as error:
+            # Another version may have written conditions that this one does not know.
+            _end(broker, stored, problem=str(error))
+            return True
+    finally:
+        broker.run(stored_results.store_answer(lease, token, b"", LEASE_MS))
+
+
+def _do_part(
+    broker: Broker,
+    context: OperationContext,
+    action_progress: ActionProgress,
+    worker: str,
+    is_over: Callable[[], bool],
+) -> bool:
+    if is_over():
+        return False
+    action, now_ms, began = action_progress.action, broker.now_ms(), time.monotonic()
+    topic, wanted = context.permitted(action.topic), Filter(**action.conditions)
+    # Messages that have died since it began are left alone.
+    wanted = wanted.as_of(action.state, max(0.0, (now_ms - action.started_ms) / 1000))
+    wanted.check(topic, action.state)
+    seconds = SEARCH_SECONDS if wanted.compares else PART_SECONDS
+    most = max(1, action_progress.left)
+    limits = Limits(messages=most, seconds=seconds, rate=action.rate)
+    counted, progress = Counter(action_progress.outcomes), BulkProgress(0, 0, {})
+    before: Counter[str] = Counter()
+    trash = _trash_of(broker, action, topic)
+    run = run_all if trash is None else trash.run
+    for progress in _perform(broker, action.kind, topic, action.state, wanted, limits, False, run):
+        pipeline = broker.pipeline()
+        more = Counter(progress.outcomes) - before
+        for outcome, messages in more.items():
+            pipeline.add(stored_actions.count_action(action.id, outcome, messages))
+        at_ms = now_ms + round((time.monotonic() - began) * 1000)
+        pipeline.add(stored_actions.write_action(action.id, "beat", f"{at_ms} {worker}"))
+        asked = pipeline.add(stored_actions.read_stop(action.id))
+        pipeline.execute()
+        before = Counter(progress.outcomes)
+        if asked.get() or is_over():
+            break
+    action_progress.outcomes = dict(counted + before)
+    is_stuck = wanted.compares and not progress.done and not progress.is_complete
+    problem = "; ".join(progress.problems[:5])
+    if is_stuck and not is_over():
+        problem = "the search took too long: narrow the filter"
+    if progress.is_complete or progress.done >= most or (is_stuck and not is_over()):
+        _end(broker, action_progress, is_complete=not problem, problem=problem)
+    return True
+
+
+def _trash_of(broker: Broker, action: BackgroundAction, topic: Topic) -> Trash | None:
+    """Return where an action keeps what it deletes; all of its parts keep in the same place. None: it keeps nothing."""
+    if not action.keep or action.kind == "replay":
+        return None
+    wanted = Deletion(
+        action.id,
+        action.kind,
+        action.topic,
+        topic.slots,
+        action.described,
+        action.by,
+        action.via,
+        action.started_ms,
+    )
+    return Trash.opened(broker, wanted)
+
+
+def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False, problem: str = "") -> None:
+    """Note that an action has ended, and write its counts into the audit trail."""
+    action = progress.action
+    ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
+    broker.run(stored_actions.write_action(action.id, "ended", json.dumps(ended)))
+    user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
+    note = action.described if is_complete else f"{action.described}, incomplete"
+    if progress.stopped_by:
+        note = f"{action.described}, stopped by {progress.stopped_by}"
+    actor, trace = Actor(action.by, action.via, user), Trace(action.entry)
+    record(actor, _title(action.kind), action.topic, progress.outcomes, note, trace=trace)

@@ -12,9 +12,9 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.operations.authorization import PERMISSION_OF, Permission
+from django_rmq.operations.audit_trail import recorded
+from django_rmq.operations.authorization import PERMISSION_OF, OperationContext, Permission
 from django_rmq.operations.bulk import BulkProgress, BulkRun, BulkTally
-from django_rmq.operations.context import OperationContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def return_claims(
     note = f"of {', '.join(sorted({one.consumer for one in chosen}))}" if chosen else ""
     if spent:
         note = f"{note}, with a retry used".removeprefix(", ")
-    return context.recorded("return claims", topic, note, steps)
+    return recorded(context, "return claims", topic, note, steps)
 
 
 def _returning(

@@ -1,35 +1,45 @@
-"""Consumption by programs that are not workers, over REST: they take messages, and settle each delivery by its receipt.
-
-``long_poll`` decides which messages they get, and how long they wait.
+"""Consumption by programs that are not workers, over REST: they take messages by long polls, and settle each by its receipt.
 
 Between two requests such a program has neither a process nor a connection here. So a receipt is sealed, and Redis keeps
-the messages that a consumer holds. HTTP is the part of ``api``.
+the messages that a consumer holds. ``LongPoll`` decides which messages a program gets, how long it waits, and within which
+limits. HTTP is the part of ``api``.
 """
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.core.signing import BadSignature, Signer
 
-from django_rmq.core.commands import ack, fetch, inspect
+from django_rmq.core.commands import ack, fetch, inspect, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import BATCH, MAX_DURATION_MS, abbreviated, is_whole, limited, retries_left
-from django_rmq.core.model.replies import Delivery, Failure
+from django_rmq.core.model.limits import (
+    BATCH,
+    MAX_DURATION_MS,
+    abbreviated,
+    is_number,
+    is_whole,
+    limited,
+    retries_left,
+)
+from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.id_lookup import ALL_ROUNDS, find_messages, id_of, identify
-from django_rmq.operations.authorization import Actor, Permission
-from django_rmq.operations.context import OperationContext
-from django_rmq.operations.long_poll import ROUND_SECONDS, LongPoll, Permits, account_of
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
+from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
+from django_rmq.operations.authorization import Actor, OperationContext, Permission
 from django_rmq.operations.shared_reads import shared_limits
 
 _SIGNER_SALT = "django_rmq.operations.consumption"
@@ -276,3 +286,287 @@ def deliveries_of(context: OperationContext, name: str) -> Deliveries:
     """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
     topic = limited(context.agreed(name, Permission.CONSUME), shared_limits(context).get(name))
     return Deliveries(context.actor, topic, context.broker)
+
+
+def account_of(actor: Actor) -> str:
+    """Return the name by which the consumers and the waiting requests of an actor are those of one user."""
+    return f"{actor.via}:{getattr(actor.user, 'pk', None) or actor.name}"
+
+
+class LongPollLimiter:
+    """Counts waiting requests. One for each process; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def seat(self, actor: Actor, most: int, each: int) -> Iterator[bool]:
+        """Yield whether ``actor`` may wait, while up to ``most`` wait in all and up to ``each`` of one user."""
+        who = account_of(actor)
+        with self._lock:
+            is_free = self._taken.total() < most and self._taken[who] < each
+            if is_free:
+                self._taken[who] += 1
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._lock:
+                    self._taken[who] -= 1
+                    if not self._taken[who]:
+                        del self._taken[who]
+
+
+seats = LongPollLimiter()
+
+logger = logging.getLogger("django_rmq.operations")
+
+WISH_MS = 2_000
+"""Milliseconds for which a consumer's unmet request under its topic's MAX_IN_FLIGHT is remembered."""
+
+
+class Permits:
+    """The limits of one topic. Without limits nothing is requested."""
+
+    def __init__(self, broker: Broker, topic: Topic) -> None:
+        self._broker = broker
+        self._topic = topic
+
+    def request(self, request: str, most: int) -> tuple[int, int]:
+        """Return how many messages may be taken now, and how many deliveries of MAX_RATE were used for that."""
+        topic = self._topic
+        if not (topic.max_rate or topic.max_in_flight):
+            return most, 0
+        tokens = most if topic.max_rate else 0
+        wanted = most if topic.max_in_flight else 0
+        allowed = self._broker.run(
+            limits.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
+        )
+        by_rate = allowed.tokens if topic.max_rate else most
+        by_flight = allowed.permits if topic.max_in_flight else most
+        return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
+
+    def report_taken(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
+        """Report the messages in flight, and give back the deliveries of MAX_RATE that were not used.
+
+        ``wish``: it is remembered for a moment that N messages are wanted, so that others leave a share.
+        """
+        topic = self._topic
+        if not (topic.max_rate or topic.max_in_flight):
+            return
+        try:
+            for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
+                name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
+                self._broker.run(
+                    limits.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                )
+            # Below zero: the permits that were not used go back.
+            unused = len(taken) - tokens if topic.max_rate else 0
+            wanted = wish if topic.max_in_flight else 0
+            self._broker.run(
+                limits.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+            )
+        except ServerTrouble:
+            # The permits stay counted for as long as the taken messages may be in flight.
+            logger.warning("Cannot count the taken messages in the limits of topic %s", topic.name)
+
+    def report_end(self, slot: int, receipt: int, ended: int) -> None:
+        """Stop counting this many messages of a delivery as in flight; with none, its permits last longer."""
+        topic = self._topic
+        lease_ms = 0 if ended else _lease_ms(topic)
+        try:
+            self._broker.run(limits.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
+        except ServerTrouble:
+            # The permits of the delivery end with their lease.
+            logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)
+
+
+def _counted(messages: Iterable[Message]) -> dict[tuple[int, int], int]:
+    counted: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for message in messages:
+        counted[message.slot, message.receipt] += 1
+    return counted
+
+
+def _holding(slot: int, receipt: int) -> str:
+    """Return the name under which one delivery of one slot has its permits."""
+    return f"delivery:{slot}:{receipt}"
+
+
+def _lease_ms(topic: Topic) -> int:
+    """Return how long a silent delivery counts as in flight: until it has timed out."""
+    return topic.timeout * 1000 + 1000
+
+
+LONGEST_WAIT = 20.0
+"""Maximum seconds for which a consumer may wait for a message."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
+"""Seconds between two checks of a waiting consumer, unless something that it has seen is due earlier. They
+determine how late it gets what is sent meanwhile. No connection is kept."""
+
+SHORTEST_PAUSE = 0.05
+"""Seconds between two checks if something is due all the time, in slots that others hold."""
+
+SLOTS_PER_SECOND = 16_384
+"""The number of slots that a waiting consumer checks per second; on a topic of many more its checks are rarer."""
+
+ROUND_SECONDS = 1.5
+"""Maximum seconds for one round over the slots of a topic."""
+
+HEADS = 1_024
+"""The number of slots in one check."""
+
+TRIED_AT_ONCE = 16
+"""The number of slots tried in one round trip, if those before them were held by others."""
+
+MOST_BYTES = 4_194_304
+"""The approximate number of bytes that one take returns, unless its first message alone is larger."""
+
+REDIRECTS = 4
+"""The number of times that one take asks a slot again that has another slot count, or more messages after those in flight."""
+
+
+class _Try(NamedTuple):
+    topic: Topic
+    """The topic with the slot count that the slot has."""
+    slot: int
+    after: tuple[str, bytes] | None = None
+    redirects: int = 0
+
+
+class LongPoll:
+    """Takes messages of one topic within its limits."""
+
+    def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._permits = permits
+
+    def take(self, owner: str, most: int, wait: float) -> list[Message]:
+        """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
+
+        Messages of one slot are returned in the order in which to process them, one after the other.
+        """
+        if not (is_whole(most) and 1 <= most <= BATCH):
+            raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {abbreviated(most)}")
+        if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
+            raise InvalidRequest(
+                f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {abbreviated(wait)}"
+            )
+        end = time.monotonic() + wait
+        rest = self._topic.slots / SLOTS_PER_SECOND
+        pause = max(FIRST_PAUSE, rest)
+        # Requests of one consumer may run at the same time; each has its own permits.
+        request = f"{owner}:{uuid4().hex}"
+        is_short = False
+        try:
+            while True:
+                later: list[float] = []
+                taken, is_short = self._round(owner, request, most, most if wait else 0, later)
+                left = end - time.monotonic()
+                if taken or left <= 0:
+                    return taken
+                until_due = [max(SHORTEST_PAUSE, rest, at - time.monotonic()) for at in later]
+                time.sleep(min(pause, left, *until_due))
+                pause = max(rest, min(pause * 1.5, LONGEST_PAUSE))
+        finally:
+            # The wish of a request that has ended must not keep others back.
+            if is_short and wait:
+                self._permits.report_taken(request, 0, 0, ())
+
+    def _round(
+        self, owner: str, request: str, most: int, wish: int, later: list[float]
+    ) -> tuple[list[Message], bool]:
+        """Try each slot with something due once; return the messages taken, and whether limits left no room.
+
+        ``wish``: if they leave none, it is remembered that this many are wanted. ``later`` receives the
+        monotonic times at which other messages will be due.
+        """
+        due = self._due(later)
+        first = next(due, None)
+        # Nothing is due, so the request takes no permits from others.
+        if first is None:
+            return [], False
+        room, tokens = self._permits.request(request, most)
+        taken: list[Message] = []
+        try:
+            if room > 0:
+                self._prepare(owner, chain([first], due), room, taken)
+        finally:
+            self._permits.report_taken(request, 0 if room > 0 else wish, tokens, taken)
+        return taken, room <= 0
+
+    def _due(self, later: list[float]) -> Iterator[int]:
+        """Yield the slots in which something is due, from a random start; add the next known due time to ``later``."""
+        topic, now_ms = self._topic, self._broker.now_ms()
+        now = time.monotonic()
+        blocks = -(-topic.slots // HEADS)
+        begin = random.randrange(blocks)
+        for block in (*range(begin, blocks), *range(begin)):
+            slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
+            heads = self._broker.run(inspect.heads(topic, slots))
+            due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
+            following = min((at for at in heads if at is not None and at > now_ms), default=None)
+            if following is not None:
+                later.append(now + (following - now_ms) / 1000)
+            # Consumers that poll at the same time begin with different slots.
+            random.shuffle(due)
+            yield from due
+
+    def _prepare(self, owner: str, due: Iterator[int], most: int, taken: list[Message]) -> None:
+        """Take from one slot after the other; if they are held by others, from several at once."""
+        end, at_once, error = time.monotonic() + ROUND_SECONDS, 1, None
+        tries = deque([_Try(self._topic, next(due))])
+        size = 0
+        while tries and len(taken) < most and size < MOST_BYTES:
+            room = most - len(taken)
+            now = [tries.popleft() for _ in range(min(len(tries), at_once, room))]
+            try:
+                replies = self._prepare_each(owner, now, room, MOST_BYTES - size)
+            except RmqError as trouble:
+                # The messages that were taken before are returned. Redis may have prepared others whose reply was lost: the
+                # consumer gets these by ``held``.
+                error = error or trouble
+                break
+            for one, reply in zip(now, replies, strict=True):
+                if isinstance(reply, RmqError):
+                    error = error or reply
+                elif reply.status == "ok":
+                    messages = [
+                        Message(one.topic, one.slot, reply.receipt, each) for each in reply.deliveries
+                    ]
+                    taken += messages
+                    size += sum(len(each.member) + len(each.envelope or b"") for each in reply.deliveries)
+                elif one.redirects < REDIRECTS and reply.status == "moved" and reply.slots:
+                    # The topic is being re-slotted, and this slot has another slot count already.
+                    tries.append(
+                        _Try(replace(one.topic, slots=reply.slots), one.slot, None, one.redirects + 1)
+                    )
+                elif one.redirects < REDIRECTS and reply.status == "more":
+                    # The script has read a bounded number of entries, of which none was free, and continues behind them.
+                    tries.append(one._replace(after=reply.cursor, redirects=one.redirects + 1))
+            at_once = min(2 * at_once, TRIED_AT_ONCE)
+            try:
+                wanted = at_once - len(tries) if time.monotonic() < end else 0
+                tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
+            except RmqError as trouble:
+                # The messages that were taken are returned all the same.
+                error = error or trouble
+        if error is not None and not taken:
+            raise error
+
+    def _prepare_each(
+        self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
+    ) -> list[Prepared | RmqError]:
+        """Prepare in several slots, which share the room. A strict fifo slot delivers one message at a time."""
+        each, bytes_each = room // len(tries), most_bytes // len(tries)
+        # The order of a strict slot needs one message in flight at a time: a failed one comes before the next one.
+        if self._topic.is_strict:  # rule: rest_hands_out_many_of_a_strict_slot
+            each = 1
+        calls = [
+            fetch.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
+            for one in tries
+        ]
+        return run_all(self._broker, calls)

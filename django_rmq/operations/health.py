@@ -29,9 +29,8 @@ from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.database_access import ParallelReads
 from django_rmq.exceptions import RmqError, ServerFull, ServerTrouble
-from django_rmq.operations import topic_survey, undeclared_topics
-from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations import stats, undeclared_topics
+from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.outbox import outbox_as_known
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.shared_reads import (
@@ -312,7 +311,7 @@ def _check_redis(
         yield _ok("redis", f"answers within {(time.monotonic() - began) * 1000:.0f} ms")
         yield from _check_writes(context, refusal)
         if names is None or names:
-            figures = topic_survey.survey(context, names)
+            figures = stats.survey(context, names)
             for one in figures.topics:
                 yield from judge_topic(one, limits)
             for schedule in schedules(context, names):

@@ -17,14 +17,18 @@ from django_rmq.core.model.limits import is_retry, limited
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.id_lookup import id_of
-from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Permission, require_search, sees_content, sees_stored
-from django_rmq.operations.context import OperationContext, identified
+from django_rmq.message_ids import id_of, sealed_id
+from django_rmq.operations.authorization import (
+    OperationContext,
+    Permission,
+    identified,
+    require_search,
+    sees_content,
+    sees_stored,
+)
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
 from django_rmq.operations.messages import gone, require_seen, whereabouts
-from django_rmq.operations.stats import WorkerList, roster_call, worker_list
-from django_rmq.operations.topic_survey import survey_topics
+from django_rmq.operations.stats import WorkerList, roster_call, survey_topics, worker_list
 from django_rmq.operations.topics import changed_limits
 
 REASONS = (

@@ -1,21 +1,30 @@
-"""For charts and monitoring systems: measurements of topics, their history by minutes, and events as they happen."""
+"""For charts and monitoring systems: measurements of topics, their history by minutes, events, and annotations of charts.
+
+Annotations are actions of people, from Django's LogEntry, which the admin and REST write (actions of commands are in the log
+alone), and new versions of the project's code, which workers report (``RMQ["CODE_VERSION"]``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
+
+from django.apps import apps
+from django.db import DatabaseError
 
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.reports import read_code_versions
+from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts
 from django_rmq.core.monitoring import events as published_events
 from django_rmq.core.monitoring import history as recorded_history
 from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Latest, Minute
 from django_rmq.exceptions import OperationRefused, RmqError, WrongType
-from django_rmq.operations import shared_reads, topic_survey
-from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations import shared_reads, stats
+from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.stats import TopicStats
 
 
@@ -98,7 +107,7 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
 def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, object]]) -> Topic:
     """Return ``topic`` including its former slots, which have counters too."""
     former = former_slot_counts(definitions.get(topic.name, {}))
-    return replace(topic, slots=min(max(topic.slots, *former), topic_survey.LIVE_SLOTS)) if former else topic
+    return replace(topic, slots=min(max(topic.slots, *former), stats.LIVE_SLOTS)) if former else topic
 
 
 def history(context: OperationContext, name: str, hours: float, *, step: int = 1) -> list[Minute]:
@@ -136,6 +145,82 @@ def _heard(broker: Broker) -> Iterator[list[dict[str, object]]]:
             yield [event for payload in payloads for event in published_events.decode_events(payload)]
     finally:
         subscription.close()
+
+
+logger = safe_logger("django_rmq.operations")
+
+MOST_ACTIONS = 200
+"""The number of actions of people that are looked at: the newest ones on any topic."""
+
+
+class Annotation(NamedTuple):
+    """Something that happened at ``at_ms``, by the clock of the database or of Redis."""
+
+    at_ms: int
+    kind: Literal["action", "version"]
+    text: str
+    """What was done, with its outcomes, or the version."""
+    topic: str = ""
+    """The topic of an action."""
+    actor: str = ""
+    """Who did it."""
+
+
+def annotations_of(context: OperationContext, names: Collection[str], since_ms: float) -> list[Annotation]:
+    """Return what has happened to topics since ``since_ms``, the first first, up to five seconds late."""
+    context.actor.require(Permission.VIEW)
+    known = context.topics()
+    names = [name for name in names if name in known]
+    annotations = shared_reads.share_answer(
+        ("annotations", context.broker, *names),
+        partial(_read_annotations, context.broker, names),
+        shared_reads.OTHERS_SECONDS,
+    )
+    return [one for one in annotations if one.at_ms >= since_ms]
+
+
+def _read_annotations(broker: Broker, names: Collection[str]) -> list[Annotation]:
+    """Return the newest actions on the topics ``names``, and the versions that workers have reported, the first first.
+
+    A database or a Redis that does not answer leaves its part out: a chart is drawn without it.
+    """
+    return sorted([*_versions(broker), *reversed(_actions(names))], key=lambda one: one.at_ms)
+
+
+def _actions(names: Collection[str]) -> list[Annotation]:
+    # Where Django's admin is not installed, there is no table, and nobody writes to it.
+    if not apps.is_installed("django.contrib.admin"):
+        return []
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from django_rmq.models import Topic
+
+    try:
+        of_topics = ContentType.objects.get_for_model(Topic, for_concrete_model=False)
+        # The newest by their keys: the table has no index of times.
+        rows = LogEntry.objects.filter(content_type=of_topics, object_id__in=names).order_by("-pk")
+        return [
+            Annotation(
+                round(row.action_time.timestamp() * 1000),
+                "action",
+                row.change_message,
+                row.object_id or "",
+                str(row.user),
+            )
+            for row in rows.select_related("user")[:MOST_ACTIONS]
+        ]
+    except DatabaseError:
+        logger.warning("The actions of people could not be read for a chart", exc_info=True)
+        return []
+
+
+def _versions(broker: Broker) -> list[Annotation]:
+    try:
+        versions = broker.run(read_code_versions())
+    except RmqError:
+        return []  # the page says itself that Redis does not answer
+    return [Annotation(one.since_ms, "version", one.name) for one in versions]
 
 
 __all__ = [

@@ -23,11 +23,15 @@ from django_rmq.core.model.replies import DeadGroup, cause_of_pattern, error_cla
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.id_lookup import id_of
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import id_of, sealed_id
 from django_rmq.operations import bulk, shared_reads
-from django_rmq.operations.authorization import Permission, sees_content, sees_formatted, sees_stored
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.authorization import (
+    OperationContext,
+    Permission,
+    sees_content,
+    sees_formatted,
+    sees_stored,
+)
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, error_in, error_view, time_of
 from django_rmq.operations.messages import LONGEST_PAGE, checked, pages, ranks_of

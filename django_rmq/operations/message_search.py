@@ -15,9 +15,8 @@ from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, RmqError
-from django_rmq.id_lookup import MessageIdentity, id_of, identify
-from django_rmq.operations.authorization import Permission, sees_stored
-from django_rmq.operations.context import OperationContext
+from django_rmq.message_ids import MessageIdentity, id_of, identify
+from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
 from django_rmq.operations.messages import get, listing

@@ -23,7 +23,7 @@ from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRe
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations.authorization import Actor, is_redacted, sees_content, sees_formatted
 
 logger = logging.getLogger("django_rmq.operations")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
-from django_rmq import opaque_ids
+from django_rmq import message_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
@@ -25,15 +25,17 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused, RmqError
-from django_rmq.id_lookup import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of
+from django_rmq.message_ids import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of
 from django_rmq.operations.authorization import (
+    OperationContext,
     Permission,
+    identified,
     require_search,
+    search_rounds,
     sees_content,
     sees_formatted,
     sees_stored,
 )
-from django_rmq.operations.context import OperationContext, identified, search_rounds
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_reply
 
@@ -91,14 +93,14 @@ def seal(order: Order, place: ListPosition, rank: int | None = None) -> str:
     """Return ``place`` as text of less than 512 characters that only this deployment can read, for the same list only."""
     member, digest = place.member, b""
     if len(member) > LONGEST_IN_CURSOR:
-        member, digest = member[:LONGEST_IN_CURSOR], opaque_ids.digest(member)
+        member, digest = member[:LONGEST_IN_CURSOR], message_ids.digest(member)
     head = f"{place.block} {place.score:.17g} {place.slot} {'-' if rank is None else rank} {len(digest)}\n"
-    return opaque_ids.seal("cursor", order.context, head.encode() + digest + member)
+    return message_ids.seal("cursor", order.context, head.encode() + digest + member)
 
 
 def unseal(order: Order, cursor: str) -> _Mark:
     """Return the content of a cursor. Raises ``InvalidRequest`` for text that ``seal`` did not return for this list."""
-    text = opaque_ids.unseal("cursor", order.context, cursor)
+    text = message_ids.unseal("cursor", order.context, cursor)
     if text is None:
         raise InvalidRequest(_("the cursor does not belong to this list: start with the first page"))
     head, _newline, rest = text.partition(b"\n")
@@ -326,7 +328,7 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
     named = [
         (slot, entry.member)
         for slot, entry in rows
-        if shown.sealed or len(entry.member) > opaque_ids.LONGEST_PLAIN
+        if shown.sealed or len(entry.member) > message_ids.LONGEST_PLAIN
     ]
     # The cursor holds only the beginning of a long member, so its rank leads the next page to it.
     if place is not None and len(place.member) > LONGEST_IN_CURSOR:

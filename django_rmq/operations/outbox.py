@@ -22,8 +22,8 @@ from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.database_access import ParallelReads, needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.actions import chosen as chosen_note
-from django_rmq.operations.authorization import Permission, sees_stored
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.audit_trail import record_outcomes
+from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
 from django_rmq.outbox import contents, relay, storage
 from django_rmq.outbox.contents import FoundRows, Waiting
 from django_rmq.outbox.relay import RelayStep, envelope_in
@@ -220,7 +220,7 @@ def _do(
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count
             rows = [f"{database}:{number}" for number in numbers]
-            context.record(act, topic, {word: count}, chosen_note(rows))
+            record_outcomes(context, act, topic, {word: count}, chosen_note(rows))
     except Error as error:
         raise _unavailable(error, database) from error
     return {word: done, "gone": gone}

@@ -38,10 +38,10 @@ from django_rmq.exceptions import (
     TopicFull,
     UnknownSchedule,
 )
-from django_rmq.opaque_ids import sealed_id
-from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
-from django_rmq.operations.request_limits import charge
+from django_rmq.message_ids import sealed_id
+from django_rmq.operations.audit_trail import record_outcomes
+from django_rmq.operations.authorization import OperationContext, Permission
+from django_rmq.operations.sends import charge
 from django_rmq.schedules import declared_schedules, timing_problems
 
 RUNS = 5
@@ -195,7 +195,7 @@ def delete_schedule(context: OperationContext, name: str) -> str:
     context.broker.run(ticks.change_schedule(name, "removed", "1"))
     stepper.Stepper(context.broker, {}).settle(name)
     note = f"schedule {name}: {_described(record.schedule)}"
-    context.record("delete", record.schedule.topic, {"deleted": 1}, note)
+    record_outcomes(context, "delete", record.schedule.topic, {"deleted": 1}, note)
     return "deleted"
 
 
@@ -226,7 +226,7 @@ def run_schedule(
     producer = connections.get_producer(context.purpose)
     (result,) = producer.send([producer.restore(out)])
     sent = sealed_id(topic.name, result.slot, result.member)
-    context.record("run", topic.name, {result.status: 1}, f"schedule {name}: {sent}")
+    record_outcomes(context, "run", topic.name, {result.status: 1}, f"schedule {name}: {sent}")
     if not result.ok:
         raise TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
@@ -377,7 +377,9 @@ def _change(
     answer = context.broker.run(ticks.change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]
-    context.record(act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}")
+    record_outcomes(
+        context, act, record.schedule.topic, {outcome: 1}, f"schedule {name}{note and f': {note}'}"
+    )
     # If this fails, workers take the same steps within seconds.
     with suppress(RmqError):
         stepper.Stepper(context.broker, context.config.topics).settle()

@@ -29,9 +29,8 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import Minute, SummedHour, SummedMinute
 from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
-from django_rmq.operations import topic_survey
-from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations import stats
+from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.outbox import outbox
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
@@ -119,7 +118,7 @@ def shared_survey_of(broker: Broker, topics: Sequence[Topic]) -> Overview:
     A survey that takes long is kept for up to eleven seconds.
     """
     if connections.in_memory():
-        return topic_survey.survey_topics(broker, topics)
+        return stats.survey_topics(broker, topics)
     return share_answer((broker, *topics), partial(_survey_kept_in_redis, broker, topics), KEPT_SECONDS)
 
 
@@ -128,10 +127,8 @@ def shared_flow(context: OperationContext, names: Iterable[str] | None = None) -
     context.actor.require(Permission.VIEW)
     broker, topics = context.broker, context.present_all(names)
     if connections.in_memory():
-        return topic_survey.read_counters(broker, topics)
-    return share_answer(
-        ("flow", broker, *topics), partial(topic_survey.read_counters, broker, topics), KEPT_SECONDS
-    )
+        return stats.read_counters(broker, topics)
+    return share_answer(("flow", broker, *topics), partial(stats.read_counters, broker, topics), KEPT_SECONDS)
 
 
 def shared_outbox(context: OperationContext) -> list[Waiting]:
@@ -291,7 +288,7 @@ def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
             if time.monotonic() - asked > QUICK_SECONDS:
                 raise
             # A full Redis, a replica, or a user that may only read, refuses to keep the survey. It is then not shared.
-            return topic_survey.survey_topics(broker, topics)
+            return stats.survey_topics(broker, topics)
         if word == "done":
             try:
                 return _parsed(stored, topics)
@@ -303,7 +300,7 @@ def _survey_kept_in_redis(broker: Broker, topics: Sequence[Topic]) -> Overview:
     try:
         # Redis works for about as long as this thread. The time on the clock would also grow with what others do.
         worked = time.thread_time()
-        overview = topic_survey.survey_topics(broker, topics)
+        overview = stats.survey_topics(broker, topics)
         overview = overview._replace(took_ms=round((time.thread_time() - worked) * 1000))
         made = _written(overview)
         return overview

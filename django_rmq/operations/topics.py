@@ -26,8 +26,8 @@ from django_rmq.core.reslotting import Reslotting
 from django_rmq.core.topic_registration import Difference
 from django_rmq.durations import duration_text
 from django_rmq.exceptions import ConfigurationError, InvalidRequest, RmqError, ServerTrouble, TopicMismatch
-from django_rmq.operations.authorization import Permission
-from django_rmq.operations.context import OperationContext
+from django_rmq.operations.audit_trail import record_outcomes
+from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import serving
 from django_rmq.worker.listener_registry import Listener, listeners
@@ -219,7 +219,7 @@ def change_limits(context: OperationContext, name: str, values: Mapping[str, obj
     changed = ChangedLimits(checked, context.actor.name, context.broker.now_ms())
     context.broker.run(limits.write_changed_limits(name, changed))
     changed_now = TopicLimits(topic, limited(topic, changed), changed)
-    context.record("change limits", name, {"changed": 1}, _change(before, changed_now.topic))
+    record_outcomes(context, "change limits", name, {"changed": 1}, _change(before, changed_now.topic))
     return changed_now
 
 
@@ -228,7 +228,7 @@ def reset_limits(context: OperationContext, name: str) -> TopicLimits:
     topic = context.permitted(name, Permission.PAUSE)
     before = limited(topic, changed_limits(context.broker).get(name))
     if context.broker.run(limits.delete_changed_limits(name)):
-        context.record("reset limits", name, {"changed": 1}, _change(before, topic))
+        record_outcomes(context, "reset limits", name, {"changed": 1}, _change(before, topic))
     return TopicLimits(topic, topic, None)
 
 

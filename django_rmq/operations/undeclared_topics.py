@@ -18,9 +18,8 @@ from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, sl
 from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations.authorization import Permission
+from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
-from django_rmq.operations.context import OperationContext
 from django_rmq.operations.message_view import from_entry
 
 PAGE = 250

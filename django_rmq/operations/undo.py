@@ -20,9 +20,9 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.stored_actions import Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
-from django_rmq.operations.authorization import PERMISSION_OF, Permission
+from django_rmq.operations.audit_trail import recorded
+from django_rmq.operations.authorization import PERMISSION_OF, OperationContext, Permission
 from django_rmq.operations.bulk import PER_SLOT, SLOTS_AT_ONCE, STEP, BulkProgress, BulkRun, BulkTally
-from django_rmq.operations.context import OperationContext
 
 MOST_MESSAGES = 100_000
 """The maximum number of messages of one action that can be brought back."""
@@ -184,7 +184,7 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     if topic.slots != stored.slots:
         raise OperationRefused(_("topic %(topic)s has another slot count since then") % {"topic": topic.name})
     steps = _restore(context, topic, stored)
-    return context.recorded(f"undo {stored.kind}", topic, stored.described, steps)
+    return recorded(context, f"undo {stored.kind}", topic, stored.described, steps)
 
 
 def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Iterator[BulkProgress]:

@@ -26,10 +26,10 @@ from django_rmq.core.model.worker_report import (
 )
 from django_rmq.core.monitoring import history
 from django_rmq.exceptions import OperationRefused, RmqError, ServerTrouble, ServerUnavailable
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import stats
-from django_rmq.operations.authorization import Permission, sees_stored
-from django_rmq.operations.context import OperationContext, identified
+from django_rmq.operations.audit_trail import record_outcomes
+from django_rmq.operations.authorization import OperationContext, Permission, identified, sees_stored
 from django_rmq.operations.stats import WorkerStats
 from django_rmq.worker.worker_reports import FORGET_MS
 
@@ -295,7 +295,8 @@ def ask_worker(
     pipeline.execute()
     asked.get()
     ended.get()
-    context.record(
+    record_outcomes(
+        context,
         request,
         "",
         {"asked": 1},
@@ -425,7 +426,7 @@ def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> lis
         answer.get()
     for worker, one in asked.items():
         place = f"worker {worker}, process {one.report.pid} on {' '.join(one.report.host.split())}"
-        context.record("show stack", name, {"asked": 1}, f"message {one.call.id}, {place}")
+        record_outcomes(context, "show stack", name, {"asked": 1}, f"message {one.call.id}, {place}")
     return list(asked)
 
 

@@ -52,7 +52,7 @@ from django_rmq.core.producer.placement import (
 from django_rmq.core.producer.producer import Producer, check_durability, found_nothing
 from django_rmq.durations import Duration
 from django_rmq.exceptions import CallerError, InvalidMessage, RmqError, SlotMoved
-from django_rmq.id_lookup import (
+from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
     MessageIdentity,
@@ -318,7 +318,9 @@ def _take_back(
     elif body is not None or any(value is not None for value in named.values()):
         raise InvalidMessage(ID_IS_WHOLE)
     else:
-        identity = identify_for_program(connections.with_present_slots(declared), named_by_id)
+        identity = identify_for_program(
+            connections.with_present_slots(declared), named_by_id, connections.get_broker()
+        )
         outgoing = _outgoing_of_id(connections.with_present_slots(declared), identity)
         if outgoing is None:
             return RemoveResult("not_found", topic, b"")
@@ -652,7 +654,7 @@ def _named_by(
     """Return the slot and the member of an id, and the options with which its message is sent again."""
     if "key" in options:
         raise InvalidMessage("give key= or id=, not both")
-    identity = identify_for_program(connections.with_present_slots(topic), name)
+    identity = identify_for_program(connections.with_present_slots(topic), name, connections.get_broker())
     # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
     if identity.member is None:
         held = find_held(connections.get_broker(), topic, identity)

@@ -54,8 +54,8 @@ from django_rmq.core.worker_processes.crash_recovery import Ending, RecoveryResu
 from django_rmq.core.worker_processes.supervisor import Supervisor, collect_less
 from django_rmq.database_access import threads_of_duties
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
+from django_rmq.message_ids import sealed_id
 from django_rmq.observability import announcements
-from django_rmq.opaque_ids import sealed_id
 from django_rmq.outbox import relay
 from django_rmq.worker import listener_registry, once
 from django_rmq.worker.listener_hooks import hooks

@@ -52,7 +52,7 @@ from django_rmq.core.model.worker_report import (
     decode_stack_requests,
 )
 from django_rmq.exceptions import RmqError
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 
 logger = safe_logger("django_rmq.consumer")
 

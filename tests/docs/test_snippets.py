@@ -398,7 +398,7 @@ class Project:
     def sealed(self, topic: str, slot: int, member: bytes) -> str:
         """Return the id by which a worker of the project names a message."""
         script = (
-            f"from django_rmq.opaque_ids import sealed_id\nprint(sealed_id({topic!r}, {slot}, {member!r}))"
+            f"from django_rmq.message_ids import sealed_id\nprint(sealed_id({topic!r}, {slot}, {member!r}))"
         )
         asked = subprocess.run(
             [*preloaded.python(), "manage.py", "shell", "--command", script],

@@ -23,7 +23,7 @@ from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
 from django_rmq.core.commands import stored_results
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.opaque_ids import from_base64url, sealed_id
+from django_rmq.message_ids import from_base64url, sealed_id
 from django_rmq.operations import Permission as Needed
 from tests.support.brokers import OracleBroker, intercept, project_on
 from tests.support.programs import (

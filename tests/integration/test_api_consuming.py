@@ -48,7 +48,7 @@ def rest(failures: int) -> float:
 @pytest.fixture
 def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Topics of every kind, on each broker."""
-    monkeypatch.setattr("django_rmq.operations.long_poll.ROUND_SECONDS", 60.0)
+    monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     monkeypatch.setattr("django_rmq.operations.consumption.ROUND_SECONDS", 60.0)
     yield from broker_of_project(request, TOPICS=TOPICS, API={"SEND_RATE": None})
 
@@ -186,7 +186,7 @@ def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_consumer_that_waits_for_many_slots_looks_less_often(
     looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.long_poll.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
+    monkeypatch.setattr("django_rmq.operations.consumption.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
     assert Consumer("timed").take(wait=1) == []
     assert 2 <= len(looks) <= 3
 
@@ -194,7 +194,7 @@ def test_a_consumer_that_waits_for_many_slots_looks_less_often(
 def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
     broker: Any, looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.long_poll.FIRST_PAUSE", 15)
+    monkeypatch.setattr("django_rmq.operations.consumption.FIRST_PAUSE", 15)
     consumer, clock, rests = Consumer("timed"), clock_from_now(), list[float]()
 
     def rest(seconds: float) -> None:

@@ -21,9 +21,9 @@ from django_rmq.core.commands import operate, send, ticks
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
-from django_rmq.operations import Actor, Permission, request_limits
-from django_rmq.operations.long_poll import LongPollLimiter, seats
-from django_rmq.operations.request_limits import SendCharge
+from django_rmq.operations import Actor, Permission, sends
+from django_rmq.operations.consumption import LongPollLimiter, seats
+from django_rmq.operations.sends import SendCharge
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker, project_on
 from tests.support.programs import ALL, Program, broker_of_project, user_with
@@ -80,16 +80,16 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
     broker, actor = OracleBroker("m:", Clock()), Actor("somebody", "rest")
     messages, size = SendCharge("messages", 3, 10, 3600.0), SendCharge("bytes", 600, 1_000, 3600.0)
-    request_limits.spend(broker, actor, [messages, size])
+    sends.spend(broker, actor, [messages, size])
     for _ in range(9):
         with pytest.raises(TooManySends, match="the limit of 1000 bytes in 3600 s is reached: send 600 more"):
-            request_limits.spend(broker, actor, [messages, size])
-    request_limits.spend(broker, actor, [messages._replace(wanted=7)])
+            sends.spend(broker, actor, [messages, size])
+    sends.spend(broker, actor, [messages._replace(wanted=7)])
     with pytest.raises(TooManySends, match="messages"):
-        request_limits.spend(broker, actor, [messages._replace(wanted=1)])
-    request_limits.spend(broker, actor, [])
+        sends.spend(broker, actor, [messages._replace(wanted=1)])
+    sends.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
-        request_limits.spend(broker, actor, [size._replace(wanted=1_001)])
+        sends.spend(broker, actor, [size._replace(wanted=1_001)])
 
 
 RUNS = "schedules/often/run/"

@@ -31,7 +31,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import Deliveries
 from tests.support.brokers import Broker

@@ -18,7 +18,7 @@ from django_rmq.core.commands import operate, send, ticks
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Filter, Operations, Permission
 from django_rmq.operations.actions import MOST_NAMED
 from django_rmq.operations.audit_trail import record

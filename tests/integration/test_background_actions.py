@@ -20,7 +20,7 @@ from django_rmq.core.commands import reports, stored_actions, stored_results
 from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations import Actor, Filter, Operations, background_actions, bulk
+from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
@@ -56,7 +56,7 @@ def one() -> Any:
 
 def run_part(action: str, worker: str = "w", is_over: Callable[[], bool] = lambda: False) -> bool:
     context = operations()
-    return background_actions.run_part(context.broker, context, action, worker, is_over)
+    return bulk_actions.run_part(context.broker, context, action, worker, is_over)
 
 
 def test_an_action_is_done_in_parts_by_whoever_is_free(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,14 +84,14 @@ def test_a_worker_that_was_killed_is_replaced_when_its_lease_has_ended(
 ) -> None:
     make_dead(shop, 6)
     lease_ms = round(5 * LONG * 1000)
-    monkeypatch.setattr(background_actions, "LEASE_MS", lease_ms)
+    monkeypatch.setattr(bulk_actions, "LEASE_MS", lease_ms)
     action = operations().start_action("letters", "purge").action.id
     # A worker that was killed has begun a part, and does not give the lease back.
     lease = f"action{action}"
     assert shop.run(stored_results.begin_request(lease, lease, "killed", lease_ms))[0] == "new"
     assert not run_part(action) and one().done == 0
     # A lease that is longer than any counts as ended.
-    monkeypatch.setattr(background_actions, "LEASE_MS", 1)
+    monkeypatch.setattr(bulk_actions, "LEASE_MS", 1)
     assert run_part(action)
     assert one().outcomes == {"purged": 6}
     assert operations().topic("letters").dead == 0
@@ -202,7 +202,7 @@ def test_a_worker_sees_an_action_with_its_report_and_writes_one_row(
     total = one().action.total
     (row,) = LogEntry.objects.all()
     assert row.change_message == f"Replay all in the background (dead, slot 1): {total} asked (admin)"
-    actions = BackgroundActions("worker", background_actions.run_parts)
+    actions = BackgroundActions("worker", bulk_actions.run_parts)
     duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0, act=actions.begin_if_needed)
     steps = duty()
     next(steps)

@@ -33,7 +33,7 @@ from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.management.commands.rmqstats import COLUMNS
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
 

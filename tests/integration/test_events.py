@@ -24,8 +24,8 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.monitoring import events
 from django_rmq.core.monitoring.events import EventStream
 from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavailable
+from django_rmq.message_ids import sealed_id
 from django_rmq.observability import announcements
-from django_rmq.opaque_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from tests.support.brokers import OracleBroker, project_on
 from tests.support.workers import LONG, Worker, broker_on

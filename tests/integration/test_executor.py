@@ -27,7 +27,7 @@ from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
 

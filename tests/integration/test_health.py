@@ -25,7 +25,7 @@ from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.metrics import collector
-from django_rmq.operations import Actor, Operations, health, outbox, topic_survey
+from django_rmq.operations import Actor, Operations, health, outbox, stats
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
 from django_rmq.operations.outbox import Known
 from django_rmq.outbox import contents
@@ -394,7 +394,7 @@ def test_an_error_of_a_check_is_raised_to_who_asked(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(topic_survey, "survey_topics", fail)
+    monkeypatch.setattr(stats, "survey_topics", fail)
     with in_memory(TOPIC), pytest.raises(ZeroDivisionError):
         check()
 

@@ -19,7 +19,7 @@ from django.contrib.admin.utils import quote
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections, id_lookup
+from django_rmq import connections, message_ids
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
@@ -27,7 +27,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Filter, MessageCopy, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from tests.support.brokers import Broker
@@ -531,5 +531,5 @@ def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:
     sealed = sealed_id("redacted", 0, b"m").partition("~")[2]
     with pytest.raises(InvalidRequest):
         shell().get("redacted", wrong.format(sealed))
-    identity = id_lookup.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
+    identity = message_ids.identify(topic_of("redacted"), f"0.store.100.~{sealed}")
     assert identity.place is not None and identity.place.score == 100

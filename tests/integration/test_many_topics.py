@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from benchmarks.admin import register_workers
-from django_rmq.admin.views.dashboard import TOPICS_SHOWN
+from django_rmq.admin.dashboard import TOPICS_SHOWN
 from django_rmq.conf import get_config
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations, shared_reads

@@ -15,7 +15,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission, SearchResult
 from django_rmq.operations.messages import SCANNED_PER_PAGE
 from tests.support.brokers import Broker, project_on

@@ -40,7 +40,7 @@ from django_rmq.core.monitoring import history
 from django_rmq.core.monitoring.history import EDGES_MS, TimesCount
 from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.collector import metrics
-from django_rmq.operations import topic_survey
+from django_rmq.operations import stats
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker, project_on
 from tests.support.servers import absent
@@ -170,7 +170,7 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
             clock.advance(10_800)
             broker.send_replace(topic("ranked"), 0, [60], [b"2"])
             if sampled:
-                monkeypatch.setattr(topic_survey, "LIVE_SLOTS", 0)
+                monkeypatch.setattr(stats, "LIVE_SLOTS", 0)
                 (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
                 for pause in duty():
                     clock.advance(pause)
@@ -208,7 +208,7 @@ def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() ->
 def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_survey, "LIVE_SLOTS", 64)
+    monkeypatch.setattr(stats, "LIVE_SLOTS", 64)
     clock, client = Clock(1_800_000_000_000), client_of(redis_url)
     broker: Any = Broker(client, prefix, clock)
     with project_on(broker, BROKER="memory", TOPICS=TOPICS):

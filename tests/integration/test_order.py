@@ -23,7 +23,7 @@ from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.producer.placement import Send
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage, ServerRefused
-from django_rmq.operations.long_poll import LongPoll
+from django_rmq.operations.consumption import LongPoll
 from tests.support.brokers import ClusterBroker
 from tests.support.workers import Heard, Listener, Worker, audit, cluster_of, eventually, live, send, total
 

@@ -28,8 +28,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
-from django_rmq.id_lookup import identify_for_program
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import identify_for_program, sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from django_rmq.worker.listener_registry import isolated
@@ -85,7 +84,7 @@ def test_the_status_of_a_moved_message_is_known_by_its_id(ids: list[str]) -> Non
 def test_the_id_of_a_log_line_is_good_after_a_re_slotting(ids: list[str]) -> None:
     sealed = []
     for one in ids:
-        identity = identify_for_program(get_config().topics["prices"], one)
+        identity = identify_for_program(get_config().topics["prices"], one, get_broker())
         assert identity.member is not None
         sealed.append(sealed_id("prices", identity.slot, identity.member))
     assert {message_status("prices", id=one).state for one in sealed} == {"waiting"}
@@ -169,7 +168,7 @@ def send_prices(count: int = 12) -> list[str]:
 
 def seal_ids(name: str, ids: list[str]) -> list[str]:
     """Return the ids as the log shows them."""
-    found = [identify_for_program(get_config().topics[name], one) for one in ids]
+    found = [identify_for_program(get_config().topics[name], one, get_broker()) for one in ids]
     return [sealed_id(name, one.slot, one.member or b"") for one in found]
 
 

@@ -26,7 +26,7 @@ from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Area, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.operations import topic_survey
+from django_rmq.operations import stats
 from django_rmq.testing import Clock
 from tests.oracle.operate import RESTAMPED
 from tests.oracle.reslot import MOVED
@@ -291,7 +291,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("adopt", lambda: slot.adopt(1, 0))
     slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
-    counted = [AtSlots(slot.topic, [0])] * topic_survey.COUNTED_AT_ONCE
+    counted = [AtSlots(slot.topic, [0])] * stats.COUNTED_AT_ONCE
     slot.time("count_slots", lambda: slot.broker.count_slots(counted))
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     slot.time("find_occupied", lambda: slot.broker.find_occupied([AtSlots(slot.topic, [0] * 1_024)]))

@@ -38,7 +38,7 @@ from django_rmq.core.model import delivered_message as delivery_handle
 from django_rmq.core.model.replies import FoundReply
 from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.brokers import intercept

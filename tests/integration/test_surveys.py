@@ -23,7 +23,7 @@ from django_rmq.core.monitoring import history
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable
 from django_rmq.metrics import RmqCollector
-from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats, topic_survey
+from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
 from tests.support.brokers import Broker, project_on
 from tests.support.programs import Program, user_with
 from tests.support.servers import RedisServer
@@ -71,13 +71,13 @@ def look(names: Sequence[str] | None = None) -> stats.Overview:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The topics of each survey that was made."""
     found: list[list[str]] = []
-    real: Survey = topic_survey.survey_topics
+    real: Survey = stats.survey_topics
 
     def survey(broker: Broker, topics: Any) -> stats.Overview:
         found.append([topic.name for topic in topics])
         return real(broker, topics)
 
-    monkeypatch.setattr(topic_survey, "survey_topics", survey)
+    monkeypatch.setattr(stats, "survey_topics", survey)
     return found
 
 
@@ -164,7 +164,7 @@ def test_a_survey_is_kept_for_twenty_times_as_long_as_it_took(
         return real(name, token, answer, ms)
 
     clock = [5.0]
-    monkeypatch.setattr(topic_survey, "survey_topics", survey)
+    monkeypatch.setattr(stats, "survey_topics", survey)
     monkeypatch.setattr(stored_results, "store_answer", store_answer)
     monkeypatch.setattr(shared_reads, "time", Mock(monotonic=lambda: 5.0, thread_time=lambda: clock[0]))
     assert look([]).took_ms == took_ms
@@ -178,7 +178,7 @@ def test_a_page_says_of_when_figures_are_that_are_kept_for_long(
     monkeypatch.setattr(shared_reads, "KEPT_MS", 2_000)
     client.force_login(User.objects.create_superuser("boss"))
     for took_ms, is_said in ((3, False), (700, True)):
-        overview = topic_survey.survey_topics(broker, Operations(Actor("me", "test")).present_all(None))
+        overview = stats.survey_topics(broker, Operations(Actor("me", "test")).present_all(None))
         seen = overview._replace(took_ms=took_ms)
         monkeypatch.setattr(shared_reads, "shared_survey_of", Mock(return_value=seen))
         page = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
@@ -204,7 +204,7 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
         waiting = tab.submit(look)
         assert waits.wait(60)
         assert not waiting.done()
-        survey = topic_survey.survey_topics(broker, topics)
+        survey = stats.survey_topics(broker, topics)
         broker.run(stored_results.store_answer(name, "other", shared_reads._written(survey), 600_000))
         assert waiting.result(60) == survey
     assert made == [list(TOPICS)]  # that of the other process
@@ -238,7 +238,7 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
         raise ServerUnavailable("Redis does not answer: nobody is there")
 
     monkeypatch.setattr(shared_reads, "_of", of)
-    monkeypatch.setattr(topic_survey, "survey_topics", survey)
+    monkeypatch.setattr(stats, "survey_topics", survey)
 
     def error(_tab: int) -> str:
         with pytest.raises(ServerUnavailable) as raised:
@@ -257,7 +257,7 @@ def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pyt
         def survey(*_given: Any) -> stats.Overview:
             raise ServerUnavailable("Redis does not answer")
 
-        away.setattr(topic_survey, "survey_topics", survey)
+        away.setattr(stats, "survey_topics", survey)
         with pytest.raises(ServerUnavailable):
             look()
     assert [one.store for one in look().topics] == [2, 1, 0]
@@ -339,13 +339,13 @@ def test_the_counters_of_rest_are_read_once_for_all_who_look(
 ) -> None:
     asked: list[str] = []
 
-    read_counters = topic_survey.read_counters
+    read_counters = stats.read_counters
 
     def read(broker: Any, topics: Any) -> Any:
         asked.extend(one.name for one in topics)
         return read_counters(broker, topics)
 
-    monkeypatch.setattr(topic_survey, "read_counters", read)
+    monkeypatch.setattr(stats, "read_counters", read)
     program = Program(user_with(Permission.VIEW))
     found = [program.ok("GET", "stats/") for _ in range(TABS)]
     assert asked == list(TOPICS)
@@ -362,7 +362,7 @@ def calls_of(
     broker: Broker,
     topics: Sequence[Topic],
     monkeypatch: pytest.MonkeyPatch,
-    read: Callable[[Broker, Sequence[Topic]], object] = topic_survey.survey_topics,
+    read: Callable[[Broker, Sequence[Topic]], object] = stats.survey_topics,
 ) -> Counter[str]:
     """Return what a survey asks Redis, by the names of scripts and commands."""
     asked: Counter[str] = Counter()
@@ -386,7 +386,7 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     for topic in topics[:50]:
         broker.acquire_slots(topic, range(16))  # an empty slot that had an owner is not counted
     for count in (20, 200):
-        parts = -(-count * 16 // topic_survey.EMPTY_AT_ONCE)
+        parts = -(-count * 16 // stats.EMPTY_AT_ONCE)
         of_all = {"workers/roster": 1, "EXISTS": parts, "find_paused": parts}
         assert calls_of(broker, topics[:count], monkeypatch) == of_all
     # Of the 3,200 slots of all topics, the one with a message is found, and from then on counted at once.
@@ -402,19 +402,19 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     }
     broker.purge(topics[7], 3, "store")
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
-    (found,) = (one for one in topic_survey.survey_topics(broker, topics).topics if one.store)
+    (found,) = (one for one in stats.survey_topics(broker, topics).topics if one.store)
     assert (found.topic, found.store, found.due, found.looked_at) == (topics[7], 1, 1, 16)
     # One script counts slots of several topics.
-    for topic in topics[: topic_survey.COUNTED_AT_ONCE]:
+    for topic in topics[: stats.COUNTED_AT_ONCE]:
         broker.send_replace(topic, 4, [1000], [b"2"])
-    topic_survey.survey_topics(broker, topics)
+    stats.survey_topics(broker, topics)
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     # It does not know what a slot with a foreign key holds. The count of that slot says why.
     broker.client.set(slot_keys(prefix, topics[3].name, 4).dead, "not of RMQ")
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1, "count": 1}
-    surveyed = topic_survey.survey_topics(broker, topics).topics
+    surveyed = stats.survey_topics(broker, topics).topics
     assert [one.topic for one in surveyed if one.problems] == [topics[3]]
-    assert sum(one.store for one in surveyed) == topic_survey.COUNTED_AT_ONCE - 1
+    assert sum(one.store for one in surveyed) == stats.COUNTED_AT_ONCE - 1
 
 
 def test_a_survey_counts_each_topic_by_its_own_type_and_timeout(redis_client: Any, prefix: str) -> None:
@@ -428,7 +428,7 @@ def test_a_survey_counts_each_topic_by_its_own_type_and_timeout(redis_client: An
     for topic in topics:
         broker.send_replace(topic, 0, [1000, 4_000_000_000_000], [b"1", b"2"])
     for _ in range(2):
-        found = topic_survey.survey_topics(broker, topics).topics
+        found = stats.survey_topics(broker, topics).topics
         assert [one.due for one in found] == [1, 1, 2, 2]
         assert [one.oldest_due_ms is None for one in found] == [False, False, True, True]
 
@@ -436,13 +436,13 @@ def test_a_survey_counts_each_topic_by_its_own_type_and_timeout(redis_client: An
 def test_a_survey_says_of_each_slot_what_a_count_says(redis_client: Any, prefix: str) -> None:
     broker = Broker(redis_client, prefix)
     topic = Topic("mixed", TopicType.PRIORITY, slots=32)
-    assert is_empty(topic_survey.survey_topics(broker, [topic]).topics[0])
+    assert is_empty(stats.survey_topics(broker, [topic]).topics[0])
     broker.send_replace(topic, 0, [17, 18], [b"1", b"2"])
     broker.pause(topic, 0)
     broker.pause(topic, 9)  # empty
     broker.client.set(slot_keys(prefix, topic.name, 17).control, "not of RMQ")  # empty otherwise
     broker.client.set(slot_keys(prefix, topic.name, 25).dead, "not of RMQ")
-    (found,) = topic_survey.survey_topics(broker, [topic]).topics
+    (found,) = stats.survey_topics(broker, [topic]).topics
     assert (found.store, found.due, found.paused_slots, found.looked_at) == (2, 2, 2, 30)
     assert [problem.partition(":")[0] for problem in found.problems] == ["slot 17", "slot 25"]
     for slot in range(32):
@@ -459,10 +459,10 @@ def test_counters_that_cannot_be_read_are_said_and_the_others_are_summed(
         for slot in (0, 300, 511):
             broker.send_replace(topic, slot, [17], [b"1"])
         broker.commit(topic, 300, broker.prepare(topic, 300, "worker", None, 1).receipt, [b"1"])
-    asked = calls_of(broker, topics, monkeypatch, topic_survey.read_counters)
+    asked = calls_of(broker, topics, monkeypatch, stats.read_counters)
     assert asked == {"history/sample": 4}, "one script for 256 slots"
     broker.client.set(slot_keys(prefix, "flow-1", 511).store, "not of RMQ")
-    found = topic_survey.read_counters(broker, topics)
+    found = stats.read_counters(broker, topics)
     assert found.counted == {
         "flow-0": {"sent": 3, "done": 1, "failed": 0},
         "flow-1": {"sent": 2, "done": 1, "failed": 0},

@@ -21,7 +21,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import operate, stored_actions
 from django_rmq.core.model.stored_actions import UNDO_MS, Deletion, decode_deletions
 from django_rmq.exceptions import NotPermitted, OperationRefused
-from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, background_actions, bulk, undo
+from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
 from django_rmq.operations.authorization import Permission, TopicRule
 from tests.support.brokers import Broker, project_on
 from tests.support.servers import RedisServer
@@ -63,7 +63,7 @@ def dead() -> int:
 
 def run_all_parts(action: str) -> None:
     context = operations()
-    while background_actions.run_part(context.broker, context, action, "w", lambda: False):
+    while bulk_actions.run_part(context.broker, context, action, "w", lambda: False):
         if not [one for one in operations().background_actions() if one.ended_ms is None]:
             break
 
@@ -150,7 +150,7 @@ def test_an_action_that_goes_on_is_not_undone(shop: Any, monkeypatch: pytest.Mon
     started = operations().start_action("letters", "purge").action
     context = operations()
     looks = iter([False, False, True])
-    assert background_actions.run_part(context.broker, context, started.id, "w", lambda: next(looks, True))
+    assert bulk_actions.run_part(context.broker, context, started.id, "w", lambda: next(looks, True))
     with pytest.raises(OperationRefused, match="stop it first"):
         operations().undo(started.id)
     operations().stop_action(started.id)
@@ -351,7 +351,7 @@ def test_a_purge_of_several_requests_is_undone_as_one_in_the_admin(
 ) -> None:
     make_dead(shop, 9)
     monkeypatch.setattr(bulk, "STEP", 2)
-    monkeypatch.setattr("django_rmq.admin.views.action_views.Limits", lambda **_: Limits(messages=3))
+    monkeypatch.setattr("django_rmq.admin.action_views.Limits", lambda **_: Limits(messages=3))
     client: Client = staff("view_topic", "purge_topic")
     address = reverse("admin:django_rmq_topic_act", args=["letters"])
     given = {"act": "purge", "state": "dead", "name": "letters", "confirmed": "yes"}

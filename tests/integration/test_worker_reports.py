@@ -21,7 +21,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
-from django_rmq.admin.views.worker_views import SILENT_MS
+from django_rmq.admin.worker_views import SILENT_MS
 from django_rmq.conf import get_config
 from django_rmq.core.commands import history, reports
 from django_rmq.core.commands.reports import delete_reports, read_reports
@@ -40,7 +40,7 @@ from django_rmq.core.model.worker_report import (
     encode_stack_requests,
 )
 from django_rmq.exceptions import InvalidRequest, OperationRefused, UnknownTopic, WrongType
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports

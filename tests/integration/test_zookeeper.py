@@ -38,7 +38,7 @@ from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession, unpa
 from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT, MAX_NODE
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
-from django_rmq.operations import Actor, Operations, stats, topic_survey
+from django_rmq.operations import Actor, Operations, stats
 from django_rmq.operations.health import HealthThresholds
 from tests.support import coordinators
 from tests.support.coordinators import PATIENCE, SERIAL, SESSION, SHARED, SHORT, TAKE_OVER, Told
@@ -785,7 +785,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
         found = stats.read_workers(broker)
         assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
         assert {one.shared for one in found} == {("shared",)}
-        assert topic_survey.survey_topics(broker, [declared]).topics[0].consumers == 2
+        assert stats.survey_topics(broker, [declared]).topics[0].consumers == 2
         assert {row.worker for row in stats.read_slots(broker, declared, range(64)).rows} == {
             first.id,
             second.id,
@@ -798,7 +798,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
         broker = connections.get_broker()
         with pytest.raises(ServerUnavailable):
             stats.read_workers(broker)
-        assert topic_survey.survey_topics(broker, [declared]).topics[0].consumers == 0
+        assert stats.survey_topics(broker, [declared]).topics[0].consumers == 0
         (found_wrong,) = (
             one
             for one in Operations(Actor("tester", "test")).health(HealthThresholds()).findings

@@ -61,7 +61,7 @@ LIBRARIES = (
     "yaml",
 )
 OURS = (
-    "django_rmq.id_lookup",
+    "django_rmq.message_ids",
     "django_rmq.metrics",
     "django_rmq.operations",
     "django_rmq.worker.startup",

@@ -22,7 +22,7 @@ from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.worker_processes.child_process import SERVER, USAGE, WATCHDOG
 from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
-from django_rmq.operations.long_poll import LONGEST_WAIT
+from django_rmq.operations.consumption import LONGEST_WAIT
 from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]

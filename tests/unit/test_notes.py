@@ -17,7 +17,7 @@ from django_rmq.core.model.replies import FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.worker_processes.crash_recovery import DIED, MOST_NAMED, Ending, RecoveryResult, settle
-from django_rmq.opaque_ids import sealed_id
+from django_rmq.message_ids import sealed_id
 from django_rmq.testing import Clock
 from django_rmq.worker import worker_process
 from tests.support.brokers import OracleBroker

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.opaque_ids import digest, seal, sealed_id, unseal, unsealed_digest
+from django_rmq.message_ids import digest, seal, sealed_id, unseal, unsealed_digest
 
 MEMBER = b'{"card":"4111111199997777"}'
 

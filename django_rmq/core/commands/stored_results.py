@@ -1,6 +1,6 @@
 """Calls about what is kept under a name for a while: answers to requests that run only once, and results of tasks.
 
-``operations.request_limits`` decides which requests run once, ``tasks.execution`` when a result is stored.
+``operations.sends`` decides which requests run once, ``tasks.execution`` when a result is stored.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management.message_options import add_names, name_of
+from django_rmq.management.messages import add_names, name_of
 from django_rmq.management.rmq_command import RmqCommand, outcomes_text
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.core.model.status import QUEUES
-from django_rmq.management.message_options import add_filter, add_priority, add_state, filter_of
-from django_rmq.management.message_output import instant
+from django_rmq.management.messages import add_filter, add_priority, add_state, filter_of, instant
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
 from django_rmq.operations.message_groups import GROUPED, KINDS

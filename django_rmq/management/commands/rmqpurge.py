@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from django_rmq.core.model.stored_actions import ActionKind
-from django_rmq.management.message_options import (
+from django_rmq.management.messages import (
     add_bulk_options,
     add_filter,
     add_priority,

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.management.message_options import (
+from django_rmq.management.messages import (
     add_bulk_options,
     add_filter,
     add_names,

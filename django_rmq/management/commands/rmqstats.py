@@ -15,8 +15,14 @@ from django.core.management import CommandError
 
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management.commands import rmqschedules
-from django_rmq.management.message_options import add_names, is_named, name_of
-from django_rmq.management.message_output import as_json, line_of_hold, lines_of_status
+from django_rmq.management.messages import (
+    add_names,
+    as_json,
+    is_named,
+    line_of_hold,
+    lines_of_status,
+    name_of,
+)
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,

@@ -246,7 +246,7 @@ _REASONS = {
 
 def _run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
     # A worker without an action does not load what pages and commands do.
-    from django_rmq.operations.background_actions import run_parts
+    from django_rmq.operations.bulk_actions import run_parts
 
     return run_parts(worker, is_over)
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.labels import timing_text
-from django_rmq.admin.views.page import Pages, page, show_outcomes, shown_errors
+from django_rmq.admin.page import Pages, page, show_outcomes, shown_errors
 from django_rmq.core.model.schedule import CATCH_UP
 from django_rmq.operations import Operations, Permission, ScheduleStats
 from django_rmq.operations.health import is_schedule_late

@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.body_display import readable, visible
-from django_rmq.admin.views.page import Pages, live_page, short_id, topic_page
+from django_rmq.admin.page import Pages, live_page, short_id, topic_page
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.exceptions import InvalidRequest, OperationRefused

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.views.page import Pages, page
+from django_rmq.admin.page import Pages, page
 from django_rmq.core.model.server_checks import ServerInfo, size_text
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import Operations, Permission

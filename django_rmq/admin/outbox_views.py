@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.body_display import summary, visible
-from django_rmq.admin.views.page import Pages, page, show_outcomes, shown_errors
+from django_rmq.admin.page import Pages, page, show_outcomes, shown_errors
 from django_rmq.operations import Operations, OutboxRow, Permission
 from django_rmq.operations.health import is_old_in_outbox
 

@@ -18,15 +18,12 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_rmq.admin import charts
+from django_rmq.admin import charts, message_views
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard_rows import DashboardRow, read_recent, row_of
+from django_rmq.admin.dashboard import DashboardRow, findings_panel, pinned, read_recent, row_of
 from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import CLAIM_STATES, STATES, StateLabel, audited, state_label, timing_text
-from django_rmq.admin.views import message_views
-from django_rmq.admin.views.dashboard import pinned
-from django_rmq.admin.views.findings_panel import findings_panel
-from django_rmq.admin.views.page import (
+from django_rmq.admin.page import (
     Pages,
     back_of,
     number,

@@ -65,6 +65,7 @@ members = st.sampled_from(MEMBERS)
 some_members = st.lists(members, min_size=1, max_size=3)
 errors = st.sampled_from(["", "boom", "a.boom: so", "nul \0 in it", "é" * 600])
 limits = st.sampled_from([1, 2, 3, 10])
+RARELY = [False] * 30 + [True]
 topics = st.builds(
     Topic,
     name=st.just("topic"),
@@ -91,6 +92,11 @@ topics = st.builds(
         topic if topic.keyed and topic.type is TopicType.RANGE_MERGE else replace(topic, accumulate=None)
     )
 )
+
+
+def choose(data: st.DataObject, values: Sequence[Any]) -> Any:
+    """Draw one of the values; what stands there more than once is drawn more often."""
+    return data.draw(st.sampled_from(values))
 
 
 def comparable(answer: Any) -> Any:
@@ -255,7 +261,7 @@ class Lockstep(RuleBasedStateMachine):
         else:
             choices = [self.now_ms + ms for ms in (-5_000, -1, 0, 0, 1, 500, 60_000)]
         scores = data.draw(st.lists(st.sampled_from(choices), min_size=count, max_size=count))
-        if data.draw(st.sampled_from([False] * 30 + [True])):
+        if choose(data, RARELY):
             scores[-1] = -1 if self.topic.type is TopicType.RANGE_MERGE else 5
         return scores
 
@@ -377,7 +383,7 @@ class Lockstep(RuleBasedStateMachine):
         names, envelopes, topic = self.draw_outgoing(data)
         lives = {*self.promises.waiting, *self.promises.flying, *self.promises.claimed}
         self.line = {member: place for member, place in self.line.items() if member in lives}
-        delay_ms = data.draw(st.sampled_from([0, 0, 0, 0, 1, 500, 60_000, -1]))
+        delay_ms = choose(data, [0, 0, 0, 0, 1, 500, 60_000, -1])
         self.put_in_line(topic, delay_ms, names, envelopes, ensure=ensure)
 
     def put_in_line(
@@ -410,6 +416,9 @@ class Lockstep(RuleBasedStateMachine):
         else:
             self.replace(topic, self.scores(data, len(names)), names, envelopes)
 
+    send_once = rule(data=st.data())(send)
+    send_again = rule(data=st.data())(send)
+
     def merge(self, topic: Topic, range_ms: int, names: list[bytes], envelopes: list[bytes]) -> None:
         answer = self.both(lambda b: b.send_merge(topic, 0, range_ms, names, envelopes))
         self.note_sent(names, [self.now_ms + range_ms] * len(names), envelopes, answer)
@@ -438,24 +447,16 @@ class Lockstep(RuleBasedStateMachine):
     def draw_outgoing(self, data: st.DataObject) -> tuple[list[bytes], list[bytes], Topic]:
         names = data.draw(some_members)
         running = sorted({*self.promises.flying, *self.promises.claimed})
-        if running and data.draw(st.sampled_from([True, False])):
+        if running and choose(data, [True, False]):
             # A newer copy behind what runs: where bodies can be mistaken for each other.
-            names[0] = data.draw(st.sampled_from(running))
+            names[0] = choose(data, running)
         envelopes = self.envelopes(data, len(names))
-        if self.topic.is_fifo and data.draw(st.sampled_from([False, False, True])):
+        if self.topic.is_fifo and choose(data, [False, False, True]):
             # Sent without keys: each is new, and holds its envelope.
             names = [b"\xff%015d0 {}\n1" % (self.bodies + n) for n in range(len(names))]
             envelopes = []
-        moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        moved = choose(data, RARELY)
         return names, envelopes, self.elsewhere() if moved else self.topic
-
-    @rule(data=st.data())
-    def send_once(self, data: st.DataObject) -> None:
-        self.send(data)
-
-    @rule(data=st.data())
-    def send_again(self, data: st.DataObject) -> None:
-        self.send(data)
 
     @precondition(lambda self: send_commands.takes_scattered(self.topic))
     @rule(data=st.data())
@@ -478,7 +479,7 @@ class Lockstep(RuleBasedStateMachine):
         names = [name or b"d" for name in names]
         scores = self.scores(data, len(names))
         if topic.type is TopicType.RANGE_MERGE:
-            late = data.draw(st.sampled_from([0, 0, 0, 500, -500, 1_001, -1_001]))
+            late = choose(data, [0, 0, 0, 500, -500, 1_001, -1_001])
             scores = [self.now_ms - late] * len(names)
 
         def inserted(broker: Any) -> Counter[str] | None:
@@ -523,7 +524,7 @@ class Lockstep(RuleBasedStateMachine):
         """Ticks of a keyed topic that has due times; members repeat, as instants of a schedule do not."""
         if not self.topic.keyed:
             return
-        member, ahead = data.draw(members), data.draw(st.sampled_from([0, 1_000, 2_000]))
+        member, ahead = data.draw(members), choose(data, [0, 1_000, 2_000])
         instant = START_MS // 1_000 * 1_000 + ahead
         if retracts:
             answer = self.both(lambda b: b.retract(self.topic, 0, "s", generation, instant, member))
@@ -532,7 +533,7 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.waiting.pop(member, None)
             return
         [envelope] = self.envelopes(data, 1)
-        topic = self.elsewhere() if data.draw(st.sampled_from([False] * 30 + [True])) else self.topic
+        topic = self.elsewhere() if choose(data, RARELY) else self.topic
         answer = self.both(lambda b: b.put_tick(topic, 0, "s", generation, instant, member, envelope))
         if answer == "stored":
             self.promises.waiting[member] = Promise(instant, body=self.promised(envelope))
@@ -554,15 +555,18 @@ class Lockstep(RuleBasedStateMachine):
     # --- consuming
 
     def prepare(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(OWNERS))
-        fenced = data.draw(st.sampled_from([False, False, True]))
+        owner = choose(data, OWNERS)
+        fenced = choose(data, [False, False, True])
         limit = data.draw(limits)
-        max_bytes = data.draw(st.sampled_from([1, 1_000_000, 1_000_000]))
-        after = data.draw(st.sampled_from([None, None, self.cursor]))
-        moved = data.draw(st.sampled_from([False] * 30 + [True]))
-        offers = data.draw(st.sampled_from([True, True, False]))
+        max_bytes = choose(data, [1, 1_000_000, 1_000_000])
+        after = choose(data, [None, None, self.cursor])
+        moved = choose(data, RARELY)
+        offers = choose(data, [True, True, False])
         epoch = self.epochs[owner] if fenced else None
         self.take(self.elsewhere() if moved else self.topic, owner, epoch, limit, max_bytes, after, offers)
+
+    prepare_once = rule(data=st.data())(prepare)
+    prepare_again = rule(data=st.data())(prepare)
 
     def take(
         self,
@@ -658,14 +662,6 @@ class Lockstep(RuleBasedStateMachine):
             self.require("INV-11", death.startswith(b"lapsed "), member, death)
             del self.promises.waiting[member]
 
-    @rule(data=st.data())
-    def prepare_once(self, data: st.DataObject) -> None:
-        self.prepare(data)
-
-    @rule(data=st.data())
-    def prepare_again(self, data: st.DataObject) -> None:
-        self.prepare(data)
-
     def note_taken(self, owner: str, receipt: int, delivery: Delivery) -> None:
         member, left = delivery.member, delivery.retries_left
         promise = self.promises.waiting.pop(member, None)
@@ -723,7 +719,7 @@ class Lockstep(RuleBasedStateMachine):
     def some_delivery(self, data: st.DataObject) -> tuple[int, list[bytes]]:
         """Draw a receipt with members: mostly what is in flight, else what was or never was."""
         current = [(flight.receipt, member) for member, flight in self.promises.flying.items()]
-        receipt, member = data.draw(st.sampled_from(current * 6 + self.handed[-3:]))
+        receipt, member = choose(data, current * 6 + self.handed[-3:])
         others = [other for other_receipt, other in current if other_receipt == receipt]
         more = data.draw(st.lists(st.sampled_from([*others, *others, b"a", b"b"]), max_size=2))
         return receipt, [member, *more]
@@ -766,7 +762,7 @@ class Lockstep(RuleBasedStateMachine):
         assume(receipt in self.alone)
         flying = self.promises.flying
         handed = sum(other == receipt for other, _ in self.handed)
-        size = data.draw(st.sampled_from([len(flying), len(flying), len(flying), handed, 1]))
+        size = choose(data, [len(flying), len(flying), len(flying), handed, 1])
         noted_once = data.draw(st.sampled_from([(), tuple(flying)]), "members whose outcome is noted once")
         words = self.both(lambda b: b.commit_delivery(self.topic, 0, receipt, size, noted_once))
         if not words:
@@ -792,7 +788,7 @@ class Lockstep(RuleBasedStateMachine):
     @rule(data=st.data(), said=st.sampled_from([b"", b"half \xff\0\n"]))
     def report_progress(self, data: st.DataObject, said: bytes) -> None:
         receipt, names = self.some_delivery(data)
-        thousandths = data.draw(st.sampled_from([0, 500, 1_000]))
+        thousandths = choose(data, [0, 500, 1_000])
         word = self.both(lambda b: b.progress(self.topic, 0, receipt, names[0], thousandths, said))
         if self.ours(receipt, names[:1], [word]):
             found = self.memory.status(self.topic, 0, names[0]).outcome
@@ -809,12 +805,10 @@ class Lockstep(RuleBasedStateMachine):
 
     def rollback(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
-        kind = data.draw(
-            st.sampled_from(
-                ["failed", "failed", "undecodable", "timed_out", "overran", "cancelled", "rejected"]
-            )
+        kind = choose(
+            data, ["failed", "failed", "undecodable", "timed_out", "overran", "cancelled", "rejected"]
         )
-        delay_ms = data.draw(st.sampled_from([None, None, 0, 0, 1, 1_500]))
+        delay_ms = choose(data, [None, None, 0, 0, 1, 1_500])
         error = data.draw(errors)
         failures = [Failure(member, kind, delay_ms, error) for member in names]
         words = self.both(lambda b: b.rollback(self.topic, 0, receipt, failures))
@@ -836,14 +830,8 @@ class Lockstep(RuleBasedStateMachine):
                 absorbs = self.absorbs(member, "prepare_body")
                 self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
 
-    @rule(data=st.data())
-    def rollback_once(self, data: st.DataObject) -> None:
-        self.rollback(data)
-
-    @precondition(lambda self: self.promises.flying)
-    @rule(data=st.data())
-    def rollback_again(self, data: st.DataObject) -> None:
-        self.rollback(data)
+    rollback_once = rule(data=st.data())(rollback)
+    rollback_again = precondition(lambda self: self.promises.flying)(rule(data=st.data())(rollback))
 
     @precondition(lambda self: self.promises.flying)
     @rule(data=st.data())
@@ -918,20 +906,19 @@ class Lockstep(RuleBasedStateMachine):
 
     def some_claim(self, data: st.DataObject) -> tuple[str, int]:
         """Draw a consumer and a claim of it: mostly its newest, else one before or after it."""
-        consumer = data.draw(
-            st.sampled_from([name.decode() for name in self.zset("claimants")] * 6 + CONSUMERS)
-        )
+        consumer = choose(data, [name.decode() for name in self.zset("claimants")] * 6 + CONSUMERS)
         number, _ = self.claim_state(consumer)
-        return consumer, max(1, data.draw(st.sampled_from([number] * 6 + [number - 1, number + 1])))
+        return consumer, max(1, choose(data, [number] * 6 + [number - 1, number + 1]))
 
+    @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
-        consumer = data.draw(st.sampled_from(CONSUMERS))
+        consumer = choose(data, CONSUMERS)
         number, state = self.claim_state(consumer)
         usual = number if state == "open" else number + 1
-        number = max(1, data.draw(st.sampled_from([usual] * 8 + [number, number + 1, number - 1])))
-        lease_ms = data.draw(st.sampled_from([1_000, 60_000] * 4 + [0, 86_400_001]))
-        limit, max_bytes = data.draw(limits), data.draw(st.sampled_from([1, 1_000_000, 1_000_000]))
-        moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        number = max(1, choose(data, [usual] * 8 + [number, number + 1, number - 1]))
+        lease_ms = choose(data, [1_000, 60_000] * 4 + [0, 86_400_001])
+        limit, max_bytes = data.draw(limits), choose(data, [1, 1_000_000, 1_000_000])
+        moved = choose(data, RARELY)
         topic = self.elsewhere() if moved else self.topic
         flying = set(self.promises.flying)
         answer = self.both(lambda b: b.claim(topic, 0, consumer, number, lease_ms, limit, max_bytes))
@@ -955,10 +942,6 @@ class Lockstep(RuleBasedStateMachine):
             self.promises.claimed[member] = promise
         self.note_expired()
 
-    @rule(data=st.data())
-    def claim_once(self, data: st.DataObject) -> None:
-        self.claim(data)
-
     @rule(
         data=st.data(),
         action=st.sampled_from(
@@ -970,10 +953,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def renew_claim(self, data: st.DataObject) -> None:
         consumer, number = self.some_claim(data)
-        seal, lease_ms = (
-            data.draw(st.sampled_from([True, True, False])),
-            data.draw(st.sampled_from([500, 60_000])),
-        )
+        seal, lease_ms = (choose(data, [True, True, False]), choose(data, [500, 60_000]))
         self.both(lambda b: b.renew_claim(self.topic, 0, consumer, number, lease_ms, seal=seal))
 
     def ack_claim(self, data: st.DataObject) -> None:
@@ -996,9 +976,7 @@ class Lockstep(RuleBasedStateMachine):
         consumer, number = self.some_claim(data)
         good = self.claim_state(consumer) == (number, "sealed")
         names = data.draw(st.lists(st.sampled_from(sorted(self.zset("claim")) * 3 + MEMBERS), max_size=3))
-        failures = [
-            Failure(name, data.draw(st.sampled_from(["failed", "failed", "rejected"]))) for name in names
-        ]
+        failures = [Failure(name, choose(data, ["failed", "failed", "rejected"])) for name in names]
         words = self.both(lambda b: b.fail_claimed(self.topic, 0, consumer, number, failures))
         for failure, word in zip(failures, words, strict=True):
             held = good and failure.member in self.promises.claimed
@@ -1017,8 +995,8 @@ class Lockstep(RuleBasedStateMachine):
 
     def read_claim(self, data: st.DataObject) -> None:
         consumer, number = self.some_claim(data)
-        number = data.draw(st.sampled_from([number, number, 0]))
-        offset, limit = data.draw(st.sampled_from([0, 0, 0, 1])), data.draw(st.sampled_from([0, 10, 10]))
+        number = choose(data, [number, number, 0])
+        offset, limit = choose(data, [0, 0, 0, 1]), choose(data, [0, 10, 10])
         read = self.reading(lambda b: b.read_claim(self.topic, 0, consumer, number, offset, limit))
         if read.state == "sealed" and limit and not offset:
             known = self.sealed and self.sealed[:2] == (consumer, read.number)
@@ -1096,7 +1074,7 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.flying[member] = replace(self.promises.flying[member], cancelled=False)
 
     def remove(self, data: st.DataObject) -> None:
-        names, which = data.draw(some_members), data.draw(st.sampled_from(["any", "live", "dead"]))
+        names, which = data.draw(some_members), choose(data, ["any", "live", "dead"])
         gone = self.waiting_alone(names) if which != "dead" else set()
         self.delete(data, operate.remove(self.topic, 0, names, which))
         if which != "dead":
@@ -1121,18 +1099,16 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.flying[member] = replace(self.promises.flying[member], cancelled=True)
 
     def discard(self, data: st.DataObject) -> None:
-        names, off = data.draw(some_members), data.draw(st.sampled_from([0, 0, 1]))
+        names, off = data.draw(some_members), choose(data, [0, 0, 1])
         scores = [self.zset("dead").get(name, 0.0) + off for name in names]
         self.delete(data, operate.discard(self.topic, 0, scores, names))
 
     def delete(self, data: st.DataObject, call: Call[Any]) -> Any:
         """Run a call that deletes, as an act that keeps what it deletes or without one; return its answer."""
-        act = data.draw(st.sampled_from(["", *ACTS]))
+        act = choose(data, ["", *ACTS])
         if not act:
             return self.both(lambda b: b.run(call))
-        trash = TrashShare(
-            act, data.draw(st.sampled_from([1, 1_000, 1_000])), data.draw(st.sampled_from([1, 10**6, 10**6]))
-        )
+        trash = TrashShare(act, choose(data, [1, 1_000, 1_000]), choose(data, [1, 10**6, 10**6]))
         promises = dict(self.promises.waiting)
         found: Deleted[Any] = self.both(lambda b: b.run(into_trash(call, trash)))
         key = self.trash_keys[act]
@@ -1150,7 +1126,7 @@ class Lockstep(RuleBasedStateMachine):
         return found.answer
 
     def restore(self, data: st.DataObject) -> None:
-        act = data.draw(st.sampled_from(ACTS))
+        act = choose(data, ACTS)
         runs = {*self.zset("prepare"), *self.zset("claim")}
         answer = self.both(lambda b: b.restore(self.topic, 0, act))
         key = self.trash_keys[act]
@@ -1191,10 +1167,10 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.waiting[member] = Promise(not_before, promise.left, promise.body)
 
     def purge(self, data: st.DataObject) -> None:
-        state = data.draw(st.sampled_from(["store", "retry", "dead"]))
-        up_to = data.draw(st.sampled_from([math.inf, 100.0, float(START_MS + 2_000)]))
+        state = choose(data, ["store", "retry", "dead"])
+        up_to = choose(data, [math.inf, 100.0, float(START_MS + 2_000)])
         limit = data.draw(limits)
-        low = data.draw(st.sampled_from([-math.inf, -math.inf, 1000.0]))
+        low = choose(data, [-math.inf, -math.inf, 1000.0])
         gone = self.delete(data, operate.purge(self.topic, 0, state, up_to, limit, min_score=low))
         self.require("INV-11", gone == len(self.vanished_from(state)), gone)
         if state != "dead":
@@ -1209,7 +1185,7 @@ class Lockstep(RuleBasedStateMachine):
         getattr(self, action)(data)
 
     def acquire(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(OWNERS))
+        owner = choose(data, OWNERS)
         if data.draw(st.booleans()):
             epoch = self.both(lambda b: b.acquire(self.topic, 0))
         else:
@@ -1221,15 +1197,15 @@ class Lockstep(RuleBasedStateMachine):
         self.epochs[owner] = self.highest_epoch = epoch
 
     def pause(self, data: st.DataObject) -> None:
-        paused = data.draw(st.sampled_from([False, False, True]))
+        paused = choose(data, [False, False, True])
         self.both(lambda b: b.pause(self.topic, 0, paused))
 
     def configure(self, data: st.DataObject) -> None:
-        max_retries = data.draw(st.sampled_from([0, 1, 3, 16, 20]))
+        max_retries = choose(data, [0, 1, 3, 16, 20])
         if self.topic.is_fifo:
             # What a message has left there is counted from its failures, which a promise does not know.
             max_retries = self.topic.max_retries
-        topic = replace(self.topic, max_retries=max_retries, timeout=data.draw(st.sampled_from([1, 30])))
+        topic = replace(self.topic, max_retries=max_retries, timeout=choose(data, [1, 30]))
         apply = data.draw(st.booleans())
         answer = self.both(lambda b: b.configure(topic, 0, apply))
         if answer == "ok" and apply:
@@ -1237,8 +1213,8 @@ class Lockstep(RuleBasedStateMachine):
 
     def adopt(self, data: st.DataObject) -> None:
         """Book what strangers sent, as an audit does that saw ``foreign`` messages booked before."""
-        drift = max(self.strangers, data.draw(st.sampled_from([0, 0, 0, 1])))
-        foreign = data.draw(st.sampled_from([self.adopted] * 3 + [self.adopted + 1]))
+        drift = max(self.strangers, choose(data, [0, 0, 0, 1]))
+        foreign = choose(data, [self.adopted] * 3 + [self.adopted + 1])
         if self.both(lambda b: b.adopt(self.topic, 0, drift, foreign)) == "ok":
             self.strangers -= drift
             self.adopted += drift
@@ -1254,21 +1230,21 @@ class Lockstep(RuleBasedStateMachine):
         getattr(self, what)(data)
 
     def page(self, data: st.DataObject) -> None:
-        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead", "claim"]))
+        state = choose(data, ["store", "prepare", "retry", "dead", "claim"])
         rows = [(f"{score:.17g}", member) for member, score in self.zset(state).items()]
         options: dict[str, Any] = {
-            "after": data.draw(st.sampled_from([None, ("50", b"b"), ("-inf", b""), *rows])),
+            "after": choose(data, [None, ("50", b"b"), ("-inf", b""), *rows]),
             "limit": data.draw(limits),
             "descending": data.draw(st.booleans()),
-            "max_bytes": data.draw(st.sampled_from([1, 1_000_000])),
-            "min_score": data.draw(st.sampled_from([-math.inf, 17.0, float(START_MS)])),
-            "max_score": data.draw(st.sampled_from([math.inf, 100.0])),
+            "max_bytes": choose(data, [1, 1_000_000]),
+            "min_score": choose(data, [-math.inf, 17.0, float(START_MS)]),
+            "max_score": choose(data, [math.inf, 100.0]),
         }
-        text = data.draw(st.sampled_from([None, b"", b"a", b"\0", b"boom", b"failed"]))
+        text = choose(data, [None, b"", b"a", b"\0", b"boom", b"failed"])
         if text is None:
             self.reading(lambda b: b.list_messages(self.topic, 0, state, **options))
         else:
-            where = data.draw(st.sampled_from(["anywhere", "error"]))
+            where = choose(data, ["anywhere", "error"])
             self.reading(
                 lambda b: b.search_messages(self.topic, 0, state, text, scan=2, where=where, **options)
             )
@@ -1280,20 +1256,15 @@ class Lockstep(RuleBasedStateMachine):
 
     def places(self, data: st.DataObject) -> None:
         """Look for members by their digests, near some place."""
-        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead", "claim"]))
+        state = choose(data, ["store", "prepare", "retry", "dead", "claim"])
         members = [b"a", b"b", b"nobody", *self.zset(state)]
         scores = [None, 50.0, *self.zset(state).values()]
         areas = [
-            Area(
-                state,
-                data.draw(st.sampled_from(scores)),
-                data.draw(limits),
-                data.draw(st.sampled_from([0, 1, 5])),
-            )
+            Area(state, choose(data, scores), data.draw(limits), choose(data, [0, 1, 5]))
             for _ in range(data.draw(st.integers(0, 3)))
         ]
         digests = [sha1(member, usedforsecurity=False).digest() for member in dict.fromkeys(members)]
-        scan = data.draw(st.sampled_from([1, 2, 1_000]))
+        scan = choose(data, [1, 2, 1_000])
         self.reading(lambda b: b.find_by_digest(self.topic, 0, digests, areas, scan=scan, max_bytes=scan))
         self.reading(lambda b: b.ranks(self.topic, 0, state, members))
 
@@ -1310,14 +1281,14 @@ class Lockstep(RuleBasedStateMachine):
                 b.audit_ledger(self.topic, 0),
             ]
         )
-        state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
+        state, low = choose(data, ["store", "prepare", "retry", "dead"]), data.draw(limits)
         self.reading(lambda b: b.count_between(self.topic, 0, state, low, 100.0))
         self.reading(lambda b: b.describe_messages(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
         members = [b"a", b"b", b"", b"nobody"]
         self.reading(lambda b: [b.status(self.topic, 0, member) for member in members])
 
     def held(self, data: st.DataObject) -> None:
-        owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))
+        owner, offset = choose(data, OWNERS), choose(data, [0, 0, 1])
         answer = self.reading(lambda b: b.list_held(self.topic, 0, owner, offset))
         if answer is not None and offset == 0 and self.topic.serial:
             mine = {(m, f.receipt, f.left) for m, f in self.promises.flying.items() if f.owner == owner}

@@ -27,8 +27,13 @@ def pair(client: redis.Redis, key: bytes) -> tuple[list[Any], Clock]:
     return [Broker(client, "alike:", clock), OracleBroker("alike:", clock)], clock
 
 
-def check_alike(client: redis.Redis, memory: Any, key: bytes) -> None:
-    assert client.hgetall(key) == dict(memory.keyspace.get(key, {}))
+def both(brokers: list[Any], key: bytes, method: str, *args: Any, **options: Any) -> Any:
+    """Call both brokers, which answer alike and leave the same at the key; return the answer."""
+    one, other = (getattr(broker, method)(*args, **options) for broker in brokers)
+    assert one == other
+    # It expires by the clock of the server, not by that of the test.
+    assert brokers[0].client.hgetall(key) == dict(brokers[1].keyspace.get(key, {}))
+    return one
 
 
 @given(
@@ -45,12 +50,9 @@ def test_both_brokers_spend_alike_and_never_more_than_the_rate(
     for wanted, ms in history:
         clock.advance(max(0, ms) / 1000)
         passed_us += max(0, ms) * 1000
-        one, other = (broker.spend("who", each, size, wanted) for broker in brokers)
-        # It expires by the clock of the server, not by this one.
+        wait_us = both(brokers, key, "spend", "who", each, size, wanted)
         redis_client.persist(key)
-        assert one == other
-        check_alike(redis_client, brokers[1], key)
-        if one == 0:
+        if wait_us == 0:
             spent += wanted
             # What is given back beyond a full bucket is lost.
             given_back += max(0, -wanted)
@@ -89,14 +91,10 @@ def test_both_brokers_answer_alike(redis_client: redis.Redis, history: list[Any]
     brokers, clock = pair(redis_client, key)
     for act, given_, token, ms in history:
         clock.advance(ms / 1000)
-        one, other = (
-            broker.begin_request("request", given_, token, 30_000)
-            if act == "begin"
-            else broker.store_answer("request", token, given_, 60_000)
-            for broker in brokers
-        )
-        assert one == other
-        check_alike(redis_client, brokers[1], key)
+        if act == "begin":
+            both(brokers, key, "begin_request", "request", given_, token, 30_000)
+        else:
+            both(brokers, key, "store_answer", "request", token, given_, 60_000)
 
 
 def test_a_request_is_done_once_unless_its_attempt_dies(redis_client: redis.Redis) -> None:
@@ -121,13 +119,11 @@ def test_what_is_known_of_a_task_never_goes_back(redis_client: redis.Redis, hist
     brokers, _ = pair(redis_client, key)
     known = 0
     for stamp, record in history:
-        answers = {broker.store_result("task", stamp, 60_000, b"job", record) for broker in brokers}
-        assert answers == {"ok" if stamp > known else "stale"}
+        word = both(brokers, key, "store_result", "task", stamp, 60_000, b"job", record)
+        assert word == ("ok" if stamp > known else "stale")
         known = max(known, stamp)
-        check_alike(redis_client, brokers[1], key)
-        assert len({broker.result("task") for broker in brokers}) == 1
-        assert brokers[0].result("task").stamp == known
-    assert [broker.result("another") for broker in brokers] == [None, None]
+        assert both(brokers, key, "result", "task").stamp == known
+    assert both(brokers, key, "result", "another") is None
     assert 0 < redis_client.pttl(key) <= 60_000
 
 
@@ -161,30 +157,26 @@ def test_a_consumer_has_one_driver_at_a_time(redis_client: redis.Redis, history:
     checkpoint, until = "", 0
     for step in history:
         if isinstance(step, str):
-            answers = {broker.leave_consumer(TOPIC, "nightly", step) for broker in brokers}
             left = bool(had) and step in ("", had[-1])
-            assert answers == {"left" if left else "absent"}
+            word = both(brokers, key, "leave_consumer", TOPIC, "nightly", step)
+            assert word == ("left" if left else "absent")
             until = 0 if left else until
         else:
             clock.advance(step.pop("passing") / 1000)
             now_ms = clock() // 1000
-            found = [
-                broker.hold_consumer(TOPIC, "nightly", about="web-3", lease_ms=2_000, **step)
-                for broker in brokers
-            ]
-            assert found[0] == found[1]
+            how = {"about": "web-3", "lease_ms": 2_000, **step}
+            holder = both(brokers, key, "hold_consumer", TOPIC, "nightly", **how)
             mine = not had or had[-1] == step["driver"]
             same = step["starts"] and (step["checkpoint"] == checkpoint or step["gone"] in had[-1:])
-            assert (found[0] is None) == (mine or bool(same) or (step["starts"] and until <= now_ms))
-            if found[0] is None:
+            assert (holder is None) == (mine or bool(same) or (step["starts"] and until <= now_ms))
+            if holder is None:
                 if not had or had[-1] != step["driver"]:
                     checkpoint = step["checkpoint"]
                 had.append(step["driver"])
                 until = now_ms + 2_000
             else:
-                assert (found[0].name, found[0].about, found[0].until_ms) == (had[-1], "web-3", until)
-        check_alike(redis_client, brokers[1], key)
-        assert len({broker.driver_of_consumer(TOPIC, "nightly") for broker in brokers}) == 1
+                assert (holder.name, holder.about, holder.until_ms) == (had[-1], "web-3", until)
+        both(brokers, key, "driver_of_consumer", TOPIC, "nightly")
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -249,14 +241,12 @@ def test_both_brokers_end_permits_alike(redis_client: redis.Redis, history: list
     brokers, clock = pair(redis_client, key)
     for act, worker, count, ms in history:
         clock.advance(ms / 1000)
-        one, other = (
-            broker.allow(TOPIC, worker, tokens=0, in_use=count, wanted=0, lease_ms=4_000)
-            if act == "allow"
-            else broker.end_permits(TOPIC, worker, count, 4_000 if act == "renew" else 0)
-            for broker in brokers
-        )
-        assert one == other
-        check_alike(redis_client, brokers[1], key)
+        if act == "allow":
+            how = {"tokens": 0, "in_use": count, "wanted": 0, "lease_ms": 4_000}
+            both(brokers, key, "allow", TOPIC, worker, **how)
+        else:
+            lease_ms = 4_000 if act == "renew" else 0
+            both(brokers, key, "end_permits", TOPIC, worker, count, lease_ms)
 
 
 def test_permits_end_with_what_they_are_for_and_last_as_long_as_it_is_extended(
@@ -301,9 +291,5 @@ def test_both_brokers_share_alike(
     brokers, clock = pair(redis_client, key)
     for worker, tokens, in_use, wanted, ms in history:
         clock.advance(ms / 1000)
-        one, other = (
-            broker.allow(topic, worker, tokens=tokens, in_use=in_use, wanted=wanted, lease_ms=4_000)
-            for broker in brokers
-        )
-        assert one == other
-        check_alike(redis_client, brokers[1], key)
+        how = {"tokens": tokens, "in_use": in_use, "wanted": wanted, "lease_ms": 4_000}
+        both(brokers, key, "allow", topic, worker, **how)

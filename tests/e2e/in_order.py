@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.e2e.processes import Start, WorkerProcess
+from tests.e2e.processes import Start, WorkerProcess, completed
 from tests.support.brokers import Broker
 from tests.support.workers import audit, eventually, live
 
@@ -119,11 +118,8 @@ class InOrder:
     def _checked(self) -> dict[str, Any]:
         checker = Path(__file__).with_name("in_order_checker.py")
         log = self._data / "in-line"
-        done = subprocess.run(
-            [sys.executable, str(checker), str(log), str(self._entities), str(self._messages)],
-            capture_output=True,
-            text=True,
-            check=False,
+        done = completed(
+            [sys.executable, checker, log, str(self._entities), str(self._messages)], seconds=600
         )
         found: dict[str, Any] = json.loads(done.stdout)
         return found

@@ -30,18 +30,21 @@ def environment_of(data: Path, url: str, prefix: str, **more: str) -> dict[str, 
     }
 
 
+def completed(
+    command: Sequence[str | Path],
+    environment: dict[str, str] | None = None,
+    seconds: float = 60,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its exit code and what it has printed."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    options = {"capture_output": True, **options}
+    return subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=seconds, check=False, **options)
+
+
 def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of manage.py to its end, within a minute."""
-    return subprocess.run(
-        [*preloaded.python(), "manage.py", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **options,
-    )
+    return completed([*preloaded.python(), "manage.py", *arguments], environment, **options)
 
 
 class WorkerProcess:

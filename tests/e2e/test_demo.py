@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
+from tests.e2e.processes import ROOT
 from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("proc")]
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.postgres import postgres
-from tests.e2e.processes import Happened, Start, environment_of, manage, named
+from tests.e2e.processes import Happened, Start, completed, environment_of, manage, named
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, send
 
@@ -75,7 +74,6 @@ def test_a_worker_starts_although_a_database_takes_connections_and_never_answers
     assert "Traceback" not in worker.output
 
 
-ROOT = Path(__file__).parents[2]
 SECONDS = os.environ.get("SCHEDULES_SECONDS", "6")
 HOURS = 10
 
@@ -98,15 +96,8 @@ def test_each_tick_becomes_one_message_though_workers_die_and_the_clock_changes(
     redis_url: str, prefix: str, start: str, nightly: str, in_the_gap: str
 ) -> None:
     command = [sys.executable, "-m", "tests.e2e.schedule_workers", "--url", redis_url, "--prefix", prefix]
-    done = subprocess.run(
-        [*command, "--start", start, "--hours", str(HOURS), "--seconds", SECONDS],
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120 + 2 * float(SECONDS),
-    )
+    command += ["--start", start, "--hours", str(HOURS), "--seconds", SECONDS]
+    done = completed(command, seconds=120 + 2 * float(SECONDS))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     begin = datetime.fromisoformat(start).astimezone(UTC)

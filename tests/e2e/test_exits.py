@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.e2e.processes import ROOT, Happened, Start, environment_of, named, state_of
+from tests.e2e.processes import ROOT, Happened, Start, completed, environment_of, named, state_of
 from tests.support.brokers import Broker
 from tests.support.servers import absent
 from tests.support.workers import LONG, eventually, live, send
@@ -85,9 +85,7 @@ assert own.wait() == 7
 
 
 def test_a_subreaper_reaps_orphans_and_leaves_its_own_children_their_status() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SUBREAPER], cwd=ROOT, capture_output=True, text=True, timeout=LONG, check=False
-    )
+    done = completed([sys.executable, "-c", SUBREAPER])
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -150,15 +148,8 @@ def test_commands_run_with_standard_streams_that_are_closed(
     tmp_path: Path, redis_url: str, prefix: str, closed: str
 ) -> None:
     for arguments in ("runrmqconsumers work --burst", "rmqstats"):
-        done = subprocess.run(
-            ["sh", "-c", f"exec {sys.executable} manage.py {arguments} {closed}"],
-            cwd=ROOT,
-            env=environment_of(tmp_path, redis_url, prefix),
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+        command = ["sh", "-c", f"exec {sys.executable} manage.py {arguments} {closed}"]
+        done = completed(command, environment_of(tmp_path, redis_url, prefix))
         assert done.returncode == 0, done.stderr
         assert "NoneType" not in done.stderr
 
@@ -168,17 +159,9 @@ def run_unread(arguments: str, environment: dict[str, str], unread: str) -> tupl
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments.split()],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=writing if unread == "stdout" else subprocess.PIPE,
-            stderr=writing if unread == "stderr" else subprocess.PIPE,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, unread: writing}
+        how = {"stdin": subprocess.DEVNULL, "capture_output": False, **streams}
+        done = completed([sys.executable, "manage.py", *arguments.split()], environment, **how)
     finally:
         os.close(writing)
     return done.returncode, (done.stdout or "") + (done.stderr or "")

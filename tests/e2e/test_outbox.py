@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import mariadb, postgres
 from tests.e2e.outbox_deaths import ANY, RELAY_POINTS, SENDER_POINTS
+from tests.e2e.processes import completed
 from tests.support.databases import SERVERS
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, Callable[[], object]] = {"postgres": postgres.programs, "mariadb": mariadb.programs}
 EXACT = {"lost": 0, "never_committed": 0, "outdated": 0, "left_in_the_outbox": 0}
 
@@ -25,15 +22,7 @@ def run(database: str, *arguments: str, program: str = "outbox_deaths") -> dict[
     if database in PROGRAMS:
         PROGRAMS[database]()
     command = [sys.executable, "-m", f"tests.e2e.{program}", "--database", database, *arguments]
-    done = subprocess.run(
-        command,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = completed(command, seconds=500)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     print(found)

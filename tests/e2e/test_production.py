@@ -17,12 +17,11 @@ from urllib.error import URLError
 import pytest
 
 from tests.e2e.postgres import postgres
-from tests.support import preloaded
+from tests.e2e.processes import ROOT, manage
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent, ask
 from tests.support.workers import eventually
 
-ROOT = Path(__file__).parents[2]
 PROCESSES, THREADS = 2, 4
 CONNECTIONS = 9
 """The most connections of a worker process to Redis: 2 of the dispatcher, 2 of the coordinator, and 1 each for wake-ups, for
@@ -63,15 +62,7 @@ class Shop:
         }
 
     def manage(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*preloaded.python(), "manage.py", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = manage(self.environment, *arguments, seconds=120)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 

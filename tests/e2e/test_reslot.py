@@ -15,7 +15,7 @@ import pytest
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
-from tests.e2e.processes import ROOT, Start, WorkerProcess, environment_of, is_gone
+from tests.e2e.processes import ROOT, Start, WorkerProcess, completed, environment_of, is_gone
 from tests.support import preloaded
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
@@ -56,15 +56,8 @@ class Load:
     def run(self, *arguments: str, module: str = "") -> tuple[int, str]:
         """Run a command to its end; return its exit code and what it printed."""
         how = ["-m", module] if module else ["manage.py"]
-        done = subprocess.run(
-            [*preloaded.python(), *how, *arguments],
-            check=False,
-            cwd=ROOT,
-            env=self.env,
-            capture_output=True,
-            timeout=120,
-        )
-        return done.returncode, (done.stdout + done.stderr).decode()
+        done = completed([*preloaded.python(), *how, *arguments], self.env, seconds=120)
+        return done.returncode, done.stdout + done.stderr
 
     def sent(self) -> dict[str, int]:
         """Name -> when it was sent (ms)."""

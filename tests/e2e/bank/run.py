@@ -29,7 +29,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import Postgres, postgres
-from tests.e2e.processes import ROOT, WorkerProcess, environment_of, manage
+from tests.e2e.processes import ROOT, WorkerProcess, completed, environment_of, manage
 from tests.support.brokers import Broker
 from tests.support.workers import client_of
 
@@ -213,17 +213,9 @@ class Run:
         return self.plan.transfers - sent, kept, held
 
     def _audit(self) -> None:
-        audited = subprocess.run(
-            [
-                sys.executable,
-                ROOT / "tests/e2e/bank/audit.py",
-                self._list,
-                str(self.plan.accounts),
-                str(self._postgres.port),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
+        figures = str(self.plan.accounts), str(self._postgres.port)
+        audited = completed(
+            [sys.executable, ROOT / "tests/e2e/bank/audit.py", self._list, *figures], seconds=600
         )
         self.outcome.is_right = audited.returncode == 0
         self.outcome.report = audited.stdout + audited.stderr

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +18,7 @@ from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery, Failure, Prepared, Sent
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock
-from tests.contract.keyspaces import Found, Keyspace
+from tests.contract.keyspaces import SETS, Found, Keyspace
 
 START_MS = 1_800_000_000_000
 TYPES = [kind for kind in TopicType if kind is not TopicType.FIFO]
@@ -162,6 +163,41 @@ class Slot:
     def kill(self, member: bytes) -> None:
         """Bring a member that waits alone into Dead by rejection."""
         self.fail_one(member, kind="rejected")
+
+    def end(self, how: str, receipt: int, *members: bytes, **failure: Any) -> list[str] | None:
+        """End deliveries in one of the ways there are; return the answer. A time-out has none."""
+        if how == "time_out":
+            self.clock.advance(self.topic.timeout + 1)
+            assert self.time_out() == len(members)
+            return None
+        if how in ("commit", "release"):
+            return cast("list[str]", getattr(self, how)(receipt, list(members)))
+        return self.fail(receipt, *members, kind="rejected" if how == "reject" else "failed", **failure)
+
+    @contextmanager
+    def woken(self) -> Iterator[None]:
+        """Require that the block wakes who sleeps in the slot, once."""
+        wakeups = self.broker.wakeups([self.topic])
+        try:
+            yield
+            assert wakeups.get(5) == [(self.topic.name, self.index)]
+        finally:
+            wakeups.close()
+
+    @contextmanager
+    def foreign(self, name: str) -> Iterator[None]:
+        """Let a key of the slot be of another type while the block runs."""
+        key = getattr(self.keys, name)
+        kept = self.keyspace.dump().get(key, {})
+        self.keyspace.delete(key)
+        self._put(key, {b"x": 1 if name not in SETS else b"1"})
+        yield
+        self.keyspace.delete(key)
+        self._put(key, kept)
+
+    def _put(self, key: bytes, content: dict[bytes, Any]) -> None:
+        for field, value in content.items():
+            (self.keyspace.hset if isinstance(value, bytes) else self.keyspace.zadd)(key, field, value)
 
     def zadd(self, member: bytes, score: float) -> None:
         """Send as the article's producers do."""

@@ -125,11 +125,7 @@ def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     send(slot, b"1", b"2")
     receipt, _ = take(slot)
     send(slot, b"3", b"4")
-    if end == "time_out":
-        clock.advance(7)
-        slot.time_out(10)
-    else:
-        getattr(slot, end)(receipt, *([[b"k"]] if end == "release" else [b"k"]))
+    slot.end(end, receipt, b"k")
     assert take(slot)[1] == [b"1", b"2", b"3", b"4"]
 
 

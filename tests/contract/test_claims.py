@@ -333,10 +333,8 @@ def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
     claim(slot, limit=1)
     assert slot.take(owner="A").status == slot.take(owner="B").status == "busy"
     assert slot.hash("control")[b"sleeping_until"] == b"9007199254740992"
-    wakeups = slot.broker.wakeups([slot.topic])
-    assert slot.ack_claim("s", 1) == ("ok", 0)
-    assert wakeups.get(5) == [(slot.topic.name, 0)]
-    wakeups.close()
+    with slot.woken():
+        assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.take(owner="B").status == "ok"
     assert slot.claim("s", 2, LEASE_MS, 1).status == "busy"
 
@@ -346,11 +344,9 @@ def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slo
     slot.send(b"a", b"b")
     claim(slot, limit=1)
     assert slot.take(owner="A").status == "busy"
-    wakeups = slot.broker.wakeups([slot.topic])
-    slot.return_claim("s", 1, spent=True)
+    with slot.woken():
+        slot.return_claim("s", 1, spent=True)
     assert len(slot.zset("dead")) == 1
-    assert wakeups.get(5) == [(slot.topic.name, 0)]
-    wakeups.close()
 
 
 @pytest.mark.parametrize("end", ["return_claim", "time_out", "lost"])
@@ -361,14 +357,12 @@ def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, en
     due = slot.take(owner="A").next_due
     assert due == slot.now_ms + LEASE_MS
     assert slot.broker.heads(slot.topic, [0], upkeep=True) == [due]
-    wakeups = slot.broker.wakeups([slot.topic])
-    if end == "time_out":
-        slot.clock.advance(LEASE_MS / 1000)
-        slot.time_out()
-    else:
-        slot.return_claim("s", 1, spent=end == "lost")
-    assert wakeups.get(5) == [(slot.topic.name, 0)]
-    wakeups.close()
+    with slot.woken():
+        if end == "time_out":
+            slot.clock.advance(LEASE_MS / 1000)
+            slot.time_out()
+        else:
+            slot.return_claim("s", 1, spent=end == "lost")
     assert slot.take(owner="B").status == "ok"
 
 
@@ -381,12 +375,10 @@ def test_what_else_waits_is_taken_while_a_lost_claim_comes_back(slot: Slot, seal
         slot.renew_claim("s", 1, LEASE_MS, seal=True)
     slot.send(b"new")
     assert slot.take(1, owner="A").status == "busy"
-    wakeups = slot.broker.wakeups([slot.topic])
     slot.clock.advance(LEASE_MS / 1000)
     # The first step of its return opens the gate, and says so.
-    assert slot.time_out(1) == 1 and len(slot.zset("claim")) == 4
-    assert wakeups.get(5) == [(slot.topic.name, 0)]
-    wakeups.close()
+    with slot.woken():
+        assert slot.time_out(1) == 1 and len(slot.zset("claim")) == 4
     answer = slot.take(1, owner="A")
     if slot.topic.type is TopicType.FIFO:
         # What comes back has its place before what else waits.
@@ -836,19 +828,8 @@ def test_prepare_names_a_key_of_another_type_while_something_is_claimed(
     slot.send(A)
     claim(slot)
     slot.fail_claimed("s", 1, [Failure(A)])
-    kept = slot.keyspace.dump()[getattr(slot.keys, name)]
-    slot.keyspace.delete(getattr(slot.keys, name))
-    if name == "claim":
-        slot.keyspace.hset(slot.keys.claim, b"x", b"1")
-    else:
-        slot.keyspace.zadd(getattr(slot.keys, name), b"x", 1)
-    before = slot.snapshot()
-    with pytest.raises(WrongType):
-        slot.take()
-    assert slot.snapshot() == before
-    slot.keyspace.delete(getattr(slot.keys, name))
-    for field, value in kept.items():
-        if name == "claim":
-            slot.keyspace.zadd(slot.keys.claim, field, value)
-        else:
-            slot.keyspace.hset(getattr(slot.keys, name), field, value)
+    with slot.foreign(name):
+        before = slot.snapshot()
+        with pytest.raises(WrongType):
+            slot.take()
+        assert slot.snapshot() == before

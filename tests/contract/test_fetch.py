@@ -41,14 +41,10 @@ def test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would(
 
 @each_type
 def test_who_was_let_sleep_is_woken_by_the_next_send(slot: Slot) -> None:
-    wakeups = slot.broker.wakeups([slot.topic])
-    try:
-        assert begin(slot).is_asleep
+    assert begin(slot).is_asleep
+    with slot.woken():
         slot.send(b"a")
-        assert wakeups.get(timeout=5) == [(slot.topic.name, 0)]
-        assert slot.take(epoch=1).status == "ok"
-    finally:
-        wakeups.close()
+    assert slot.take(epoch=1).status == "ok"
 
 
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
@@ -105,22 +101,17 @@ def test_one_slot_that_holds_something_keeps_no_other_awake(make_slot: MakeSlot)
 
 def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", index=1)
-    slot.keyspace.zadd(slot.keys.control, b"x", 1)
-    assert slot.broker.acquire_slots(slot.topic, [0, 1, 2]) == [
-        Acquired(1, True),
-        Acquired(None, False),
-        Acquired(1, True),
-    ]
-    with pytest.raises(WrongType, match="control"):
-        slot.acquire()
-    slot.keyspace.delete(slot.keys.control)
+    with slot.foreign("control"):
+        found = slot.broker.acquire_slots(slot.topic, [0, 1, 2])
+        assert found == [Acquired(1, True), Acquired(None, False), Acquired(1, True)]
+        with pytest.raises(WrongType, match="control"):
+            slot.acquire()
 
 
 def test_a_slot_with_a_foreign_store_is_looked_at(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
-    slot.keyspace.hset(slot.keys.store, b"x", b"1")
-    assert begin(slot) == Acquired(1, False)
-    slot.keyspace.delete(slot.keys.store)
+    with slot.foreign("store"):
+        assert begin(slot) == Acquired(1, False)
 
 
 def test_a_thousand_slots_are_acquired_at_once_and_no_more(make_slot: MakeSlot) -> None:
@@ -189,13 +180,7 @@ def test_what_is_delivered_beside_another_delivery_is_not_alone(slot: Slot, size
 def test_every_end_of_the_last_delivery_opens_the_gate(slot: Slot, end: str) -> None:
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one("A")
-    if end == "time_out":
-        slot.clock.advance(31)
-        slot.time_out()
-    elif end in ("fail", "reject"):
-        getattr(slot, end)(receipt, delivery.member)
-    else:
-        getattr(slot, end)(receipt, [delivery.member])
+    slot.end(end, receipt, delivery.member)
     assert slot.take(1, "B").status == "ok"
 
 

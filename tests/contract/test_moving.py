@@ -134,15 +134,13 @@ def test_a_new_slot_takes_time_out_and_retries_from_its_topic(make_slot: Make) -
 
 def test_shutting_and_opening_wake_who_sleeps(make_slot: Make) -> None:
     slot = make_slot(slots=2)
-    wakeups = slot.broker.wakeups([slot.topic])
     slot.take()
-    slot.shut(1)
-    assert wakeups.get(1.0) == [(slot.topic.name, 0)]
+    with slot.woken():
+        slot.shut(1)
     slot.send(b"x")
     assert slot.take().status == "busy"
-    slot.reopen(1)
-    assert wakeups.get(1.0) == [(slot.topic.name, 0)]
-    wakeups.close()
+    with slot.woken():
+        slot.reopen(1)
 
 
 def test_receipts_go_on_above_those_of_the_slots_that_messages_came_from(make_slot: Make) -> None:

@@ -263,14 +263,9 @@ def test_a_message_waits_where_another_program_has_put_a_key(
     owner = owners(make_slot(TopicType.RANGE_MERGE))
     slot = owner.slot
     owner.work()
-    foreign = getattr(slot.keys, key)
-    if key == "inflight":
-        slot.keyspace.zadd(foreign, b"a", 1.0)
-    else:
-        slot.keyspace.hset(foreign, b"a", b"1")
-    slot.send(b"next")
-    assert owner.heard() == [(slot.topic.name, slot.index)]
-    slot.keyspace.delete(foreign)
+    with slot.foreign(key):
+        slot.send(b"next")
+        assert owner.heard() == [(slot.topic.name, slot.index)]
     assert slot.where(b"next") == "W"
 
 
@@ -281,16 +276,6 @@ def test_a_send_that_finds_a_key_of_another_type_is_refused_and_pushes_nothing(
     owner = owners(make_slot(TopicType.RANGE_MERGE))
     slot = owner.slot
     owner.work()
-    foreign = getattr(slot.keys, key)
-    kept = slot.hash(key) if key == "stats" else {}
-    slot.keyspace.delete(foreign)
-    if key == "retry":
-        slot.keyspace.hset(foreign, b"a", b"1")
-    else:
-        slot.keyspace.zadd(foreign, b"a", 1.0)
-    with pytest.raises(WrongType):
+    with slot.foreign(key), pytest.raises(WrongType):
         slot.send(b"a")
-    slot.keyspace.delete(foreign)
-    for field, value in kept.items():
-        slot.keyspace.hset(foreign, field, value)
     assert not wakes(owner), "the one push that was heard is that of the second send"

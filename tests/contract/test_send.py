@@ -269,17 +269,12 @@ def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: MakeSlot, wh
 @pytest.mark.parametrize("name", ["store", "retry", "body", "stats", "control"])
 def test_a_foreign_key_concerns_its_slot_only(make_slot: MakeSlot, name: str) -> None:
     one, other = slots(make_slot, 2)
-    key = getattr(one.keys, name)
-    if name in ("store", "retry"):
-        one.keyspace.hset(key, b"x", b"1")
-    else:
-        one.keyspace.zadd(key, b"x", 1)
-    before = one.snapshot()
-    assert scatter(one, b"a", b"b") == [None, Sent("stored", one.now_ms)]
-    assert {key: value for key, value in one.snapshot().items() if key in before} == before
-    assert not one.snapshot().keys() & ({*one.keys} - before.keys())
-    assert other.zset("store") == {b"b": one.now_ms}
-    one.keyspace.delete(key)
+    with one.foreign(name):
+        before = one.snapshot()
+        assert scatter(one, b"a", b"b") == [None, Sent("stored", one.now_ms)]
+        assert {key: value for key, value in one.snapshot().items() if key in before} == before
+        assert not one.snapshot().keys() & ({*one.keys} - before.keys())
+        assert other.zset("store") == {b"b": one.now_ms}
 
 
 @pytest.mark.parametrize("range_ms", [-1, 10**15])

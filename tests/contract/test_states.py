@@ -45,7 +45,7 @@ def waiting_score(slot: Slot) -> float:
     return slot.zset("store")[A]
 
 
-def assert_stale_and_unchanged(slot: Slot, call: Callable[[], list[str]]) -> None:
+def assert_stale_and_unchanged(slot: Slot, call: Callable[[], list[str] | None]) -> None:
     before, stale = slot.snapshot("stale"), slot.counted("stale")
     assert call() == ["stale"]
     assert slot.snapshot("stale") == before
@@ -110,14 +110,9 @@ def test_prepare(slot: Slot, state: str, owner: str) -> None:
 @pytest.mark.parametrize("event", ["commit", "release", "extend", "rollback", "reject"])
 def test_phase_two_is_stale_where_nothing_is_in_flight(slot: Slot, state: str, event: str) -> None:
     receipt = bring(slot, state)
-    call = {
-        "commit": lambda: slot.commit(receipt, [A]),
-        "release": lambda: slot.release(receipt, [A]),
-        "extend": lambda: slot.extend(receipt, [A]),
-        "rollback": lambda: slot.fail(receipt, A),
-        "reject": lambda: slot.reject(receipt, A),
-    }[event]
-    assert_stale_and_unchanged(slot, call)
+    assert_stale_and_unchanged(
+        slot, lambda: slot.extend(receipt, [A]) if event == "extend" else slot.end(event, receipt, A)
+    )
 
 
 @in_flight
@@ -408,21 +403,6 @@ def test_purge_of_dead(slot: Slot, state: str) -> None:
     assert slot.where(A) == state
 
 
-def answer_of_end(slot: Slot, receipt: int, end: str) -> list[str] | None:
-    """End the delivery of A; return the answer. A time-out has none."""
-    if end == "time_out":
-        slot.clock.advance(31)
-        assert slot.time_out() == 1
-        return None
-    calls = {
-        "commit": lambda: slot.commit(receipt, [A]),
-        "release": lambda: slot.release(receipt, [A]),
-        "rollback": lambda: slot.fail(receipt, A),
-        "reject": lambda: slot.reject(receipt, A),
-    }
-    return calls[end]()
-
-
 @in_flight
 @pytest.mark.parametrize("mark", ["bury", "remove"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "time_out"])
@@ -436,7 +416,7 @@ def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
     assert slot.extend(receipt, [A]) == ["ok"]
-    assert answer_of_end(slot, receipt, end) == (None if end == "time_out" else ["ok"])
+    assert slot.end(end, receipt, A) == (None if end == "time_out" else ["ok"])
     assert slot.where(A) == ("D" if mark == "bury" else "-")
     assert slot.counted("ended_marked") == 1
     assert not slot.hash("body") and not slot.hash("failures")
@@ -452,7 +432,7 @@ def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
     answers = {"time_out": None, "rollback": ["cancelled"], "reject": ["cancelled"]}
-    assert answer_of_end(slot, receipt, end) == answers.get(end, ["ok"])
+    assert slot.end(end, receipt, A) == answers.get(end, ["ok"])
     assert slot.where(A) == "-"
     ended = {name: slot.counted(name) for name in ("committed", "cancelled", "ended_marked")}
     assert ended == {"committed": end == "commit", "cancelled": end != "commit", "ended_marked": 0}

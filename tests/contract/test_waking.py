@@ -189,9 +189,7 @@ def test_a_merge_that_changes_nothing_wakes_nobody(slot: Slot, ear: Ear) -> None
 
 @slot_of_each(TYPES, backoff=CONSTANT)
 @pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "time_out"])
-def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
-    slot: Slot, ear: Ear, clock: Clock, end: str
-) -> None:
+def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(slot: Slot, ear: Ear, end: str) -> None:
     slot = slot.with_topic(max_retries=0 if end == "time_out" else 16)
     slot.send(b"a", b"b")
     first, second = slot.take(1, "A"), slot.take(1, "A")
@@ -200,13 +198,7 @@ def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
     slot.commit(first.receipt, [first.deliveries[0].member])
     assert ear.heard() == 0
     member = second.deliveries[0].member
-    if end == "time_out":
-        clock.advance(31)
-        slot.time_out()
-    elif end in ("fail", "reject"):
-        getattr(slot, end)(second.receipt, member)
-    else:
-        getattr(slot, end)(second.receipt, [member])
+    slot.end(end, second.receipt, member)
     assert ear.heard() == 1
 
 
@@ -325,7 +317,6 @@ def test_a_call_that_ends_nothing_wakes_nobody(slot: Slot, ear: Ear, end: str) -
     if end == "time_out":
         assert slot.time_out() == 0
     else:
-        words = slot.fail(77, b"a") if end == "fail" else getattr(slot, end)(77, [b"a"])
-        assert words == ["stale"]
+        assert slot.end(end, 77, b"a") == ["stale"]
     assert slot.snapshot("stale") == before
     assert ear.heard() == 0

@@ -63,6 +63,17 @@ def test_nothing_is_begun_by_taking_a_batch(notes: SharedNotes) -> None:
     assert notes.begun() == {}
 
 
+def sent(*numbers: tuple[Topic, int]) -> tuple[Any, Clock]:
+    """Return a broker that has so many messages of these topics, all of which are due, and its clock."""
+    clock = Clock(1_000_000)
+    broker = OracleBroker("", clock)
+    producer = Producer(broker)
+    for topic, number in numbers:
+        producer.send([producer.build(topic, {"n": n}) for n in range(number)])
+    clock.advance(1)
+    return broker, clock
+
+
 def ends(settled: RecoveryResult) -> dict[str, int]:
     """How many messages ended in which way."""
     return {end: count for end in get_args(Ending) if (count := settled.count(end))}
@@ -97,11 +108,7 @@ def test_a_new_child_begins_with_nothing_and_another_token(notes: SharedNotes) -
 def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_is_given_back(
     notes: SharedNotes,
 ) -> None:
-    clock = Clock(1_000_000)
-    broker = OracleBroker("", clock)
-    producer = Producer(broker)
-    producer.send([producer.build(PLAIN, {"n": n}) for n in range(20)])
-    clock.advance(1)
+    broker, _ = sent((PLAIN, 20))
     taken = [broker.prepare(PLAIN, slot, "me", broker.acquire(PLAIN, slot), 100) for slot in range(2)]
     assert all(answer.deliveries for answer in taken)
     notes.owner = "me"
@@ -129,11 +136,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
 def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(
     notes: SharedNotes,
 ) -> None:
-    clock = Clock(1_000_000)
-    broker: Any = OracleBroker("", clock)
-    producer = Producer(broker)
-    producer.send([producer.build(OTHER, {"n": n}) for n in range(3)])
-    clock.advance(1)
+    broker, clock = sent((OTHER, 3))
     epoch = broker.acquire(OTHER, 0)
     taken = broker.prepare(OTHER, 0, "me", epoch, 100)
     notes.owner = "me"
@@ -155,12 +158,7 @@ def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_
 def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
     notes: SharedNotes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock(1_000_000)
-    broker: Any = OracleBroker("", clock)
-    producer = Producer(broker)
-    producer.send([producer.build(OTHER, {"n": n}) for n in range(20)])
-    producer.send([producer.build(PLAIN, {"n": n}) for n in range(3)])
-    clock.advance(1)
+    broker, _ = sent((OTHER, 20), (PLAIN, 3))
     notes.owner = "me"
     for thread, topic in enumerate((OTHER, PLAIN)):
         for slot in range(topic.slots):
@@ -194,11 +192,7 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
 
 def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: SharedNotes) -> None:
     topic = replace(OTHER, max_retries=0)
-    clock = Clock(1_000_000)
-    broker: Any = OracleBroker("", clock)
-    producer = Producer(broker)
-    producer.send([producer.build(topic, {"n": 1})])
-    clock.advance(1)
+    broker, _ = sent((topic, 1))
     taken = broker.prepare(topic, 0, "me", broker.acquire(topic, 0), 100)
     notes.owner = "me"
     notes.thread(0).take("other", 0, taken.receipt, [taken.deliveries[0].member])[0] = BEGUN
@@ -208,11 +202,7 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Sha
 
 
 def test_nothing_of_another_owner_is_given_back(notes: SharedNotes) -> None:
-    clock = Clock(1_000_000)
-    broker = OracleBroker("", clock)
-    producer = Producer(broker)
-    producer.send([producer.build(OTHER, {"n": 1})])
-    clock.advance(1)
+    broker, _ = sent((OTHER, 1))
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
     assert ends(settle(broker, [OTHER], notes)) == {}
     notes.owner = "me"

@@ -242,7 +242,6 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def log_in(shop: Shop, page: Page) -> Any:
-    """Log in as one of the users of `shop`, by the login page."""
 
     def log_in_as(name: str) -> Page:
         page.goto(f"{shop.url}/admin/login/?next=/admin/django_rmq/topic/")

@@ -22,7 +22,6 @@ requests.exceptions.ConnectTimeout: HTTPSConnectionPool(host='photos.example', p
 
 @pytest.fixture(scope="module")
 def filled(shop: Shop) -> Shop:
-    """The shop on a busy day."""
     shop.fill(
         call("dead", "image-renders", [{"sku": sku, "shop": 3} for sku in range(5000, 5032)], TRACEBACK),
         call(

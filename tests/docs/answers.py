@@ -15,8 +15,6 @@ CHANGING = re.compile(
 
 
 class Answers:
-    """The answers of one page."""
-
     def __init__(self) -> None:
         self._receipts: dict[str, str] = {}
 

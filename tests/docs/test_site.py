@@ -27,7 +27,6 @@ DOMAIN = "https://docs.example.com/"
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
@@ -90,7 +89,6 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def home(site: Path) -> Iterator[Page]:
-    """Open the home page of the site in a browser."""
     binary = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if binary is None:
         absent("no Chromium: install Debian's package chromium")

@@ -117,7 +117,6 @@ class Snippet(NamedTuple):
 
 
 def snippets(page: Path) -> list[Snippet]:
-    """Return all blocks of a page."""
     text = page.read_text()
     return [
         Snippet(

@@ -69,7 +69,6 @@ class MariaDB:
         wait_until(answers, "MariaDB")
 
     def stop(self) -> None:
-        """Stop the server."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -80,7 +79,6 @@ class MariaDB:
                 process.wait(30)
 
     def restart(self) -> None:
-        """Stop the server and start it again."""
         self.stop()
         self.start()
 

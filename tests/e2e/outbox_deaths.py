@@ -174,7 +174,6 @@ def write_values(own: str, log: int, commits: int, pause: float) -> None:
 
 
 def relay_on(until: float) -> None:
-    """Relay until the time is over."""
     from django.db import DatabaseError
 
     from django_rmq.exceptions import ServerTrouble

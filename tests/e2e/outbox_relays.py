@@ -61,7 +61,6 @@ class RelayProcess:
         return self._process.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send a signal."""
         self._process.send_signal(number)
 
     def figures(self) -> tuple[float, float]:
@@ -72,7 +71,6 @@ class RelayProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) / 1024
 
     def end(self) -> int:
-        """End it, and return its exit code."""
         with suppress(ProcessLookupError):
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)

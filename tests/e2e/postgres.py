@@ -40,7 +40,6 @@ class Postgres:
         return {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {}, **address}
 
     def stop(self) -> None:
-        """Stop the server."""
         self._run("pg_ctl", "stop", "-m", "fast")
 
     def start(self) -> None:

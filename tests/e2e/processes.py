@@ -113,7 +113,6 @@ class WorkerProcess:
         return sorted(found)
 
     def child(self) -> int:
-        """The one worker process there is."""
         eventually(lambda: len(self.children) == 1, "one child", 10)
         return self.children[0]
 

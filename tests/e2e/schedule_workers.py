@@ -145,14 +145,12 @@ class Crew:
         os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End all."""
         for pid in self.pids:
             self.kill(pid)
             os.waitpid(pid, 0)
 
 
 def ms(text: str) -> int:
-    """Return an instant in ms."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 

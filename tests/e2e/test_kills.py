@@ -39,7 +39,6 @@ def test_deaths_at_every_point_lose_and_overlap_nothing(
 
 
 def check_clean(outcome: Outcome, load: Load) -> None:
-    """Nothing is lost, nothing overlaps, and processes have died at every point."""
     findings = outcome.findings
     print(
         f"{outcome.kills.total()} deaths in {outcome.seconds:.0f} s, {outcome.messages} messages",

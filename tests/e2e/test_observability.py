@@ -153,7 +153,6 @@ def receiver() -> Iterator[Receiver]:
 
 
 def texts(attributes: Any) -> dict[str, Any]:
-    """Return attributes as they are in a span or a point."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
 

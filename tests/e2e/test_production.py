@@ -38,8 +38,6 @@ for cents in range(100, 103):
 
 
 class Shop:
-    """The shop and its two servers."""
-
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         for name in ("gunicorn", "psycopg", "whitenoise"):
             if find_spec(name) is None:

@@ -41,7 +41,6 @@ def joined_if(older: bytes | None, newer: bytes | None) -> bytes | None:
 
 
 def dead_body(record: bytes | None) -> bytes | None:
-    """Return the body of a death. None: it has none."""
     try:
         return Death.parse(record).envelope if record else None
     except ValueError:

@@ -296,7 +296,6 @@ def end_marked(slot: Slot, member: bytes, index: int) -> bool:
 
 
 def has_expired(slot: Slot, envelope: bytes | None) -> bool:
-    """Return whether the message has expired."""
     match = _EXPIRES.match(envelope or b"")
     return match is not None and 0 < int(match[1]) < slot.now_ms
 

@@ -176,7 +176,6 @@ class OracleBroker(Memory):
             return dict(fields)
 
     def definitions(self) -> Definitions:
-        """Return the registered definitions of topics."""
         key = topics_key(self.prefix)
         with self.hash(key) as known:
             return Definitions(key, known.items())
@@ -217,41 +216,33 @@ class OracleBroker(Memory):
         return Pipeline(self.run)
 
     def inbox(self, owner: str) -> bytes:
-        """Return the channel to which sends may push messages for a worker."""
         return inbox_channel(self.prefix, owner)
 
     def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> Wakeups:
-        """Subscribe to the wake-ups of ``topics``, and to what sends push to ``inbox``."""
         channels = {wake_channel(self.prefix, topic.name) for topic in topics}
         return Wakeups(self.channels, channels, inbox)
 
     def worker_changes(self) -> Wakeups:
-        """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         return Wakeups(self.channels, {workers_channel(self.prefix)})
 
     def events(self) -> Events:
-        """Subscribe to the events of messages."""
         return Events(self.channels, {events_channel(self.prefix)})
 
     def publish_events(self, payload: bytes) -> int:
         """Publish events; return how many subscribers received them."""
         return self.channels.publish(events_channel(self.prefix), payload)
 
-    def load_scripts(self) -> None:
-        """Do nothing: there are no scripts here."""
+    def load_scripts(self) -> None: ...
 
-    def ping(self) -> None:
-        """Do nothing: memory always answers."""
+    def ping(self) -> None: ...
 
     def servers(self) -> list[ServerInfo]:
-        """Return an empty list: there is no server."""
         return []
 
     def slow_commands(self) -> list[SlowCommand]:
         return []
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
-        """Return an empty list: memory refuses nothing."""
         return []
 
     def close(self) -> None:

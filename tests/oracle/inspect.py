@@ -195,7 +195,6 @@ def is_of_class(entry: Entry, name: bytes) -> bool:
 
 
 def size_of(entry: Entry) -> int:
-    """Return the size of the entry in an answer."""
     return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
 
 

@@ -51,12 +51,10 @@ class Channels:
         self._lock = threading.Lock()
 
     def add(self, subscription: Subscription[_Told]) -> None:
-        """Deliver to ``subscription`` what is published from now on."""
         with self._lock:
             self._listening.append(subscription)
 
     def forget(self, subscription: Subscription[_Told]) -> None:
-        """Deliver nothing more to ``subscription``."""
         with self._lock:
             self._listening = [other for other in self._listening if other is not subscription]
 
@@ -80,7 +78,6 @@ class Subscription(Generic[_Told]):
         heard.add(self)
 
     def put(self, told: _Told) -> None:
-        """Add an item."""
         with self._changed:
             self._told.append(told)
             self._changed.notify_all()
@@ -98,7 +95,6 @@ class Subscription(Generic[_Told]):
         return told
 
     def close(self) -> None:
-        """End the subscription."""
         self._heard.forget(self)
 
 
@@ -119,8 +115,7 @@ class Wakeups(Subscription[Woken]):
         return self._inbox in self.channels or any(isinstance(told, Pushed) for told in self._told)
 
 
-class Events(Subscription[bytes]):
-    """A subscription to the events of messages."""
+class Events(Subscription[bytes]): ...
 
 
 class SortedSet(dict[bytes, float]):
@@ -159,11 +154,9 @@ class Memory:
         self._clock = clock or (lambda: time.time_ns() // 1000)
 
     def micros(self) -> int:
-        """Return the clock in microseconds."""
         return self._clock()
 
     def now_ms(self) -> int:
-        """Return the clock in ms."""
         return self._clock() // 1000
 
     def get(self, key: bytes, kind: type[_Kind]) -> _Kind:
@@ -184,7 +177,6 @@ class Memory:
 
     @contextmanager
     def hash(self, key: bytes) -> Iterator[Hash]:
-        """Open one hash for a transition."""
         with self.lock:
             found = self.get(key, Hash)
             yield found

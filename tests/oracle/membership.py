@@ -31,7 +31,6 @@ class Workers(NamedTuple):
         return self.records.get(worker, b"").startswith(token.encode()) and worker in self.records
 
     def text(self, field: bytes) -> str:
-        """Return a field of the assignment."""
         return self.assignment.get(field, b"").decode()
 
     def change(self, field: bytes) -> str:

@@ -166,7 +166,6 @@ class Keeping(NamedTuple):
 
 @contextmanager
 def trash_of(slot: Slot, act: str) -> Iterator[Hash]:
-    """Open what an act has deleted from the slot."""
     with slot.memory.hash(trash_key(slot.memory.prefix, slot.topic.name, slot.index, act)) as trash:
         yield trash
 

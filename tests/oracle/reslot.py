@@ -18,7 +18,6 @@ MOVED = 250
 
 
 def is_shut_by(slot: Slot, reslot: int) -> bool:
-    """Return whether the slot is shut by this re-slotting."""
     return int(slot.control.get(b"reslot", 0)) == reslot and b"moving" in slot.control
 
 

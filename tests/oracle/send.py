@@ -63,7 +63,6 @@ def next_places(slot: Slot, count: int) -> list[float]:
 
 
 def later_places(slot: Slot, delay_ms: int, count: int) -> list[float]:
-    """Return places that are due after a delay."""
     places: list[float] = []
     for _ in range(count):
         places.append(later_place(slot, slot.now_ms + delay_ms, places[-1] if places else 0.0))
@@ -91,7 +90,6 @@ LARGEST = 8_796_093_022_207
 
 
 def first_due(slot: Slot, range_ms: int) -> float:
-    """Return the score of a first send."""
     return debounced(slot, range_ms, last_units(slot))
 
 

@@ -126,19 +126,16 @@ class Slot:
         return 1 if self.topic.serial else self.topic.max_prepared
 
     def members(self, state: str) -> SortedSet:
-        """Return one of the sorted sets by its name."""
         found = getattr(self, state)
         assert isinstance(found, SortedSet)
         return found
 
     def records(self, kind: str) -> Hash:
-        """Return one of the hashes by its name."""
         found = getattr(self, kind)
         assert isinstance(found, Hash)
         return found
 
     def runs(self, member: bytes) -> bool:
-        """Return whether the member is in flight, or claimed by Spark."""
         return member in self.prepare or member in self.claim
 
     def waits(self, member: bytes) -> bool:
@@ -146,19 +143,15 @@ class Slot:
         return member in self.store or member in self.retry
 
     def flight(self, member: bytes) -> InFlight:
-        """Return the record of a delivery."""
         return InFlight.parse(self.inflight.get(member))
 
     def holds(self, receipt: int, member: bytes) -> bool:
-        """Return whether the delivery of ``member`` still has this receipt."""
         return self.is_receipt(receipt, member) and member in self.prepare
 
     def is_receipt(self, receipt: int, member: bytes) -> bool:
-        """Return whether ``receipt`` is the recorded one of ``member``."""
         return self.inflight.get(member, b"").startswith(b"%d " % receipt)
 
     def failure_of(self, member: bytes) -> FailureRecord | None:
-        """Return the last failure of a member."""
         raw = self.failures.get(member)
         return None if raw is None else FailureRecord.parse(raw)
 
@@ -335,7 +328,6 @@ def stamp(slot: Slot, timeout: int | None, left: float) -> float:
 
 
 def shortened_by(timeout: int | None, topics: int) -> int:
-    """Return by how many seconds a time-out is shorter than that of its topic."""
     return 0 if timeout is None else max(0, topics - timeout)
 
 
@@ -405,12 +397,10 @@ def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
 
 
 def earlier(due: int | None, other: int | None) -> int | None:
-    """Return the earlier of two times. None: there is none."""
     return other if due is None else due if other is None else min(due, other)
 
 
 def earliest(dues: list[float | None]) -> float | None:
-    """Return the earliest of the given times."""
     return min((due for due in dues if due is not None), default=None)
 
 

@@ -69,7 +69,6 @@ _NOTE = re.compile(rb"([a-z_]+)\n(.*)", re.DOTALL)
 
 
 def newest_claim(slot: Slot, consumer: str) -> tuple[int, str]:
-    """Return number and state of the consumer's newest claim."""
     match = _CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
     return (int(match[1]), match[2].decode()) if match else (0, "none")
 

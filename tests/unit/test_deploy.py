@@ -273,7 +273,6 @@ def test_compose_gives_redis_persistence_and_its_services_an_order() -> None:
 
 
 def unit() -> dict[str, str]:
-    """Return what the unit says in [Service], but for what it says several times."""
     parser = RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(UNIT.read_text())

@@ -114,7 +114,6 @@ def lines_of(name: str, value: Any, others: Iterable[Any]) -> Iterator[str]:
 
 
 def exported(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
-    """The public names of a module."""
     own = [name for name in vars(module) if getattr(vars(module)[name], "__module__", "") == module.__name__]
     public = [name for name in names or getattr(module, "__all__", own) if not name.startswith("_")]
     values = {name: getattr(module, name) for name in public}

@@ -8,8 +8,6 @@ from django.db import models
 
 
 class Account(models.Model):
-    """An account with its balance."""
-
     balance = models.BigIntegerField(default=0)
 
     objects: ClassVar[models.Manager[Account]] = models.Manager()

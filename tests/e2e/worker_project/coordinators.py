@@ -11,6 +11,5 @@ from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, 
 def alone(
     broker: Any, worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None]
 ) -> Coordinator:
-    """Own everything, and say so."""
     print("alone", flush=True)
     return StaticCoordinator(worker, own, disown)

@@ -6,7 +6,7 @@ Each page has a project of its own (``stage``), a Redis of its own prefix, and i
   checked; anything else is run as a script. Test cases in it are run as well.
 - ``sh`` and the lines of ``console`` that begin with ``$``: run by a shell. Commands that never end are ended;
   ``pip`` and ``make`` are asked whether they know what is named; Spark's pipelines have their arguments parsed.
-- ``json``, ``yaml``, ``toml``, ``ini``: parsed. ``json`` after a curl is compared with what was answered (``answers``).
+- ``json``, ``yaml``, ``toml``, ``ini``: parsed. ``json`` after a curl is compared with what was answered (``Answers``).
 - ``text`` is a picture. A block must say what it is, and one that holds commands is no picture.
 
 The README and a tutorial begin in an empty folder and make their projects by themselves.
@@ -47,15 +47,63 @@ from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
 from example_project.demo.redis_server import NoRedisServer
 from tests.docs import stage
-from tests.docs.answers import Answers
 from tests.support import preloaded
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
 
+CHANGING = re.compile(
+    r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text|version|python|load|memory_mib|action_id|undo|selection"
+)
+"""Fields whose value is another one each time. The others are as shown."""
+
+
+class Answers:
+    def __init__(self) -> None:
+        self._receipts: dict[str, str] = {}
+
+    def filled(self, request: str) -> str:
+        """Return a request with the receipts and ids of actions that were given in the place of those that are shown."""
+        for shown, given in self._receipts.items():
+            request = request.replace(f'"{shown}"', f'"{given}"').replace(f"/{shown}/", f"/{given}/")
+        return request
+
+    def difference(self, shown: Any, given: Any, name: str = "") -> str:
+        """Return how an answer differs from what is shown. Empty: it does not.
+
+        A list may have more items than are shown.
+        """
+        if isinstance(shown, dict) and isinstance(given, dict):
+            if shown.keys() != given.keys():
+                return f"{name or 'the answer'} has the fields {sorted(given)}, not {sorted(shown)}"
+            found = (self.difference(value, given[field], field) for field, value in shown.items())
+            return next(filter(None, found), "")
+        if name == "report" and given is None:
+            return ""  # a worker has not reported before it has run for some seconds
+        if isinstance(shown, list) and isinstance(given, list):
+            return self._of_lists(shown, given, name)
+        if name in ("receipt", "action_id", "undo"):
+            self._receipts[shown] = given
+        if CHANGING.fullmatch(name) and type(shown) is type(given):
+            return ""
+        return "" if shown == given and type(shown) is type(given) else f"{name} is {given!r}, not {shown!r}"
+
+    def _of_lists(self, shown: list[Any], given: list[Any], name: str) -> str:
+        if bool(shown) != bool(given):
+            return f"{name} is {given}, not {shown}"
+        left, why = iter(given), ""
+        for one in shown:
+            for other in left:
+                why = self.difference(one, other, name)
+                if not why:
+                    break
+            else:
+                return why or f"{name} has no {one}"
+        return ""
+
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-
 GENERATORS = "generators have an environment of their own; tests/clients runs them"
 CLUSTER = "it needs a cluster; tests/spark/test_clusters.py runs a job so"
 PLATFORM = "it needs a platform, on which it was not tried: the page says so"
@@ -77,13 +125,10 @@ NOT_RUN: dict[str, str] = {
     "npx openapi-typescript openapi.yaml --default-non-nullable false --output schema.d.ts": GENERATORS,
 }
 """First line of a block → why nobody can run it here."""
-
 FROM_NOTHING = {ROOT / "README.md", *(ROOT / "docs/tutorial").glob("*.md")}
 """Pages whose reader has no project yet."""
-
 PREPARED = {ROOT / "docs/reference/rest.md": ROOT / "docs/how-to/rest.md"}
 """Page → the guide whose reader has the project that the page needs."""
-
 PICTURES = ("text",)
 PARSED: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
@@ -143,7 +188,6 @@ if grep -q Traceback "$0.stderr"; then exit 99; fi
 case "$code $1" in "1 rmq"*|124\\ *) exit 0 ;; esac
 exit $code
 """
-
 PARSED_COMMAND = '''
 """manage.py parsed COMMAND ...: reads the arguments, and does nothing."""
 from importlib import import_module
@@ -155,9 +199,7 @@ class Command(BaseCommand):
         module = import_module(f"django_rmq.management.commands.{argv[2]}")
         module.Command().create_parser(argv[0], argv[2]).parse_args(argv[3:])
 '''
-
 JVM_FRAME = re.compile(r"\s+at [a-z]|\s+\.\.\. \d+ more")
-
 PIP = """#!/bin/sh
 exec "{python}" - "$@" <<'END'
 import re, sys, tomllib
@@ -170,7 +212,6 @@ for one in named:
         assert extra in project["optional-dependencies"], f"there is no extra {{extra}}"
 END
 """
-
 STACK = '  File "/srv/shop/listeners.py", line 12, in render\n    image.resize(size)\n'
 """What a worker answers that is asked where a listener is."""
 
@@ -488,13 +529,10 @@ def anywhere(begin: Callable[[Path], Project]) -> Project:
 
 LONG = {"rest", "spark"}
 """Pages whose blocks take half a minute and more."""
-
 RECIPES = ROOT / "docs/how-to/recipes.md"
 """Each recipe has a project of its own, in ``test_recipes.py``."""
-
 HOME = ROOT / "docs/index.md"
 """Its blocks are those of the README, as ``test_first_steps.py`` checks."""
-
 WITH_SNIPPETS = [page for page in PAGES if snippets(page) and page not in (RECIPES, HOME)]
 
 

@@ -174,10 +174,3 @@ def test_workers_come_together_as_a_dotted_path_says(start: Start, load: Load) -
     assert worker.wait() == 0
     load.wait()
     assert "alone" in worker.output
-
-
-def test_a_coordinator_that_is_not_there_ends_with_2(start: Start) -> None:
-    worker = start("ledger", RMQ_TEST_COORDINATOR="tests.e2e.worker_project.coordinators.nobody")
-    assert worker.wait() == 2
-    assert "nobody" in worker.output
-    assert "Traceback" not in worker.output

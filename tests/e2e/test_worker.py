@@ -17,16 +17,15 @@ import pytest
 from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
 from django_rmq.core.coordination.stored_plan import members_of_roster
-from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
-from tests.support.workers import LONG, client_of, eventually, live, send, total
+from tests.support.workers import LONG, client_of, eventually, live, send
 
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
-BRIEF = replace(ONE_SLOT, name="brief", max_retries=1, backoff=BackOff(0, 0))
 LATER = replace(WORK, name="later")
 
 
@@ -228,8 +227,9 @@ def work(message):
             {"WORKER_LISTENERS": "broken"},
             "tests.e2e.worker_project.broken cannot be imported: ImportError: cannot import name",
         ),
+        ([], {"RMQ_TEST_COORDINATOR": "tests.e2e.worker_project.coordinators.nobody"}, "nobody"),
     ],
-    ids=["no listener", "unknown topic", "unknown exclude", "no threads", "import error"],
+    ids=["no listener", "unknown topic", "unknown exclude", "no threads", "import error", "no coordinator"],
 )
 def test_usage_and_configuration_errors_end_with_2_in_one_line(
     start: Start, arguments: list[str], environment: dict[str, str], says: str
@@ -342,25 +342,6 @@ def test_a_redis_that_refuses_the_worker_ends_it_with_3(start: Start) -> None:
     assert "Redis denies access" in worker.output
     assert "No worker process starts" not in worker.output
     assert "Traceback" not in worker.output
-
-
-# --- crashes
-
-
-def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(
-    start: Start, broker: Broker, happened: Happened
-) -> None:
-    send(broker, BRIEF, named(*range(5)))
-    send(broker, BRIEF, named("poison", do="abort"))
-    worker = start("brief")
-    eventually(lambda: total(broker, BRIEF, "died") == 1 and live(broker, BRIEF) == 0, "dying", 30)
-    worker.end()
-    assert happened.lines("begun").count("poison") == 2, "1 + MAX_RETRIES"
-    assert {str(i) for i in range(5)} == set(happened.lines("done"))
-    ledger = broker.audit_ledger(BRIEF, 0)
-    assert ledger.balanced
-    assert (ledger["committed"], ledger["died"], live(broker, BRIEF)) == (5, 1, 0)
-    assert worker.output.count("killed by SIGABRT") == 2
 
 
 # --- the database

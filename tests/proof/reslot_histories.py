@@ -174,16 +174,23 @@ class History:
         one = self.running.pop(self.random.randrange(len(self.running)))
         how = self.random.choices(["commit", "fail", "reject", "release", "die"], [10, 2, 0.5, 2, 1])[0]
         if how == "commit":
-            if self.broker.commit(self.topic, one.slot, one.receipt, [one.member]) == ["ok"]:
-                self.ended[one.member] += 1
-                if self.owed.get(one.member, self.steps) < one.began:
-                    del self.owed[one.member]
+            self.commit_one(one)
         elif how == "release":
             self.broker.release(self.topic, one.slot, one.receipt, [one.member])
         elif how in ("fail", "reject"):
             kind = "failed" if how == "fail" else "rejected"
             delay = self.random.choice([None, 0, 800])
             self.broker.rollback(self.topic, one.slot, one.receipt, [Failure(one.member, kind, delay)])
+
+    def commit_one(self, one: Running) -> None:
+        if self.broker.commit(self.topic, one.slot, one.receipt, [one.member]) == ["ok"]:
+            self.ended[one.member] += 1
+            if self.owed.get(one.member, self.steps) < one.began:
+                del self.owed[one.member]
+
+    def topic_at(self, slot: int) -> Topic:
+        """Return the topic with the count of slots that this one knows."""
+        return replace(self.topic, slots=int(self.control(slot).get(b"slots", self.topic.slots)))
 
     def person(self) -> None:
         """Replay, reschedule or bury something."""
@@ -201,8 +208,7 @@ class History:
                 score = 25 if self.topic.is_priority else self.broker.now_ms() + 500
                 self.broker.reschedule(self.topic, slot, [score], [member])
             return
-        known = int(self.control(slot).get(b"slots", self.topic.slots))
-        words = self.broker.replay(replace(self.topic, slots=known), slot, [member])
+        words = self.broker.replay(self.topic_at(slot), slot, [member])
         if words[0] == "not_found":
             return
         self.sent[member] += 1

@@ -8,7 +8,6 @@ of places for them is walked. Afterwards all runs to its end, and what ``History
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
 from django_rmq.core import reslotting
@@ -82,8 +81,7 @@ class Walk(History):
     def take(self) -> None:
         self.steps += 1
         for slot in (0, 1):
-            known = int(self.control(slot).get(b"slots", self.topic.slots))
-            answer = self.broker.prepare(replace(self.topic, slots=known), slot, f"owner{slot}", None, 1)
+            answer = self.broker.prepare(self.topic_at(slot), slot, f"owner{slot}", None, 1)
             for delivery in answer.deliveries:
                 assert not self.running, f"runs in slots {self.running[0].slot} and {slot}"
                 self.running.append(Running(slot, answer.receipt, delivery.member, "b", self.steps))
@@ -91,11 +89,7 @@ class Walk(History):
     def commit(self) -> None:
         self.steps += 1
         if self.running:
-            one = self.running.pop()
-            if self.broker.commit(self.topic, one.slot, one.receipt, [one.member]) == ["ok"]:
-                self.ended[one.member] += 1
-                if self.owed.get(one.member, self.steps) < one.began:
-                    del self.owed[one.member]
+            self.commit_one(self.running.pop())
 
     def fail(self) -> None:
         if self.running:
@@ -114,8 +108,7 @@ class Walk(History):
     def replay(self) -> None:
         self.steps += 1
         for slot in (0, 1):
-            known = int(self.control(slot).get(b"slots", self.topic.slots))
-            if self.broker.replay(replace(self.topic, slots=known), slot, [MEMBER]) != ["not_found"]:
+            if self.broker.replay(self.topic_at(slot), slot, [MEMBER]) != ["not_found"]:
                 self.sent[MEMBER] += 1
                 self.owed[MEMBER] = self.steps
 

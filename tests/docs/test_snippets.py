@@ -59,6 +59,8 @@ CHANGING = re.compile(
 
 
 class Answers:
+    """The answers of a page. What its ``json`` shows after a request by curl is what a server answers."""
+
     def __init__(self) -> None:
         self._receipts: dict[str, str] = {}
 

@@ -100,8 +100,8 @@ class Slot:
     def envelope(self, body: bytes = b"body", **parts: Any) -> bytes | None:
         return encode_envelope(Envelope(body, **parts)) if self.topic.keyed else None
 
-    def envelopes(self, count: int, body: bytes = b"body") -> list[bytes]:
-        one = self.envelope(body)
+    def envelopes(self, count: int, body: bytes = b"body", envelope: bytes | None = None) -> list[bytes]:
+        one = envelope or self.envelope(body)
         return [] if one is None else [one] * count
 
     # --- what tests do all the time
@@ -110,12 +110,15 @@ class Slot:
         """Return the n-th score to send with: every one due now, later ones after earlier ones."""
         return 100 - n if self.topic.is_priority else self.now_ms - 1_000 + n
 
-    def send(self, *members: bytes, score: int | None = None, body: bytes = b"body") -> list[Sent]:
-        """Send members, takeable at once unless ``score`` says otherwise (range_merge: ms to wait)."""
+    def send(self, *members: bytes, score: int | None = None, **how: Any) -> list[Sent]:
+        """Send members, takeable at once unless ``score`` says otherwise (range_merge: ms to wait).
+
+        ``how``: their ``body`` or their ``envelope``.
+        """
         if len(members) > BATCH:
-            first = self.send(*members[:BATCH], score=score, body=body)
-            return [*first, *self.send(*members[BATCH:], score=score, body=body)]
-        envelopes = self.envelopes(len(members), body)
+            first = self.send(*members[:BATCH], score=score, **how)
+            return [*first, *self.send(*members[BATCH:], score=score, **how)]
+        envelopes = self.envelopes(len(members), **how)
         if self.topic.type is TopicType.RANGE_MERGE:
             return self.send_merge(score or 0, list(members), envelopes)
         if self.topic.is_fifo:
@@ -159,6 +162,17 @@ class Slot:
         receipt, delivery = self.take_one()
         assert delivery.member == member
         assert self.fail(receipt, member, **how) == ["ok"]
+
+    def fail_to_death(self, member: bytes) -> list[int]:
+        """Fail every delivery until the member is dead; return the retries left to each."""
+        lefts: list[int] = []
+        while member not in self.zset("dead"):
+            assert len(lefts) < 1_001, "this never ends"
+            receipt, delivery = self.take_one()
+            lefts.append(delivery.retries_left)
+            assert self.fail(receipt, member) == ["ok"]
+            self.clock.advance(self.topic.backoff.cap_ms / 1000)
+        return lefts
 
     def kill(self, member: bytes) -> None:
         """Bring a member that waits alone into Dead by rejection."""

@@ -22,19 +22,6 @@ KINDS = [
 ]
 
 
-def fail_to_death(slot: Slot, member: bytes) -> list[int]:
-    """Fail every delivery until the member is dead; return the retries left to each."""
-    lefts: list[int] = []
-    while member not in slot.zset("dead"):
-        assert len(lefts) < 1_001, "this never ends"
-        receipt, delivery = slot.take_one()
-        assert delivery.member == member
-        lefts.append(delivery.retries_left)
-        assert slot.fail(receipt, member) == ["ok"]
-        slot.clock.advance(slot.topic.backoff.cap_ms / 1000)
-    return lefts
-
-
 @pytest.mark.parametrize(
     "backoff", [NO_BACKOFF, CONSTANT, BackOff(100, 1_000)], ids=["at once", "const", "exp"]
 )
@@ -45,7 +32,7 @@ def test_a_message_that_always_fails_is_delivered_seventeen_times_with_16_to_0_l
 ) -> None:
     slot = make_slot(kind, retry_priority=retry_priority, identity=identity, backoff=backoff)
     slot.send(b"a")
-    assert fail_to_death(slot, b"a") == list(range(16, -1, -1))
+    assert slot.fail_to_death(b"a") == list(range(16, -1, -1))
     assert slot.where(b"a") == "D"
 
 
@@ -56,14 +43,14 @@ def test_max_retries_is_exact_whatever_it_is(
 ) -> None:
     slot = make_slot(kind, retry_priority=retry_priority, max_retries=max_retries, backoff=NO_BACKOFF)
     slot.send(b"a", score=2_000 if kind is TopicType.PRIORITY else None)
-    assert fail_to_death(slot, b"a") == list(range(max_retries, -1, -1))
+    assert slot.fail_to_death(b"a") == list(range(max_retries, -1, -1))
 
 
 @pytest.mark.parametrize("priority", [17, 1 << 42, MAX_PRIORITY - 1, MAX_PRIORITY, 1e15, 1e300, float("inf")])
 def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, priority: float) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.zadd(b"a", priority)
-    assert fail_to_death(slot, b"a") == list(range(16, -1, -1))
+    assert slot.fail_to_death(b"a") == list(range(16, -1, -1))
 
 
 @slot_of_each(TIME_TYPES)
@@ -97,7 +84,7 @@ def test_the_slots_own_retries_count_and_not_those_of_a_workers_settings(
     assert slot.configure() == "ok"
     slot.send(b"a")
     other = Slot(slot.broker, slot.keyspace, slot.clock, replace(slot.topic, max_retries=9))
-    assert fail_to_death(other, b"a") == [3, 2, 1, 0]
+    assert other.fail_to_death(b"a") == [3, 2, 1, 0]
 
 
 def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_slot: MakeSlot) -> None:

@@ -213,15 +213,7 @@ def test_purge_never_takes_what_is_in_flight(make_slot: MakeSlot) -> None:
 @slot_of_each(TYPES, identity="key")
 def test_a_keyed_message_is_not_delivered_after_its_expiry(slot: Slot, clock: Clock) -> None:
     envelope = slot.envelope(expires_ms=slot.now_ms + 1_000)
-    score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
-
-    def send(member: bytes) -> None:
-        if slot.topic.type is TopicType.RANGE_MERGE:
-            slot.send_merge(0, [member], [envelope])
-        else:
-            slot.send_replace([score], [member], [envelope])
-
-    send(b"a")
+    slot.send(b"a", envelope=envelope)
     clock.advance(1)
     receipt, delivery = slot.take_one()
     assert delivery.envelope == envelope
@@ -234,7 +226,7 @@ def test_a_keyed_message_is_not_delivered_after_its_expiry(slot: Slot, clock: Cl
     told = death(slot, b"a")
     assert (told.reason, told.times, told.envelope) == ("lapsed", 0, envelope)
     slot.commit(answer.receipt, [b"good"])
-    send(b"b")
+    slot.send(b"b", envelope=envelope)
     answer = slot.take()
     assert (answer.status, answer.next_due) == ("empty", slot.now_ms)
     assert slot.counted("lapsed") == 2

@@ -28,24 +28,7 @@ def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Call
 
 
 def send(slot: Slot, *members: bytes, **limits: Any) -> None:
-    envelopes = [slot.envelope(**limits) for _ in members]
-    if slot.topic.type is TopicType.RANGE_MERGE:
-        slot.send_merge(0, list(members), envelopes)
-    elif slot.topic.is_fifo:
-        slot.send_fifo(0, list(members), envelopes)
-    else:
-        slot.send_replace([slot.fresh_score()] * len(members), list(members), envelopes)
-
-
-def lefts(slot: Slot, member: bytes) -> list[int]:
-    """Fail every delivery until the member is dead; return the retries left to each."""
-    found: list[int] = []
-    while member not in slot.zset("dead"):
-        receipt, delivery = slot.take_one()
-        found.append(delivery.retries_left)
-        assert slot.fail(receipt, member) == ["ok"]
-        slot.clock.advance(slot.topic.backoff.cap_ms / 1000)
-    return found
+    slot.send(*members, envelope=slot.envelope(**limits))
 
 
 # --- retries
@@ -58,7 +41,7 @@ def test_a_message_that_always_fails_is_tried_as_often_as_it_says(
 ) -> None:
     slot = make(backoff=backoff)
     send(slot, b"a", max_retries=own)
-    assert lefts(slot, b"a") == list(range(own, -1, -1))
+    assert slot.fail_to_death(b"a") == list(range(own, -1, -1))
 
 
 def test_other_messages_have_the_retries_of_the_topic(make: Callable[..., Slot]) -> None:
@@ -73,7 +56,7 @@ def test_other_messages_have_the_retries_of_the_topic(make: Callable[..., Slot])
 def test_a_number_above_that_of_the_topic_counts_as_that_of_the_topic(make: Callable[..., Slot]) -> None:
     slot = make(max_retries=2)
     send(slot, b"a", max_retries=900)
-    assert lefts(slot, b"a") == [2, 1, 0]
+    assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
 def test_the_rests_between_few_retries_begin_with_the_shortest(make: Callable[..., Slot]) -> None:
@@ -100,9 +83,9 @@ def test_a_later_send_brings_its_own_limits(make: Callable[..., Slot]) -> None:
 def test_a_replay_has_the_retries_of_the_message_again(make: Callable[..., Slot]) -> None:
     slot = make()
     send(slot, b"a", max_retries=2)
-    assert lefts(slot, b"a") == [2, 1, 0]
+    assert slot.fail_to_death(b"a") == [2, 1, 0]
     assert slot.replay([b"a"]) == ["replayed"]
-    assert lefts(slot, b"a") == [2, 1, 0]
+    assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
 def test_what_is_released_has_its_retries_again(make: Callable[..., Slot]) -> None:
@@ -110,7 +93,7 @@ def test_what_is_released_has_its_retries_again(make: Callable[..., Slot]) -> No
     send(slot, b"a", max_retries=2)
     receipt, _ = slot.take_one()
     slot.release(receipt, [b"a"])
-    assert lefts(slot, b"a") == [2, 1, 0]
+    assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
 def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[..., Slot]) -> None:
@@ -288,13 +271,7 @@ def test_a_message_without_limits_leaves_no_trace_of_them(make: Callable[..., Sl
 @pytest.mark.parametrize("head", [b'0 {"!":5}', b'0 {"!":"x y"}', b'0 {"!":"5"}', b"0 !", b'0 {"!'])
 def test_limits_that_cannot_be_read_are_those_of_the_topic(make: Callable[..., Slot], head: bytes) -> None:
     slot = make()
-    sent = [head + b"\nbody"]
-    if slot.topic.type is TopicType.RANGE_MERGE:
-        slot.send_merge(0, [b"a"], sent)
-    elif slot.topic.is_fifo:
-        slot.send_fifo(0, [b"a"], sent)
-    else:
-        slot.send_replace([slot.fresh_score()], [b"a"], sent)
+    slot.send(b"a", envelope=head + b"\nbody")
     prepared = slot.take()
     assert (prepared.timeout, prepared.deliveries[0].retries_left) == (None, 16)
 

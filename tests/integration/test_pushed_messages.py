@@ -98,23 +98,31 @@ def test_what_was_pushed_twice_begins_once(broker: Any, warm: Warm) -> None:
     assert heard.bodies == ["first", "once", "next"]
 
 
+@pytest.mark.parametrize("behind", [[], ["behind"]], ids=["alone", "another-waits-for-it"])
 def test_a_push_that_is_lost_with_its_connection_is_found_by_the_next_subscription(
-    broker: Any, warm: Warm
+    broker: Any, warm: Warm, behind: list[str]
 ) -> None:
     heard = Heard()
-    _, pushes = warm(heard)
+    worker, pushes = warm(heard)
     pushes.lose = True
     send(broker, FIFO, ["lost"])
     eventually(lambda: pushes.items, "the push")
+    for body in behind:
+        send(broker, FIFO, [body])
+    worker.asleep()
     pushes.lose = False
     broker.client.client_kill_filter(_type="pubsub")
-    heard.wait(2, 20)
-    eventually(lambda: total(broker, FIFO, "committed") == 2, "its commit")
-    assert heard.bodies == ["first", "lost"]
+    bodies = ["first", "lost", *behind]
+    heard.wait(len(bodies), 20)
+    eventually(lambda: total(broker, FIFO, "committed") == len(bodies), "their commit")
+    assert heard.bodies == bodies
 
 
-def test_nothing_overtakes_a_push_that_was_not_read_yet(broker: Any, warm: Warm) -> None:
-    heard, topic = Heard(), replace(FIFO, order="loose")
+@pytest.mark.parametrize(
+    "topic", [replace(FIFO, order="loose"), replace(MERGE, timeout=300)], ids=["fifo", "merge"]
+)
+def test_nothing_overtakes_a_push_that_was_not_read_yet(broker: Any, warm: Warm, topic: Topic) -> None:
+    heard = Heard()
     _, pushes = warm(heard, topic)
     pushes.lose = True
     send(broker, topic, ["a"])

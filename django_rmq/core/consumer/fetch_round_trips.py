@@ -221,8 +221,8 @@ class FetchReplies:
                 members = [delivery.member for delivery in reply.deliveries]
                 self._acks.release(slot, reply.receipt, members)
                 self._schedule.ready(slot)
-            elif slot.topic.is_fifo and reply.is_beside and self._is_missing_pushes(slot):
-                # What was pushed before has to begin before. Redis is asked for it once.
+            elif reply.is_beside and self._is_missing_pushes(slot):
+                # What was pushed before has to begin before, or would wait for its time-out. Redis is asked for it once.
                 self._acks.release(slot, reply.receipt, [each.member for each in reply.deliveries])
                 slot.has_asked = True
                 self._acquirer.mark_uncertain(slot)  # rule: overtakes_what_was_pushed
@@ -302,7 +302,8 @@ class FetchReplies:
     def _is_missing_pushes(self, slot: ConsumedSlot) -> bool:
         """Return whether what is in flight in a slot, as Redis says, is unknown to this worker."""
         is_quiet = slot.state is SlotState.ACQUIRED and not (slot.batches or slot.has_asked)
-        return is_quiet and slot not in self._acks.unconfirmed()
+        is_pushed = slot.topic.name in self._capacity.pushed_topics
+        return is_quiet and is_pushed and slot not in self._acks.unconfirmed()
 
     def _nothing(self, slot: ConsumedSlot, reply: Prepared) -> None:
         """Continue with a slot whose prepare returned no messages."""

@@ -237,8 +237,8 @@ class DuePoll:
                     untaken.append(slot)
                 else:
                     slot.untaken_since = None
-            elif self._doubtful_rounds and due is not None and due > server and self._seems_idle(slot):
-                # Something may be in flight there that this worker has never received.
+            elif self._doubtful_rounds and due is not None and self._seems_idle(slot):
+                # Something may be in flight there that this worker has never received, also if another message is due.
                 self._acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
             elif due is not None and due < slot.due:
                 # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.

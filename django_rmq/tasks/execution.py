@@ -31,6 +31,7 @@ from django_rmq.core.consumer.batch import PendingEnd
 from django_rmq.core.consumer.failures import place_of
 from django_rmq.core.log import LogThrottle, counted, safe_logger, this_worker
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
+from django_rmq.core.threads import call_in_thread
 from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, TopicFull
 from django_rmq.sending import ensure_message
 from django_rmq.tasks import NATIVE, PACKAGE, Framework, framework, task_status
@@ -291,7 +292,7 @@ async def arun(message: Message) -> None:
     """Run a task whose function is a coroutine function, beside others in the event loop."""
     # Only the record of earlier attempts is read from Redis.
     is_first = message.retries_left >= message.max_retries
-    attempt = Attempt(message) if is_first else await _whole(asyncio.to_thread(Attempt, message))
+    attempt = Attempt(message) if is_first else await _whole(call_in_thread(Attempt, message))
     if attempt.is_over:
         return
     failed: BaseException | None = None

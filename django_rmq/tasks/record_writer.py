@@ -19,6 +19,7 @@ from typing import Protocol
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.threads import call_in_thread
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 
 logger = safe_logger("django_rmq.tasks")
@@ -121,7 +122,7 @@ class RecordWriter:
         """Do what ``_write_waiting`` does, in a thread; coroutines that wait during a round trip share that of the next one."""
         loop = asyncio.get_running_loop()
         if self._trip is None or self._trip.done() or self._trip.get_loop() is not loop:
-            self._trip = loop.create_task(asyncio.to_thread(self._write_waiting))
+            self._trip = loop.create_task(call_in_thread(self._write_waiting))
         # One of them may be cancelled.
         return asyncio.shield(self._trip)
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -648,3 +649,23 @@ def test_a_process_that_a_task_has_forked_does_not_end_the_task(using: Use, tmp_
     assert inbox.get(timeout=30).committed == [message.delivery.member]
     result.refresh()
     assert result.return_value == "the original"
+
+
+def test_an_async_task_ends_though_the_project_uses_all_threads_of_its_event_loop(using: Use) -> None:
+    using()
+    result = errands.areturns.enqueue("done")
+    free = Event()
+
+    async def run_beside_a_full_executor() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        blocked = asyncio.create_task(asyncio.to_thread(free.wait, 20))
+        message = take(result.id, "tasks-async.default")
+        assert await message.aextend()
+        await execution.arun(message)
+        assert not blocked.done()
+        free.set()
+        await blocked
+
+    asyncio.run(run_beside_a_full_executor())
+    result.refresh()
+    assert result.return_value == "done"

@@ -6,7 +6,6 @@ or the REST consumer passes. Which sends are the same message is said in ``ident
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from base64 import urlsafe_b64encode
@@ -20,6 +19,7 @@ from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_bod
 from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
 from django_rmq.core.model.topic import BodyType, Topic
+from django_rmq.core.threads import call_in_thread
 from django_rmq.durations import Duration
 from django_rmq.exceptions import InvalidBody, ServerTrouble, retry_seconds
 
@@ -63,7 +63,7 @@ class DeliveryHandle:
 
     async def aextend(self) -> bool:
         """Do what ``extend`` does, from a coroutine, without blocking its event loop."""
-        return await asyncio.to_thread(self.extend)
+        return await call_in_thread(self.extend)
 
     def progress(self, fraction: float, text: str = "") -> bool:
         """Report that ``fraction`` (from 0 to 1) of the work is done: workers say it of what they run, without a round trip.
@@ -76,7 +76,7 @@ class DeliveryHandle:
 
     async def aprogress(self, fraction: float, text: str = "") -> bool:
         """Do what ``progress`` does, from a coroutine, without blocking its event loop."""
-        return self._is_to_report(fraction, text) and await asyncio.to_thread(self._report, fraction, text)
+        return self._is_to_report(fraction, text) and await call_in_thread(self._report, fraction, text)
 
     def _is_to_report(self, fraction: float, text: str) -> bool:
         if not (is_number(fraction) and 0 <= fraction <= 1):

@@ -154,39 +154,6 @@ def test_columns_become_the_messages_of_any_other_send(
             assert entry.score == wanted
 
 
-@pytest.mark.parametrize(
-    ("name", "bad", "error"),
-    [
-        ("keyed", {"key": "x" * 2_000}, "key has 2000 bytes"),
-        ("keyed", {"key": ""}, "non-empty"),
-        ("range", {"time_range": 0}, "time_range must be"),
-        ("range", {"time_range": None}, "column time_range is null"),
-        ("time", {"fixed_time": 1_000}, "not in the future"),
-        ("time", {"fixed_time": 1 << 42}, "is after"),
-        ("time", {"fixed_time": None}, "column fixed_time is null"),
-        ("priority", {"priority": 3}, "priority must be from"),
-        ("field", {"value": "{}"}, "SLOT_BASIS 'shop'"),
-        ("entity", {"value": json.dumps({"shop": "x" * 2_000})}, "slot_basis has 2000 bytes"),
-        ("json", {"value": "{"}, "Expecting property name"),
-        ("json", {"value": "[NaN]"}, "NaN or infinity"),
-        ("json", {"value": '"\\ud800"'}, "not valid Unicode"),
-    ],
-)
-def test_a_bad_row_is_named_and_nothing_of_its_chunk_is_sent(
-    queue: MakeQueue, name: str, bad: dict[str, Any], error: str
-) -> None:
-    kind = KINDS[name]
-    topic = queue(kind.type, slots=4, **kind.options)
-    good = {"value": '{"shop":1}', "key": "k", "slot_basis": "b", "priority": 500}
-    good |= {"fixed_time": LATER, "time_range": DAY}
-    rows = [good, {**good, "value": '{"shop":2}'}, {**good, **bad}]
-    with pytest.raises(InvalidMessage, match=error) as raised:
-        topic.write_batch(columns_of(rows, kind.columns))
-    shown = repr(next(iter(bad.values())))[:20]
-    assert str(raised.value).startswith("row {") and shown in str(raised.value)
-    assert topic.places() == {}
-
-
 @given(
     st.recursive(
         documents, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)

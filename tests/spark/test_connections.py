@@ -24,6 +24,7 @@ from tests.support.servers import RedisServer, SentinelGuard, TlsProxy, ask
 from tests.support.workers import total
 
 USER, PASSWORD = "token", "renewed"
+PREFIX = "mine:"
 
 
 class Provider:
@@ -34,6 +35,15 @@ class Provider:
 
 
 PROVIDER = f"{Provider.__module__}.{Provider.__name__}"
+
+
+def alias(location: str, **options: object) -> Any:
+    """Settings in which RMQ uses the Redis of a cache."""
+    caches = {
+        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "rmq": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options},
+    }
+    return override_settings(CACHES=caches, RMQ={"REDIS": "rmq", "KEY_PREFIX": PREFIX, "TOPICS": TOPICS})
 
 
 def send(options: dict[str, str], count: int) -> None:
@@ -74,17 +84,8 @@ def test_sentinels_say_where_the_primary_is_also_after_its_death(guard: Sentinel
 
 
 def test_pipelines_pass_sentinels_on() -> None:
-    alias = {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": "redis://rmq/3",
-        "OPTIONS": {
-            "SENTINELS": [("one", 26379), ("two", 26380)],
-            "SENTINEL_KWARGS": {"password": "secret"},
-            "CLIENT_CLASS": "django_redis.client.SentinelClient",
-        },
-    }
-    caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "rmq": alias}
-    with override_settings(CACHES=caches, RMQ={"REDIS": "rmq", "TOPICS": {}}):
+    sentinels = {"SENTINELS": [("one", 26379), ("two", 26380)], "SENTINEL_KWARGS": {"password": "secret"}}
+    with alias("redis://rmq/3", **sentinels, CLIENT_CLASS="django_redis.client.SentinelClient"):
         told = connection_options()
     assert (told["url"], told["sentinels"]) == ("redis://rmq/3", "one:26379,two:26380")
     assert json.loads(told["secretSentinelOptions"]) == {"password": "secret"}
@@ -113,13 +114,7 @@ def test_tasks_make_a_credential_provider_of_their_own(
 
 
 def test_pipelines_say_how_a_provider_reaches_tasks(monkeypatch: pytest.MonkeyPatch, guarded: str) -> None:
-    alias = {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": guarded,
-        "OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": Provider()}},
-    }
-    caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "rmq": alias}
-    with override_settings(CACHES=caches, RMQ={"REDIS": "rmq", "TOPICS": {}}):
+    with alias(guarded, CONNECTION_POOL_KWARGS={"credential_provider": Provider()}):
         with pytest.raises(ConfigurationError, match="set RMQ_CREDENTIAL_PROVIDER to the dotted path"):
             connection_options()
         monkeypatch.setenv("RMQ_CREDENTIAL_PROVIDER", PROVIDER)
@@ -179,7 +174,6 @@ def test_a_declaration_is_checked(redis_url: str, prefix: str, settings: dict[st
 
 # --- users with rights, and TLS, with a session of Spark
 
-PREFIX = "mine:"
 OWNER, SECRET = "spark", "p@ss/wörd%:"
 
 
@@ -195,12 +189,7 @@ def behind_tls(certificates: Path) -> Iterator[tuple[RedisServer, TlsProxy]]:
 
 
 def settings(url: str, password: str, **pool: object) -> Any:
-    options = {"USERNAME": OWNER, "PASSWORD": password, "CONNECTION_POOL_KWARGS": pool}
-    caches = {
-        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
-        "rmq": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options},
-    }
-    return override_settings(CACHES=caches, RMQ={"REDIS": "rmq", "KEY_PREFIX": PREFIX, "TOPICS": TOPICS})
+    return alias(url, USERNAME=OWNER, PASSWORD=password, CONNECTION_POOL_KWARGS=pool)
 
 
 def test_pipelines_log_in_over_tls_with_the_options_of_the_settings(

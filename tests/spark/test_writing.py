@@ -19,14 +19,24 @@ from tests.spark.conftest import MakeQueue, Queue, begin, finish, refused_in
 
 LATER = 2_000_000_000_000
 HEADERS = pa.map_(pa.string(), pa.string())
-INSTANT = pa.timestamp("us", "UTC")
+INSTANT, WAIT = pa.timestamp("us", "UTC"), pa.duration("s")
 TOPICS_OF: dict[str, tuple[TopicType, dict[str, Any]]] = {
     "merge": (TopicType.RANGE_MERGE, {}),
     "keyed": (TopicType.RANGE_MERGE, {"identity": "key"}),
     "priority": (TopicType.PRIORITY, {}),
     "field": (TopicType.PRIORITY, {"slot_basis": "shop"}),
     "time": (TopicType.FIXED_TIME, {}),
+    "entity": (TopicType.FIXED_TIME, {"identity": "key", "slot_basis": "shop"}),
 }
+TIME, PRIORITY, KEY = (INSTANT, LATER * 1_000), (pa.int64(), 500), (pa.string(), "k")
+GOOD: dict[str, dict[str, tuple[pa.DataType, Any]]] = {
+    "keyed": {"key": KEY},
+    "time": {"fixed_time": TIME},
+    "entity": {"fixed_time": TIME, "key": KEY},
+    "priority": {"priority": PRIORITY},
+    "field": {"priority": PRIORITY},
+}
+"""Kind of a topic -> the columns that it needs beside the value."""
 
 
 def of_kind(queue: MakeQueue, kind: str) -> Queue:
@@ -118,10 +128,22 @@ YEAR_10000 = 253_402_300_800_000_000
     ("kind", "name", "type_", "bad", "said"),
     [
         ("keyed", "key", pa.string(), None, "column key is null"),
-        ("keyed", "key", pa.binary(), b"\xff", "row {'value': '1', 'key': b'\\xff'}: key is not UTF-8"),
+        ("keyed", "key", pa.string(), "", "non-empty"),
+        ("keyed", "key", pa.string(), "x" * 2_000, "key has 2000 bytes"),
+        ("keyed", "key", pa.binary(), b"\xff", "'key': b'\\xff'}: key is not UTF-8"),
         ("keyed", "headers", HEADERS, [("a", "x" * 9_000)], "headers have"),
         ("keyed", "expires", INSTANT, 1, "expires"),
         ("time", "fixed_time", INSTANT, YEAR_10000, "fixed_time 253402300800000 ms is after"),
+        ("time", "fixed_time", INSTANT, 1_000_000, "not in the future"),
+        ("time", "fixed_time", INSTANT, None, "column fixed_time is null"),
+        ("merge", "time_range", WAIT, 0, "time_range must be"),
+        ("merge", "time_range", WAIT, None, "column time_range is null"),
+        ("priority", "priority", pa.int64(), 3, "priority must be from"),
+        ("field", "value", pa.string(), "{}", "SLOT_BASIS 'shop'"),
+        ("entity", "value", pa.string(), f'{{"shop":"{"x" * 2_000}"}}', "slot_basis has 2000 bytes"),
+        ("merge", "value", pa.string(), "{", "Expecting property name"),
+        ("merge", "value", pa.string(), "[NaN]", "NaN or infinity"),
+        ("merge", "value", pa.string(), '"\\ud800"', "not valid Unicode"),
         ("merge", "value", pa.string(), DEEP, "column value: body is nested too deeply"),
         ("merge", "value", pa.string(), None, "column value is null"),
         ("merge", "value", pa.binary(), b"\xff", "row {'value': b'\\xff'}: column value: "),
@@ -135,17 +157,15 @@ def test_an_error_names_the_row_and_its_column(
     queue: MakeQueue, kind: str, name: str, type_: pa.DataType, bad: Any, said: str
 ) -> None:
     topic, options = of_kind(queue, kind), {}
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {"value": (pa.string(), ["1"] * 3)}
+    columns: dict[str, tuple[pa.DataType, Any]] = {"value": (pa.string(), '{"shop":1}'), **GOOD.get(kind, {})}
     if name in ("n", "at"):
         columns, options = {}, {"bodyColumns": name}
-    elif kind == "keyed":
-        columns["key"] = pa.string(), ["k"] * 3
-    good: Any = {INSTANT: LATER * 1_000, pa.binary(): b"1"}.get(
-        type_, columns.get(name, (None, [None]))[1][0]
-    )
-    columns[name] = type_, [good, bad, good]
+    others = {INSTANT: LATER * 1_000, pa.binary(): b"1", pa.int64(): 500, WAIT: 1}
+    rows = {one: (kind_of, [good] * 3) for one, (kind_of, good) in columns.items()}
+    good = others.get(type_, columns.get(name, (None, None))[1])
+    rows[name] = type_, [good, bad, good]
     with pytest.raises(InvalidMessage) as raised:
-        topic.write_batch(batch_of(**columns), **options)
+        topic.write_batch(batch_of(**rows), **options)
     assert str(raised.value).startswith("row {") and said in str(raised.value)
     assert topic.depth("store") == 0
 

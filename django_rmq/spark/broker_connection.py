@@ -88,13 +88,13 @@ a task again."""
 
 
 def broker_of(options: SourceOptions) -> Broker:
-    url = options.url or os.environ.get(URL_VARIABLE)
+    url = options.text("url") or os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(
             f"option url is missing, and the environment variable {URL_VARIABLE} is not set"
         )
-    login = {"username": options.username, "password": options.password}
     more = options.keywords("connectionOptions") | options.keywords("secretConnectionOptions")
+    login = {name: options.text(name) for name in ("username", "password")}
     more |= {name: value for name, value in login.items() if value is not None}
     if options.is_cluster and options.sentinels:
         raise ConfigurationError(

@@ -230,36 +230,6 @@ HEADS = 1_024
 """The number of slots asked in one round trip."""
 
 
-class DueSlots:
-    """``due_slots()`` returns the slots of a topic in which something is due, and since when (ms).
-
-    Most of many slots are empty, and stay so. Parts that were empty at the last poll are only asked whether
-    they still are.
-    """
-
-    def __init__(self, broker: Broker, topic: Topic) -> None:
-        self._broker = broker
-        self._topic = topic
-        self._empty: set[int] = set()
-        """The first slots of parts that were empty at the last poll."""
-
-    def __call__(self) -> dict[int, int]:
-        """Return slot -> ms."""
-        slots, now = range(self._topic.slots), self._broker.now_ms()
-        due: dict[int, int] = {}
-        for first in slots[::HEADS]:
-            part = slots[first : first + HEADS]
-            if first in self._empty and not self._broker.run(inspect.any_in_use(self._topic, part)):
-                continue
-            heads = self._broker.run(inspect.heads(self._topic, part))
-            due.update(
-                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
-            )
-            is_empty = not any(at is not None for at in heads)
-            (self._empty.add if is_empty else self._empty.discard)(first)
-        return due
-
-
 T = TypeVar("T")
 
 
@@ -302,7 +272,8 @@ class Claims:
         self._newest = 0
         self._known: set[str] = set()
         """Consumers whose claims are known, because this process made them."""
-        self.due_slots = DueSlots(broker, topic)
+        self._empty_parts: set[int] = set()
+        """The first slots of parts that were empty at the last poll."""
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
@@ -446,6 +417,24 @@ class Claims:
             total += sum(moved.values())
             rest = [slot for slot, count in moved.items() if count]
         return total
+
+    def due_slots(self) -> dict[int, int]:
+        """Return the slots in which something is due, and since when (ms).
+
+        Most of many slots are empty, and stay so. Parts that were empty at the last poll are only asked whether
+        they still are.
+        """
+        slots, now = range(self._topic.slots), self._broker.now_ms()
+        due: dict[int, int] = {}
+        for first in slots[::HEADS]:
+            part = slots[first : first + HEADS]
+            if first in self._empty_parts and not self._broker.run(inspect.any_in_use(self._topic, part)):
+                continue
+            heads = self._broker.run(inspect.heads(self._topic, part))
+            due |= {slot: at for slot, at in zip(part, heads, strict=True) if at is not None and at <= now}
+            is_empty = not any(at is not None for at in heads)
+            (self._empty_parts.add if is_empty else self._empty_parts.discard)(first)
+        return due
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` due messages; return whether there were any.

@@ -85,10 +85,7 @@ class SourceOptions:
                 f"unknown option for {what} of format rmq: {', '.join(unknown)}; the options are {', '.join(sorted(known))}"
             )
         self._given = {name.lower(): value for name, value in given.items()}
-        self.url = self.text("url")
         self.is_cluster = self.flag("cluster", default=False)
-        self.username = self.text("username")
-        self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")
         self.socket_timeout = self.seconds("socketTimeout", 30.0, low=0.1)
         self.metadata = self.flag("includeMetadata", default=False)

@@ -69,8 +69,7 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
 
     topic = queue(slots=4)
     topic.send(list(range(100)))
-    source = reader(topic, claimTimeout="1")
-    _start, end = first_batch(source)
+    source, _start, end = first_batch(topic, claimTimeout="1")
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         assert acknowledge(topic.options, end) == 4
         # The thread that renews finds the claims gone.
@@ -89,8 +88,7 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
 def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=4_096)
     fill(topic, {7: 10, 8: 10, 900: 10}, 2)
-    source = reader(topic)
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic)
     assert (end["held"], end["rows"], end["topic"]) == ("7-8,900", 6, topic.topic.name)
 
     # Not counted by the server, which leases of other tests' claims may still ask.

@@ -66,8 +66,8 @@ def topic(queue: MakeQueue) -> Queue:
 @pytest.mark.parametrize("count", [0, 100])
 def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Queue, count: int) -> None:
     topic.send(list(range(count)))
-    one, other = reader(topic, consumerId="nightly"), reader(topic, consumerId="nightly")
-    start, first = first_batch(one, ReadMaxRows(40))
+    one, start, first = first_batch(topic, ReadMaxRows(40), consumerId="nightly")
+    other = reader(topic, consumerId="nightly")
     assert (first == start) == (count == 0)
     host, pid, *_ = claims.about_this_process().split(" ")
     said = f"another query has consumerId nightly of topic {topic.topic.name}: host {host}, process {pid}, since 2"
@@ -85,8 +85,7 @@ def test_a_second_query_with_the_same_consumer_ends_at_its_first_poll(topic: Que
 
 def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_ends(topic: Queue) -> None:
     topic.send(list(range(100)))
-    one = reader(topic, consumerId="nightly")
-    start, first = first_batch(one, ReadMaxRows(40))
+    one, start, first = first_batch(topic, ReadMaxRows(40), consumerId="nightly")
     again = reader(topic, consumerId="nightly")
     # Spark runs the logged batch again before it asks for another offset.
     assert rows(again, start, first).total() == first["rows"]
@@ -104,8 +103,7 @@ def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_e
 
 def test_a_checkpoint_without_a_word_of_its_own_is_started_again_at_once(topic: Queue) -> None:
     topic.send(list(range(10)))
-    one = reader(topic, consumerId="nightly")
-    start, end = first_batch(one)
+    one, start, end = first_batch(topic, consumerId="nightly")
     for offset in (start, end):
         # As an older version has written it.
         del offset["checkpoint"]
@@ -122,8 +120,7 @@ def test_every_message_is_recorded_by_one_of_two_queries_that_share_a_consumer(
     topic = queue(slots=8)
     topic.send(list(range(8_000)))
     recorded: Counter[bytes] = Counter()
-    one = reader(topic, consumerId="nightly", claimTimeout="60")
-    start, slow = first_batch(one, ReadMaxRows(1_000))
+    one, start, slow = first_batch(topic, ReadMaxRows(1_000), consumerId="nightly", claimTimeout="60")
     read_by_one = rows(one, start, slow)
     other = reader(topic, consumerId="nightly", claimTimeout="60")
     begin = other.initialOffset()
@@ -152,8 +149,7 @@ def test_a_start_acknowledges_only_what_its_own_checkpoint_names(
     redis_clock: ShiftedClock, topic: Queue
 ) -> None:
     topic.send(list(range(100)))
-    one = reader(topic, consumerId="nightly", claimTimeout="600")
-    _start, first = first_batch(one, ReadMaxRows(40))
+    one, _start, first = first_batch(topic, ReadMaxRows(40), consumerId="nightly", claimTimeout="600")
     second = one.latestOffset(first, ALL)
     acknowledged = topic.total("acked")
     # Another checkpoint has recorded later batches under the same name, before; and the first driver has left.
@@ -180,8 +176,7 @@ def test_a_run_leaves_its_name_at_its_end(topic: Queue) -> None:
 
 def test_the_name_and_the_lease_are_renewed_while_a_batch_runs(topic: Queue) -> None:
     topic.send(["x"])
-    source = reader(topic, consumerId="nightly", claimTimeout="1")
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic, consumerId="nightly", claimTimeout="1")
 
     def ends() -> tuple[int, int]:
         """When the name ends, and when the lease."""
@@ -311,8 +306,7 @@ def test_a_query_goes_on_while_what_it_has_lost_comes_back(
 ) -> None:
     topic = queue(slots=1)
     topic.send(list(range(3_000)))
-    source = reader(topic, claimTimeout="60")
-    _start, first = first_batch(source)
+    source, _start, first = first_batch(topic, claimTimeout="60")
     redis_clock.advance(ms=61_000)
     assert topic.broker.time_out(topic.topic, 0) == 400
     topic.send(["new"])
@@ -326,8 +320,7 @@ def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
 ) -> None:
     topic = queue(slots=4)
     topic.send(list(range(2_000)))
-    dead = reader(topic, claimTimeout="60")
-    start, first = first_batch(dead, ReadMaxRows(1_000))
+    _, start, first = first_batch(topic, ReadMaxRows(1_000), claimTimeout="60")
     redis_clock.advance(ms=61_000)
     source = reader(topic, claimTimeout="60")
     source.prepareForTriggerAvailableNow()
@@ -341,8 +334,7 @@ def test_a_run_keeps_the_batch_that_it_repeats_although_its_lease_has_ended(
 def test_a_batch_that_is_repeated_has_a_whole_lease(redis_clock: ShiftedClock, queue: MakeQueue) -> None:
     topic = queue(slots=4)
     topic.send(list(range(100)))
-    dead = reader(topic, claimTimeout="600")
-    start, end = first_batch(dead)
+    _, start, end = first_batch(topic, claimTimeout="600")
     redis_clock.advance(ms=599_000)
     source = reader(topic, claimTimeout="600")
     repeated = plan(source, start, end)
@@ -356,8 +348,7 @@ def test_what_is_lost_between_a_look_and_its_renewal_is_in_no_task(
 ) -> None:
     topic = queue(slots=1)
     topic.send([1, 2])
-    dead = reader(topic)
-    start, end = first_batch(dead)
+    _, start, end = first_batch(topic)
     source = reader(topic)
     reads = source._claims.reads
 

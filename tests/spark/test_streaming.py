@@ -37,10 +37,13 @@ def reader(queue: Queue, **options: str) -> StreamReader:
     return StreamReader(given, METADATA if given.metadata else COLUMNS)
 
 
-def first_batch(source: StreamReader, limit: Any = ALL) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return where a new query starts, and where its first batch ends."""
+def first_batch(
+    queue: Queue, limit: Any = ALL, **options: str
+) -> tuple[StreamReader, dict[str, Any], dict[str, Any]]:
+    """Return the reader of a new query, where it starts, and where its first batch ends."""
+    source = reader(queue, **options)
     start = source.initialOffset()
-    return start, source.latestOffset(start, limit)
+    return source, start, source.latestOffset(start, limit)
 
 
 def plan(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
@@ -114,8 +117,7 @@ def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
     topic.send([{"n": 1}], key="sku-1", headers={"trace": "abc"})
     fail_all(topic, 0, "ValueError: no good")
     topic.send([{"n": 2}], key="sku-2")
-    source = reader(topic, includeMetadata="true")
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic, includeMetadata="true")
     found = {row["key"]: row for row in read(source, start, end)}
     assert {key: row["value"] for key, row in found.items()} == {b"sku-1": b'{"n":1}', b"sku-2": b'{"n":2}'}
     failed, fresh = found[b"sku-1"], found[b"sku-2"]
@@ -129,8 +131,7 @@ def test_rows_tell_key_headers_and_failures(queue: MakeQueue) -> None:
 def test_rows_with_metadata_are_those_of_the_claim_in_every_part(queue: MakeQueue, identity: str) -> None:
     topic = queue(slots=2, identity=identity)
     topic.send(list(range(5_000)))
-    source = reader(topic, includeMetadata="true", minPartitions="7")
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic, includeMetadata="true", minPartitions="7")
     first = rows(source, start, end)
     assert first.total() == len(first) == 5_000
     assert rows(source, start, end) == first
@@ -211,8 +212,7 @@ def test_a_slot_that_gives_nothing_keeps_no_budget_from_the_others(queue: MakeQu
     held = topic.broker.prepare(topic.topic, 1, "A", None, 1)
     assert topic.broker.claim(topic.topic, 2, "another", 1, 60_000, 1).taken == 1
     topic.broker.renew_claim(topic.topic, 2, "another", 1, 60_000, seal=True)
-    source = reader(topic)
-    start, end = first_batch(source, ReadMaxRows(50))
+    source, start, end = first_batch(topic, ReadMaxRows(50))
     assert slots_of(source, start, end) == {3: 50}
     topic.broker.return_claim(topic.topic, 2, "another", 1, spent=True)
     topic.broker.release(topic.topic, 1, held.receipt, [held.deliveries[0].member])
@@ -227,8 +227,7 @@ def test_the_most_urgent_of_all_slots_are_consumed_first(queue: MakeQueue) -> No
     for slot, count in enumerate((100, 200, 300, 400)):
         members = [b"%d %d" % (slot, n) for n in range(count)]
         topic.broker.send_replace(topic.topic, slot, list(range(1_000, 1_000 + count)), members)
-    source = reader(topic)
-    start, end = first_batch(source, ReadMaxRows(100))
+    source, start, end = first_batch(topic, ReadMaxRows(100))
     assert slots_of(source, start, end) == {0: 10, 1: 20, 2: 30, 3: 40}
     for slot, count in enumerate((100, 200, 300, 400)):
         left = [entry.score for entry in topic.broker.list_messages(topic.topic, slot, "store").entries]
@@ -312,8 +311,7 @@ def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(
 ) -> None:
     topic = queue(slots=1)
     topic.send(list(range(2_500)))
-    source = reader(topic, includeMetadata=metadata)
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic, includeMetadata=metadata)
     [(executor, task)] = plan(source, start, end)
     reading = executor.read(task)
     assert next(reading).num_rows == FIRST_PAGE
@@ -419,8 +417,7 @@ def test_a_loss_is_reported_by_one_driver(
 def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
     topic = queue(slots=2)
     topic.send(list(range(10)))
-    source = reader(topic, consumerId="one")
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic, consumerId="one")
     assert fail_batch({**topic.options, "consumerId": "two"}) == 0
     assert rows(source, start, end).total() == 10
     with pytest.raises(ConfigurationError, match="consumerId is missing: fail_batch needs"):
@@ -463,8 +460,7 @@ def test_a_large_backlog_is_claimed_in_steps(
 ) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=slots)
     put(topic, [count // slots] * slots, range(1_000, 1_000 + slots))
-    source = reader(topic)
-    start, end = first_batch(source, ReadMaxRows(budget))
+    source, start, end = first_batch(topic, ReadMaxRows(budget))
     assert slots_of(source, start, end) == dict(enumerate(taken))
     left = count - sum(taken)
     while left:
@@ -572,8 +568,7 @@ def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
 def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
     topic = queue(TopicType.PRIORITY, slots=1)
     topic.send([f"{n}" + "x" * 200_000 for n in range(100)])
-    source = reader(topic)
-    start, end = first_batch(source)
+    source, start, end = first_batch(topic)
     sizes = [batch.num_rows for executor, task in plan(source, start, end) for batch in executor.read(task)]
     assert sum(sizes) == end["rows"] and max(sizes) <= 16
 
@@ -660,8 +655,7 @@ def test_a_batch_has_about_as_many_bytes_as_were_allowed(queue: MakeQueue, optio
     topic = queue(slots=2, **options)
     for n in range(200):
         topic.send([f"{n:03}" + "x" * 995], **({"key": f"k{n}"} if options else {}))
-    source = reader(topic, maxBytesPerTrigger="50000")
-    _start, end = first_batch(source)
+    source, _start, end = first_batch(topic, maxBytesPerTrigger="50000")
     assert 45 <= end["rows"] <= 51
     # One message is larger than that.
     small = reader(topic, maxBytesPerTrigger="10", consumerId="small")

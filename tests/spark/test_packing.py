@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
@@ -27,7 +29,7 @@ from django_rmq.spark.bulk_write import (
     gathered,
     groups,
 )
-from tests.spark.conftest import MakeQueue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.support.brokers import Broker
 from tests.support.servers import TcpProxy
 from tests.support.workers import client_of
@@ -132,11 +134,18 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
         assert topic.scores() == {f"{n}": 100 + n + (3_000 if n < 2_000 else 0) for n in range(3_000)}
 
 
+@contextmanager
+def behind_proxy(topic: Queue) -> Iterator[tuple[TcpProxy, Broker]]:
+    with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
+        broker = Broker(client_of(proxy.url), topic.broker.prefix)
+        yield proxy, broker
+        broker.close()
+
+
 def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue: MakeQueue) -> None:
     topic = queue(slots=2, body="bytes")
     members = [b"%d" % n for n in range(100)]
-    with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
-        broker = Broker(client_of(proxy.url), topic.broker.prefix)
+    with behind_proxy(topic) as (proxy, broker):
         broker.load_scripts()
         bulk = ArrowBulk(Producer(broker), topic.topic, NONE)
         for delay, priority in ((0.5, 50), (0, 60)):
@@ -144,7 +153,6 @@ def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue
             bulk.send(ArrowRows(members, none_built, pa.array([priority] * 100)))
             time.sleep(0.1)
         bulk.finish()
-        broker.close()
     assert set(topic.scores().values()) == {60} and bulk.counts == {"stored": 100, "replaced": 100}
 
 
@@ -217,15 +225,13 @@ def test_a_bulk_needs_no_transactions(queue: MakeQueue, kind: TopicType) -> None
 @pytest.mark.parametrize("delay", [0, 1.3])
 def test_a_message_is_due_its_range_after_a_moment_within_its_send(queue: MakeQueue, delay: float) -> None:
     topic = queue(TopicType.RANGE_MERGE, slots=1, body="bytes", time_range_ms=60_000)
-    with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
-        broker = Broker(client_of(proxy.url), topic.broker.prefix)
+    with behind_proxy(topic) as (proxy, broker):
         bulk = ArrowBulk(Producer(broker), topic.topic, NONE)
         send_all(bulk, [b"first"], TopicType.RANGE_MERGE)
         proxy.delay(delay)
         before = topic.broker.now_ms()
         send_all(bulk, [b"second"], TopicType.RANGE_MERGE)
         after = topic.broker.now_ms()
-        broker.close()
     # It may be later by the round trip that has read the clock, and is never later by more than a second.
     assert before <= topic.scores()["second"] - 60_000 <= after + 1_000
     assert bulk.counts == {"stored": 2}

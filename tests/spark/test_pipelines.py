@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
 from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
@@ -20,7 +19,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
-from tests.spark.conftest import TOPICS, Run, Start, bury, topic, waiting
+from tests.spark.conftest import TOPICS, Run, Start, bury, run_pipeline, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.servers import RedisCluster
 from tests.support.workers import eventually, total
@@ -47,11 +46,9 @@ def test_a_cluster_is_read_written_and_consumed(
     rmq = {"REDIS": {"CLUSTER": redis_cluster.url}, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     (tmp_path / "rows.csv").write_text("n\n" + "\n".join(map(str, range(100))))
     with override_settings(RMQ=rmq):
-        call_command("runrmqpipeline", "ingest", "events", str(tmp_path / "rows.csv"), "--priority", "50")
-        call_command(
-            *("runrmqpipeline", "consume", "events", "--parquet", str(tmp_path / "out")),
-            *("--checkpoint", str(tmp_path / "checkpoint"), "--available-now"),
-        )
+        run_pipeline("ingest", "events", tmp_path / "rows.csv", "--priority", "50")
+        files = ("--parquet", tmp_path / "out", "--checkpoint", tmp_path / "checkpoint")
+        run_pipeline("consume", "events", *files, "--available-now")
         assert spark.read.parquet(str(tmp_path / "out")).count() == 100
         assert total(connections.get_broker(), topic("events"), "acked") == 100
         connections.close()

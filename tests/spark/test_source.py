@@ -220,38 +220,6 @@ def test_an_idle_query_acknowledges_its_last_batch_and_asks_redis_seldom(
         query.stop()
 
 
-def test_a_task_that_fails_reads_the_same_again(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
-    topic = queue()
-    topic.send(list(range(50)))
-    marker = tmp_path / "failed"
-
-    def fail_once(batches: Any) -> Any:
-        rows = list(batches)
-        if not marker.exists():
-            marker.write_text("x")
-            raise RuntimeError("this task fails once")
-        yield from rows
-
-    seen: Counter[str] = Counter()
-
-    def into(frame: Any, number: int) -> None:
-        seen.update(values(frame.mapInArrow(fail_once, frame.schema)))
-
-    available(spark, topic, tmp_path / "checkpoint", into)
-    assert marker.exists()
-    assert len(seen) == 50 and set(seen.values()) == {1}
-    assert topic.total("acked") == 50
-
-
-def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
-    source, target = queue(), queue(TopicType.FIXED_TIME)
-    source.send(list(range(100)))
-    at = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
-    frame = source.stream(spark).selectExpr("value", f"timestamp_seconds({at}) as fixed_time")
-    finish(begin(frame, target.options, tmp_path))
-    assert target.total("stored") == 100 and source.total("acked") == 100
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

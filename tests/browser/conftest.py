@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Call:
 class Shop:
     """The running shop: Redis, database, web server, and consumers when asked for."""
 
-    def __init__(self, data: Path, redis: RedisServer) -> None:
+    def __init__(self, data: Path, redis: RedisServer, settings: str) -> None:
         self.data = data
         self.redis = redis
         self.port = free_port()
@@ -51,7 +52,7 @@ class Shop:
         self.admin = f"{self.url}/admin/django_rmq/topic/"
         self.environment = {
             **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.browser.shop.settings",
+            "DJANGO_SETTINGS_MODULE": f"tests.browser.shop.{settings}",
             "DJANGO_DEBUG": "1",
             "REDIS_URL": redis.url,
             "RMQ_KEY_PREFIX": "browser:",
@@ -145,23 +146,29 @@ def browser(chromium: str) -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="package")
-def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """The running shop, in which the user boss may do everything."""
+@contextmanager
+def running_shop(data: Path, *calls: Call, settings: str = "settings") -> Iterator[Shop]:
+    """Run a shop in which the user boss may do everything, after these calls of `shop/fill.py`."""
     try:
         server = RedisServer()
     except NoRedisServer as error:
         absent(str(error))
     with server:
-        running = Shop(tmp_path_factory.mktemp("shop"), server)
+        running = Shop(data, server, settings)
         try:
             running.manage("migrate", "--verbosity", "0")
-            running.manage("seed_shop", "--products", "60")
-            running.fill(call("user", "boss", "*"))
+            running.fill(call("user", "boss", "*"), *calls)
             running.serve()
             yield running
         finally:
             running.close()
+
+
+@pytest.fixture(scope="package")
+def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with running_shop(tmp_path_factory.mktemp("shop")) as running:
+        running.manage("seed_shop", "--products", "60")
+        yield running
 
 
 def picture(page: Page, name: str) -> None:
@@ -240,14 +247,26 @@ def page(browser: Browser) -> Iterator[Page]:
     watched.check()
 
 
+def enter(page: Page, name: str = "boss") -> None:
+    """Fill in the login page."""
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(name)
+    page.get_by_role("button", name="Log in").click()
+
+
+def confirm(page: Page, says: str = "") -> None:
+    """Answer the question of a page, after which a message says this."""
+    page.get_by_role("button", name="Yes, do it").click()
+    if says:
+        expect(page.locator(".messagelist")).to_contain_text(says)
+
+
 @pytest.fixture
 def log_in(shop: Shop, page: Page) -> Any:
 
     def log_in_as(name: str) -> Page:
         page.goto(f"{shop.url}/admin/login/?next=/admin/django_rmq/topic/")
-        page.get_by_label("Username").fill(name)
-        page.get_by_label("Password").fill(name)
-        page.get_by_role("button", name="Log in").click()
+        enter(page, name)
         return page
 
     return log_in_as

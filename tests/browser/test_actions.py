@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.conftest import PATIENCE, Shop, call, picture, violations
-from tests.support.servers import RedisServer
+from tests.browser.conftest import PATIENCE, Shop, call, confirm, enter, picture, running_shop, violations
 
 pytestmark = pytest.mark.slow
 
@@ -95,24 +94,15 @@ def look(page: Page, name: str) -> None:
 @pytest.fixture
 def hung(chromium: str, tmp_path: Path) -> Iterator[Shop]:
     """A shop of its own, whose topics have a listener that hangs."""
-    with RedisServer() as server:
-        running = Shop(tmp_path, server)
-        running.environment["DJANGO_SETTINGS_MODULE"] = "tests.browser.shop.incidents.settings"
-        try:
-            running.manage("migrate", "--verbosity", "0")
-            running.fill(call("user", "boss", "*"), call("late", "hung", [{"number": 1}], 0.0))
-            running.serve()
-            yield running
-        finally:
-            running.close()
+    late = call("late", "hung", [{"number": 1}], 0.0)
+    with running_shop(tmp_path, late, settings="incidents.settings") as running:
+        yield running
 
 
 def test_a_worker_is_asked_where_a_listener_hangs(hung: Shop, page: Page) -> None:
     hung.start("hangs", "runrmqconsumers", "--threads", "1")
     page.goto(f"{hung.url}/admin/login/?next=/admin/django_rmq/topic/running/")
-    page.get_by_label("Username").fill("boss")
-    page.get_by_label("Password").fill("boss")
-    page.get_by_role("button", name="Log in").click()
+    enter(page)
     page.get_by_label("Refresh").select_option("2")
     ask = page.get_by_role("button", name="Show the stack of")
     expect(ask).to_be_visible(timeout=PATIENT)
@@ -156,8 +146,7 @@ def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> Non
         quiet.click()
         expect(page.locator("#content-main")).to_contain_text("take no more messages?")
         look(page, "quiet")
-        page.get_by_role("button", name="Yes, do it").click()
-        expect(page.locator(".messagelist")).to_contain_text("asked to take no more messages")
+        confirm(page, "asked to take no more messages")
         expect(resume).to_be_visible(timeout=PATIENT)
         # Other tests have workers here that take no requests.
         rows = page.get_by_role("region", name="Workers").locator("tbody tr")
@@ -167,7 +156,7 @@ def test_a_worker_is_quieted_resumed_and_stopped(shop: Shop, log_in: Any) -> Non
         expect(quiet).to_be_visible(timeout=PATIENT)
         page.get_by_role("button", name="Stop worker").click()
         expect(page.locator("#content-main")).to_contain_text("all processes of the command end")
-        page.get_by_role("button", name="Yes, do it").click()
+        confirm(page)
         assert process.wait(PATIENT / 1000) == 0, shop.log("asked")
         expect(page.get_by_role("button", name="Stop worker")).to_have_count(0, timeout=PATIENT)
     finally:
@@ -209,7 +198,7 @@ def test_what_is_in_the_outbox_is_shown_retried_and_deleted(filled: Shop, log_in
     row_of(page, "102").get_by_role("checkbox").check()
     page.get_by_role("button", name="Delete").click()
     expect(page.locator("#content-main")).to_contain_text("It will never be sent")
-    page.get_by_role("button", name="Yes, do it").click()
+    confirm(page)
     expect(row_of(page, "102")).to_have_count(0)
     expect(row_of(page, "101")).to_have_count(1)
 
@@ -228,8 +217,7 @@ def test_claims_are_found_on_the_page_of_the_topic_and_returned(shop: Shop, log_
     row.get_by_role("button", name="Return", exact=True).click()
     expect(page.locator("#content-main")).to_contain_text("Return 40 messages of nightly?")
     picture(page, "claims-question-light")
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_contain_text("40 returned")
+    confirm(page, "40 returned")
     expect(page.locator("#content-main")).to_contain_text("No Spark query holds messages of this topic.")
 
 
@@ -305,8 +293,7 @@ def delete_and_undo(shop: Shop, page: Page, error: str, *, takes_pictures: bool 
     expect(page.get_by_text("undo 1").first).to_be_visible()
     page.get_by_role("button", name="Delete all matches").click()
     expect(page.get_by_text("Deleted messages can be brought back for one hour")).to_be_visible()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("3 deleted"))
+    confirm(page, "3 deleted")
     if takes_pictures:
         look(page, "undo-offered")
     expect(page.get_by_text("undo 1")).to_have_count(0)
@@ -320,7 +307,7 @@ def test_the_list_of_what_can_be_undone(shop: Shop, log_in: Any) -> None:
     page = log_in("boss")
     page.goto(f"{shop.admin}notes/change/?tab=dead&error=shop.undo.Listed")
     page.get_by_role("button", name="Delete all matches").click()
-    page.get_by_role("button", name="Yes, do it").click()
+    confirm(page)
     page.goto(f"{shop.admin}background/")
     region = page.get_by_role("region", name="Can be undone")
     expect(region).to_contain_text("by boss")

@@ -13,8 +13,7 @@ import pytest
 import redis
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Shop, call, picture
-from tests.support.servers import RedisServer
+from tests.browser.conftest import Shop, call, picture, running_shop
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.slow
@@ -28,16 +27,8 @@ THREADS = 2
 @pytest.fixture(scope="module")
 def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """A shop of its own: what happens here would be seen on the pages of the other tests for an hour."""
-    with RedisServer() as server:
-        running = Shop(tmp_path_factory.mktemp("night"), server)
-        running.environment["DJANGO_SETTINGS_MODULE"] = "tests.browser.shop.incidents.settings"
-        try:
-            running.manage("migrate", "--verbosity", "0")
-            running.fill(call("user", "boss", "*"))
-            running.serve()
-            yield running
-        finally:
-            running.close()
+    with running_shop(tmp_path_factory.mktemp("night"), settings="incidents.settings") as running:
+        yield running
 
 
 class FirstScreen:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PATIENCE, Shop, call, picture, violations
+from tests.browser.conftest import PATIENCE, Shop, call, confirm, enter, picture, violations
 
 pytestmark = pytest.mark.slow
 
@@ -148,8 +148,7 @@ def test_all_that_match_are_replayed_after_a_question(shop: Shop, log_in: LogIn)
     expect(page.get_by_role("link", name="First page")).to_be_visible()
     page.get_by_role("button", name="Replay all").click()
     expect(page.get_by_text("Replay 45 dead messages of letters?")).to_be_visible()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Replay all: 45 replayed."))
+    confirm(page, "Replay all: 45 replayed.")
     open_dead(shop, page, "letters", "&error=Lost")
     expect(rows(page)).to_have_count(1)
 
@@ -168,8 +167,7 @@ def test_selected_messages_are_deleted_after_a_question(shop: Shop, log_in: LogI
     expect(rows(page)).to_have_count(5)
     page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Delete: 5 deleted."))
+    confirm(page, "Delete: 5 deleted.")
 
 
 def test_purge_wants_the_name_of_the_topic(shop: Shop, log_in: LogIn) -> None:
@@ -178,14 +176,13 @@ def test_purge_wants_the_name_of_the_topic(shop: Shop, log_in: LogIn) -> None:
     page.goto(f"{shop.admin}notes/change/?tab=store")
     page.get_by_role("button", name="Purge").click()
     expect(page.get_by_text(re.compile(r"Purge 30 messages of notes\?"))).to_be_visible()
-    page.get_by_role("button", name="Yes, do it").click()
+    confirm(page)
     expect(page.get_by_text("This field is required.")).to_be_visible()
     page.get_by_label("Name of the topic").fill("note")
-    page.get_by_role("button", name="Yes, do it").click()
+    confirm(page)
     expect(page.get_by_text("This is not the name of the topic.")).to_be_visible()
     page.get_by_label("Name of the topic").fill("notes")
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".messagelist")).to_have_text(re.compile("Purge: 30 purged."))
+    confirm(page, "Purge: 30 purged.")
     expect(page.get_by_text("No waiting messages.")).to_be_visible()
     page.get_by_role("link", name="Audit log").click()
     expect(page.locator("#change-history")).to_contain_text("30 purged")
@@ -421,7 +418,5 @@ def test_an_ended_session_says_log_in_again(shop: Shop, log_in: LogIn) -> None:
     expect(warning).to_contain_text("Your session has ended")
     expect(page.locator("[data-rmq-part=figures]")).to_have_css("opacity", "0.5")
     warning.get_by_role("link", name="Log in again").click()
-    page.get_by_label("Username").fill("boss")
-    page.get_by_label("Password").fill("boss")
-    page.get_by_role("button", name="Log in").click()
+    enter(page)
     expect(page).to_have_url(re.compile("letters/change/.*tab=history"))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PATIENCE, Shop, call, picture
+from tests.browser.conftest import PATIENCE, Shop, call, confirm, picture
 from tests.browser.shop import THEMES
 from tests.support.embedded_server import free_port
 
@@ -210,7 +210,7 @@ def test_a_deletion_is_undone_from_its_message_or_from_the_list(
     filled.fill(call("dead", "notes", ["themed 1", "themed 2"], "shop.undo.Themed: no"))
     page.goto(f"{topics}notes/change/?tab=dead&error=shop.undo.Themed")
     page.get_by_role("button", name="Delete all matches").click()
-    page.get_by_role("button", name="Yes, do it").click()
+    confirm(page)
     expect(page.get_by_role("button", name="Undo", exact=True)).to_be_visible()
     assert "Undo" in [one["text"].strip() for one in check(page)["texts"]]
     picture(page, f"theme-undo-{theme}-{scheme}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import Happened, Start, WorkerProcess
+from tests.e2e.processes import Happened, Start, WorkerProcess, environment_of
 from tests.support.brokers import Broker
 from tests.support.workers import client_of
 
@@ -35,6 +35,12 @@ def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
     client = client_of(redis_url)
     yield Broker(client, prefix)
     client.close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path, redis_url: str, prefix: str) -> dict[str, str]:
+    """The environment of a process of the tests' project."""
+    return environment_of(tmp_path, redis_url, prefix)
 
 
 @pytest.fixture

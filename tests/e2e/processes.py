@@ -8,14 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from django_rmq.core.model.topic import Topic, TopicType
 from tests.support import preloaded
 from tests.support.workers import LONG, eventually
 
 ROOT = Path(__file__).parents[2]
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
+ONE_SLOT = replace(WORK, name="one-slot", slots=1)
 
 
 def environment_of(data: Path, url: str, prefix: str, **more: str) -> dict[str, str]:
@@ -129,6 +135,18 @@ class WorkerProcess:
         """Ask it to end, and check that it does so cleanly."""
         self.signal()
         assert self.wait(LONG) == 0, self.output
+
+
+def probed(port: int, what: str) -> int:
+    """Return the status that a worker answers a probe with; 0 if it answers nothing."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}", timeout=LONG) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+    except OSError:
+        return 0
 
 
 def state_of(task: Path) -> str:

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
-from tests.e2e.processes import Happened, Start, WorkerProcess, named
+from tests.e2e.processes import WORK, Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, send, total
-
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 
 
 @pytest.fixture

@@ -39,13 +39,7 @@ class RunningDemo:
         )
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-u",
-                "-m",
-                module,
-                *arguments,
-            ],
+            [sys.executable, "-u", "-m", module, *arguments],
             cwd=ROOT,
             env=environment | {"SHOP_DATA": str(data)} | given,
             stdin=subprocess.DEVNULL,
@@ -134,13 +128,7 @@ def test_a_run_of_some_seconds_with_zookeeper_accounts_for_everything_and_leaves
         ensemble = Ensemble(server.hosts, "/shop/rmq")
         return {holding.topic: holding.stop for holding in survey(ensemble).holdings}
 
-    slots = {
-        "price-changes": 64,
-        "image-renders": 16,
-        "order-timeouts": 16,
-        "reports": 1,
-        "memberships": 16,
-    }
+    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16, "reports": 1, "memberships": 16}
     with ZooKeeperServer() as server:
         arguments = ("--seconds", "8", "--rate", "200")
         demo = start_demo(*arguments, SHOP_ZOOKEEPER="1", ZOOKEEPER_HOSTS=server.hosts)

@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e.postgres import postgres
-from tests.e2e.processes import Happened, Start, completed, environment_of, manage, named
+from tests.e2e.processes import WORK, Happened, Start, completed, environment_of, manage, named
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, send
-
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 
 
 def test_a_database_that_hangs_stops_no_schedule_and_one_that_restarts_is_one_line_of_the_log(

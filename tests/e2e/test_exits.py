@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.model.topic import Topic, TopicType
-from tests.e2e.processes import ROOT, Happened, Start, completed, environment_of, named, state_of
+from tests.e2e.processes import ONE_SLOT, ROOT, WORK, Happened, Start, completed, named, state_of
 from tests.support.brokers import Broker
 from tests.support.servers import absent
 from tests.support.workers import LONG, eventually, live, send
-
-ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 
 
 def of_group(group: int, state: str = "") -> list[int]:
@@ -92,13 +88,11 @@ def test_a_subreaper_reaps_orphans_and_leaves_its_own_children_their_status() ->
 BLOCKED = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {15, 2, 1}); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(
-    tmp_path: Path, redis_url: str, prefix: str
-) -> None:
+def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(environment: dict[str, str]) -> None:
     relay = subprocess.Popen(
         [sys.executable, "-c", BLOCKED, sys.executable, "manage.py", "rmqoutbox", "--watch"],
         cwd=ROOT,
-        env=environment_of(tmp_path, redis_url, prefix),
+        env=environment,
         start_new_session=True,
     )
 
@@ -117,12 +111,12 @@ def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(
 
 
 def test_a_worker_ends_cleanly_although_nobody_reads_any_more_what_it_prints(
-    tmp_path: Path, redis_url: str, prefix: str
+    environment: dict[str, str],
 ) -> None:
     worker = subprocess.Popen(
         [sys.executable, "manage.py", "runrmqconsumers", "work"],
         cwd=ROOT,
-        env=environment_of(tmp_path, redis_url, prefix),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=(reading := os.pipe())[1],
         stderr=reading[1],
@@ -144,12 +138,10 @@ def test_a_worker_ends_cleanly_although_nobody_reads_any_more_what_it_prints(
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
-def test_commands_run_with_standard_streams_that_are_closed(
-    tmp_path: Path, redis_url: str, prefix: str, closed: str
-) -> None:
+def test_commands_run_with_standard_streams_that_are_closed(environment: dict[str, str], closed: str) -> None:
     for arguments in ("runrmqconsumers work --burst", "rmqstats"):
         command = ["sh", "-c", f"exec {sys.executable} manage.py {arguments} {closed}"]
-        done = completed(command, environment_of(tmp_path, redis_url, prefix))
+        done = completed(command, environment)
         assert done.returncode == 0, done.stderr
         assert "NoneType" not in done.stderr
 
@@ -169,9 +161,8 @@ def run_unread(arguments: str, environment: dict[str, str], unread: str) -> tupl
 
 @pytest.mark.parametrize("unread", ["stdout", "stderr"])
 def test_a_worker_runs_although_nobody_has_read_anything_of_it(
-    tmp_path: Path, redis_url: str, prefix: str, unread: str
+    environment: dict[str, str], unread: str
 ) -> None:
-    environment = environment_of(tmp_path, redis_url, prefix)
     code, text = run_unread("runrmqconsumers work --burst", environment, unread)
     assert code == 0, text
     assert run_unread("runrmqconsumers nonsense", environment, unread)[0] == 2
@@ -179,6 +170,6 @@ def test_a_worker_runs_although_nobody_has_read_anything_of_it(
 
 @pytest.mark.parametrize("command", ["rmqstats", "rmqhealth"])
 def test_a_command_whose_output_nobody_reads_ends_quietly_like_any_tool(
-    tmp_path: Path, redis_url: str, prefix: str, command: str
+    environment: dict[str, str], command: str
 ) -> None:
-    assert run_unread(command, environment_of(tmp_path, redis_url, prefix), "stdout") == (141, "")
+    assert run_unread(command, environment, "stdout") == (141, "")

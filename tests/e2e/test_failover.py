@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.commands.ticks import read_schedules
-from django_rmq.core.model.topic import Topic, TopicType
-from tests.e2e.processes import ROOT, Happened, Start, environment_of, manage, named
+from tests.e2e.processes import ROOT, WORK, Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, SentinelGuard, TcpProxy, ask, wait_until
 from tests.support.workers import audit, client_of, eventually, live, send
 
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 COUNT = 1_200
 
 

@@ -6,12 +6,8 @@ import json
 import os
 import random
 import signal
-import socket
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +16,20 @@ import pytest
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.ledger import Line
-from tests.e2e.processes import Happened, Start, environment_of, manage, named
+from tests.e2e.processes import ONE_SLOT, WORK, Happened, Start, manage, named, probed
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.workers import audit, eventually, live, send, total
 
 HUNG = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 TOPICS = ("work", "shared")
 PATIENCE = 120.0
 
 
 @pytest.mark.slow
 def test_messages_behind_hung_listeners_are_late_and_workers_with_free_threads_get_them(
-    start: Start, broker: Broker, happened: Happened, tmp_path: Path, redis_url: str, prefix: str
+    start: Start, broker: Broker, happened: Happened, environment: dict[str, str]
 ) -> None:
-    environment = environment_of(tmp_path, redis_url, prefix)
     workers = [start(*TOPICS, "--threads", "4") for _ in range(2)]
     for worker in workers:
         worker.ready()
@@ -81,54 +75,31 @@ def test_messages_behind_hung_listeners_are_late_and_workers_with_free_threads_g
 def test_a_worker_without_a_free_thread_is_not_ready_and_gives_up_its_slots_until_one_is_free(
     start: Start, broker: Broker, happened: Happened
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def is_ready() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
-                return True
-        except urllib.error.HTTPError as error:
-            return error.code != 503
-
-    wide = replace(WORK, slots=4)
+    port = free_port()
     worker = start(
         "work", "--threads", "2", "--health-addr", f"127.0.0.1:{port}", WORKER_LISTENERS="impatient"
     )
     worker.ready()
-    eventually(is_ready, "being ready", PATIENCE)
-    send(broker, wide, named(*range(40), do="hang"))
+    eventually(lambda: probed(port, "ready") == 200, "being ready", PATIENCE)
+    send(broker, WORK, named(*range(40), do="hang"))
     happened.wait("begun", 2)
-    eventually(lambda: not is_ready(), "being full", PATIENCE)
-    assert sum(ledger.prepare for ledger in audit(broker, wide)) == 2
+    eventually(lambda: probed(port, "ready") == 503, "being full", PATIENCE)
+    assert sum(ledger.prepare for ledger in audit(broker, WORK)) == 2
     happened.go()
-    eventually(is_ready, "being ready again", PATIENCE)
-    eventually(lambda: live(broker, wide) == 0, "the end of all", PATIENCE)
+    eventually(lambda: probed(port, "ready") == 200, "being ready again", PATIENCE)
+    eventually(lambda: live(broker, WORK) == 0, "the end of all", PATIENCE)
     worker.end()
-
-
-ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
-
-
-def is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
-            return bool(answer.status == 200)
-    except urllib.error.HTTPError as error:
-        with error:
-            return False
 
 
 @pytest.mark.slow
 def test_a_process_that_cannot_replace_a_thread_is_not_ready_and_gives_way(
-    start: Start, broker: Broker, happened: Happened, tmp_path: Path, redis_url: str, prefix: str
+    start: Start, broker: Broker, happened: Happened, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     port = free_port()
 
     def health() -> int:
-        environment = environment_of(tmp_path, redis_url, prefix, WORKER_LISTENERS="threadless")
-        return manage(environment, "rmqhealth", "one-slot", "--patience", "0").returncode
+        threadless = {**environment, "WORKER_LISTENERS": "threadless"}
+        return manage(threadless, "rmqhealth", "one-slot", "--patience", "0").returncode
 
     worker = start(
         "one-slot",
@@ -137,21 +108,21 @@ def test_a_process_that_cannot_replace_a_thread_is_not_ready_and_gives_way(
         WORKER_GIVE_UP="2",
     )
     worker.ready()
-    eventually(lambda: is_ready(port), "being ready", 20)
+    eventually(lambda: probed(port, "ready") == 200, "being ready", 20)
     eventually(lambda: health() == 0, "being well", 20)
     first = worker.child()
     (tmp_path / "no-threads").touch()
     send(broker, ONE_SLOT, named("ends its thread", do="die"))
     happened.wait("begun", 1)
     send(broker, ONE_SLOT, named("comes after it"))
-    eventually(lambda: not is_ready(port), "not being ready", 20)
+    eventually(lambda: probed(port, "ready") != 200, "not being ready", 20)
     eventually(lambda: worker.children != [first], "the end of the process", 30)
     eventually(lambda: health() != 0, "being unwell", 20)
-    assert not is_ready(port)
+    assert probed(port, "ready") != 200
     assert "cannot be replaced" in worker.output
     (tmp_path / "no-threads").unlink()
     happened.wait("begun", 2)
-    eventually(lambda: is_ready(port), "being ready again", 30)
+    eventually(lambda: probed(port, "ready") == 200, "being ready again", 30)
     worker.end()
 
 
@@ -160,10 +131,7 @@ def test_the_watchdog_counts_while_a_thread_cannot_be_replaced(
     start: Start, broker: Broker, happened: Happened, tmp_path: Path
 ) -> None:
     worker = start(
-        "one-slot",
-        *("-t", "1", "--watchdog", "8"),
-        WORKER_LISTENERS="threadless",
-        WORKER_GIVE_UP="600",
+        "one-slot", *("-t", "1", "--watchdog", "8"), WORKER_LISTENERS="threadless", WORKER_GIVE_UP="600"
     )
     worker.ready()
     send(broker, ONE_SLOT, named("ends its thread", do="die"))
@@ -256,20 +224,15 @@ def test_a_listener_that_lets_no_other_thread_work_is_ended_by_the_watchdog(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "async"])
 def test_a_command_cancels_what_runs_in_another_process(
-    start: Start, broker: Broker, tmp_path: Path, redis_url: str, prefix: str, is_async: bool
+    start: Start, broker: Broker, tmp_path: Path, environment: dict[str, str], is_async: bool
 ) -> None:
     body = {"name": "waiting", "ms": 1, "do": "wait"}
     send(broker, HANGING, [body])
     more = {"WORKER_LISTENERS": "stopping", "WORKER_ASYNC": str(int(is_async)), "WORKER_HARD_TIMEOUT": "600"}
     worker = start("hanging", "--processes", "2", "-t", "1", **more)
     eventually(lambda: any(one.word == "alive" for one in ledger.read(tmp_path / "ledger")), "running", 30)
-    answer = manage(
-        environment_of(tmp_path, redis_url, prefix, **more),
-        "rmqcancel",
-        "hanging",
-        "--body",
-        '{"name":"waiting","ms":1,"do":"wait"}',
-    )
+    text = '{"name":"waiting","ms":1,"do":"wait"}'
+    answer = manage({**environment, **more}, "rmqcancel", "hanging", "--body", text)
     assert answer.stdout == "hanging: 1 notified\n", answer
     eventually(lambda: live(broker, HANGING) == 0, "the end")
     worker.end()

@@ -20,15 +20,12 @@ from typing import Any, Self
 
 import pytest
 
-from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import events
 from tests.e2e.load import shares
-from tests.e2e.processes import ROOT, Happened, Start, named
+from tests.e2e.processes import ROOT, WORK, Happened, Start, named
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import client_of, eventually, send
-
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 
 
 def test_each_process_tells_what_it_does_to_the_last(

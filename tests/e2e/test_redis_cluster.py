@@ -113,10 +113,7 @@ class Confirmed:
 
 @pytest.mark.slow
 def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Path, prefix: str) -> None:
-    with (
-        RedisCluster(replicas=False, node_timeout_ms=60_000) as server,
-        broker_on(server, prefix) as broker,
-    ):
+    with RedisCluster(replicas=False, node_timeout_ms=60_000) as server, broker_on(server, prefix) as broker:
         load = Load(broker, tmp_path, CHAOS)
         started = workers(start, broker, RMQ_TEST_CLUSTER=urls(server))
         moving = [key_slot(slot_keys(prefix, CHAOS.name, slot).store) for slot in range(0, 64, 8)]

@@ -137,11 +137,7 @@ IN_DOUBT = ("list_held", "acquire")
 
 
 def test_replies_of_every_script_in_turn_are_lost(start: Start, prefix: str, tmp_path: Path) -> None:
-    with (
-        RedisServer() as server,
-        TcpProxy(server.port) as proxy,
-        load_on(server, prefix, tmp_path) as load,
-    ):
+    with RedisServer() as server, TcpProxy(server.port) as proxy, load_on(server, prefix, tmp_path) as load:
         workers = two_commands(start, proxy.url)
         for script, provoke in SCRIPTS.items():
             load.send(100, ms=10)

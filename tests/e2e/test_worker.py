@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -17,15 +15,13 @@ import pytest
 from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
 from django_rmq.core.coordination.stored_plan import members_of_roster
-from django_rmq.core.model.topic import Topic, TopicType
-from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
+from django_rmq.core.model.topic import Topic
+from tests.e2e.processes import ONE_SLOT, ROOT, WORK, Happened, Start, WorkerProcess, named, probed
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, client_of, eventually, live, send
 
-WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
-ONE_SLOT = replace(WORK, name="one-slot", slots=1)
 LATER = replace(WORK, name="later")
 
 
@@ -276,25 +272,14 @@ def test_another_definition_in_redis_ends_with_2(start: Start, broker: Broker) -
     assert "SLOTS is 4 here and 64 in Redis" in worker.output
 
 
-def health(port: int, what: str) -> int:
-    """The answer of a worker to a probe; 0: none."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}", timeout=LONG) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
 def test_a_worker_that_starts_before_its_redis_waits_for_it(start: Start, happened: Happened) -> None:
     port = free_port()
     with RedisServer() as server:
         url = server.url
     worker = start("work", "--health-addr", f"127.0.0.1:{port}", url=url)
-    eventually(lambda: health(port, "live") == 200, "being alive")
+    eventually(lambda: probed(port, "live") == 200, "being alive")
     eventually(lambda: "No worker process starts, because a server is unreachable" in worker.output, "a line")
-    assert health(port, "ready") == 503
+    assert probed(port, "ready") == 503
     assert "Consuming" not in worker.output
     assert "Redis does not answer" in worker.output
     with RedisServer(port=server.port):

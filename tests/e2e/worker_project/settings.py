@@ -62,13 +62,7 @@ RMQ: dict[str, Any] = {
         },
         "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": "1ms", "TIMEOUT": TIMEOUT, "BACKOFF": 0},
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms", "BACKOFF": 0},
-        "killing": {
-            "TYPE": "range_merge",
-            "SLOTS": 8,
-            "TIME_RANGE": "1ms",
-            "MAX_RETRIES": 2,
-            "BACKOFF": 0,
-        },
+        "killing": {"TYPE": "range_merge", "SLOTS": 8, "TIME_RANGE": "1ms", "MAX_RETRIES": 2, "BACKOFF": 0},
         "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": "1ms", "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"},
         "in-line": {
@@ -117,10 +111,7 @@ if "WORKER_SLOTS" in os.environ:
     }
 if os.environ.get("WORKER_LISTENERS") == "effects":
     _KEYED = {"IDENTITY": "key", "ORIGIN": True}
-    RMQ["TOPICS"] = {
-        "work": RMQ["TOPICS"]["work"],
-        "effects": {"TYPE": "fixed_time", "SLOTS": 1, **_KEYED},
-    }
+    RMQ["TOPICS"] = {"work": RMQ["TOPICS"]["work"], "effects": {"TYPE": "fixed_time", "SLOTS": 1, **_KEYED}}
 if os.environ.get("WORKER_LISTENERS") == "scheduled":
     RMQ["TOPICS"] = {"ticks": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key", "ORIGIN": True}}
     RMQ["SCHEDULES"] = json.loads(os.environ["WORKER_SCHEDULES"])

@@ -74,18 +74,9 @@ def keyspace(broker: Any) -> Keyspace:
 
 
 CHECKED = (
-    "store",
-    "prepare",
-    "retry",
-    "dead",
-    "claim",
-    "inflight",
-    "deaths",
-    "failures",
-    "body",
-    "prepare_body",
+    "store", "prepare", "retry", "dead", "claim", "inflight", "deaths", "failures", "body", "prepare_body",
     "claim_body",
-)
+)  # fmt: skip
 
 
 @pytest.fixture

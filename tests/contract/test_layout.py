@@ -24,18 +24,9 @@ def test_every_key_of_a_slot_has_the_documented_name(make_slot: MakeSlot) -> Non
     prefix = slot.broker.prefix
     assert slot.keys.store == f"{prefix}price_3".encode()
     names = [
-        "prepare_body",
-        "prepare",
-        "inflight",
-        "retry",
-        "dead",
-        "deaths",
-        "failures",
-        "body",
-        "stats",
-        "control",
-        "claims",
-    ]
+        "prepare_body", "prepare", "inflight", "retry", "dead", "deaths", "failures", "body", "stats",
+        "control", "claims",
+    ]  # fmt: skip
     for name in [*names, "claimants"]:
         assert getattr(slot.keys, name) == key(slot, name + "_{K}")
 

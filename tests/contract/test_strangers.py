@@ -147,23 +147,8 @@ def test_a_dead_message_has_its_score_in_one_form_whatever_the_version_of_redis(
 
 
 FOREIGN = [
-    -INFINITE,
-    INFINITE,
-    0,
-    -0.0,
-    -5,
-    -1e300,
-    1e300,
-    0.5,
-    3,
-    16,
-    16.5,
-    999,
-    999.5,
-    1e15,
-    1 << 43,
-    5e-324,
-]
+    -INFINITE, INFINITE, 0, -0.0, -5, -1e300, 1e300, 0.5, 3, 16, 16.5, 999, 999.5, 1e15, 1 << 43, 5e-324,
+]  # fmt: skip
 
 
 @slot_of_each(TYPES, backoff=NO_BACKOFF)

@@ -229,10 +229,7 @@ def test_what_runs_keeps_its_failures(slot: Slot) -> None:
     delete(slot, b"a", into=ACT._replace(act="two"))
     assert [
         value.split(b"\n")[0].split()[2] for value in (*trash(slot).values(), *trash(slot, "two").values())
-    ] == [
-        b"0",
-        b"0",
-    ]
+    ] == [b"0", b"0"]
     slot.commit(receipt, [b"a"])
     restore(slot)
     assert slot.hash("failures") == {}

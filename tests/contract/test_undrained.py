@@ -52,10 +52,7 @@ def test_sends_do_not_move_it_until_all_that_waited_is_taken(slot: Slot) -> None
 
 
 def test_a_batch_and_an_ensured_message_begin_it(make_slot: MakeSlot) -> None:
-    for call in (
-        lambda slot: slot.send_replace([50, 60], [A, B]),
-        lambda slot: slot.ensure([50], [A]),
-    ):
+    for call in (lambda slot: slot.send_replace([50, 60], [A, B]), lambda slot: slot.ensure([50], [A])):
         slot = make_slot()
         at = slot.now_ms - START_MS
         call(slot)

@@ -30,13 +30,9 @@ class RunningDemo:
     def __init__(self, data: Path, *arguments: str, module: str, **given: str) -> None:
         self.data = data
         ours = (
-            "REDIS_URL",
-            "ZOOKEEPER_HOSTS",
-            "SHOP_ZOOKEEPER",
-            "RMQ_KEY_PREFIX",
-            "SHOP_ORDER_SECONDS",
+            "REDIS_URL", "ZOOKEEPER_HOSTS", "SHOP_ZOOKEEPER", "RMQ_KEY_PREFIX", "SHOP_ORDER_SECONDS",
             "DJANGO_DEBUG",
-        )
+        )  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", module, *arguments],

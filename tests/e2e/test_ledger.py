@@ -116,13 +116,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("start 1 2 3 4")
     first, second = read(path)
-    assert (first.word, first.pid, first.thread, first.slot, first.receipt, first.name) == (
-        "start",
-        7,
-        8,
-        9,
-        10,
-        "name",
-    )
+    assert first == Line("start", first.at, first.wall_ms, 7, 8, 9, 10, "name")
     assert (second.word, second.pid) == ("killed", 7)
     assert 0 < first.at <= second.at

@@ -202,14 +202,7 @@ def read_claim(slot: Slot, consumer: str, number: int, offset: int, limit: int) 
 
 
 def hold_consumer(
-    memory: Memory,
-    name: str,
-    driver: str,
-    checkpoint: str,
-    about: str,
-    lease_ms: int,
-    starts: int,
-    gone: str,
+    memory: Memory, name: str, driver: str, checkpoint: str, about: str, lease_ms: int, starts: int, gone: str
 ) -> Driver | None:
     check_lease(lease_ms)
     now_ms = memory.micros() // 1000

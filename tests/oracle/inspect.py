@@ -163,13 +163,7 @@ def grouped_line(entry: Entry) -> bytes:
 
 
 def entries(
-    slot: Slot,
-    state: str,
-    order: str,
-    lowest: str,
-    highest: str,
-    after_score: str,
-    after_member: bytes,
+    slot: Slot, state: str, order: str, lowest: str, highest: str, after_score: str, after_member: bytes
 ) -> list[Entry]:
     """Return all entries of a state behind a cursor, with scores in bounds, in order."""
     descending, after = order == "descending", cursor(after_score, after_member)

@@ -190,12 +190,7 @@ class Model:
                 yield f"promote {i}", self.with_message(s, i, state=WAITING), None, True
             if message.state == FLYING and (s.timeouts or message.holder == 2):
                 t = s if message.holder == 2 else s._replace(timeouts=s.timeouts - 1)
-                yield (
-                    f"{i} times out",
-                    self.stale(self.timed_out(t, i), i),
-                    None,
-                    message.holder == 2,
-                )
+                yield (f"{i} times out", self.stale(self.timed_out(t, i), i), None, message.holder == 2)
 
     def telling(self, s: State, j: int, worker: Worker) -> Step:
         (act, named, is_last), rest = worker.told[0], worker.told[1:]

@@ -14,13 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_rmq.core.coordination import Worker, less
-from django_rmq.core.coordination.assignment import (
-    Assignment,
-    SlotRun,
-    TopicSlots,
-    WorkerCapacity,
-    assign,
-)
+from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots, WorkerCapacity, assign
 from django_rmq.core.coordination.stored_plan import MAX_SPANS, AssignmentPlan, Span
 
 NAMES = ["a", "b", "c", "d"]

@@ -83,12 +83,8 @@ def test_what_is_not_said_has_its_default() -> None:
     topic = found.topic("orders")
     assert (topic.type, topic.slots, topic.timeout, topic.max_retries) == (TopicType.FIXED_TIME, 16, 30, 16)
     assert topic.backoff == BackOff(1_000, 600_000)
-    assert (found.broker, found.key_prefix, found.coordinator, found.autodiscover) == (
-        "memory",
-        "",
-        "redis",
-        "listeners",
-    )
+    assert (found.broker, found.key_prefix) == ("memory", "")
+    assert (found.coordinator, found.autodiscover) == ("redis", "listeners")
     assert found.on_commit
     assert found.zookeeper is None
 
@@ -267,13 +263,9 @@ def test_zookeeper_selects_its_coordinator_unless_another_is_named() -> None:
     found = config(ZOOKEEPER=zookeeper)
     assert found.coordinator == "zookeeper"
     assert found.zookeeper is not None
-    assert (found.zookeeper.hosts, found.zookeeper.root, found.zookeeper.session_timeout) == (
-        "zk1:2181,zk2",
-        "/queues/rmq",
-        8.0,
-    )
+    assert (found.zookeeper.hosts, found.zookeeper.root) == ("zk1:2181,zk2", "/queues/rmq")
+    assert (found.zookeeper.session_timeout, found.zookeeper.when_away) == (8.0, "continue")
     assert found.zookeeper.auth == (("digest", "a:b"),)
-    assert found.zookeeper.when_away == "continue"
     assert config(ZOOKEEPER=zookeeper, COORDINATOR="redis").coordinator == "redis"
     assert config(COORDINATOR="shop.rules.Coordinator").coordinator == "shop.rules.Coordinator"
 
@@ -311,18 +303,8 @@ def test_the_sections_arrive() -> None:
     )
     assert (found.key_prefix, found.on_commit, found.autodiscover) == ("shop:", False, None)
     assert (found.durability, found.events) == ("strict", True)
-    assert dataclasses.astuple(found.consumer) == (
-        2,
-        3,
-        4.0,
-        0.5,
-        None,
-        6,
-        8,
-        7.0,
-        "/run/rmq",
-        "127.0.0.1:8001",
-    )
+    consumer = dataclasses.astuple(found.consumer)
+    assert consumer == (2, 3, 4.0, 0.5, None, 6, 8, 7.0, "/run/rmq", "127.0.0.1:8001")
     assert found.history_retention == 3 * 86_400
     assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
     api = found.api
@@ -632,14 +614,7 @@ def test_all_problems_are_told_at_once() -> None:
     with override_settings(RMQ=rmq), pytest.raises(ConfigurationError) as caught:
         get_config()
     told = re.findall(r"django_rmq\.E\d{3}", str(caught.value))
-    assert sorted(told) == [
-        "django_rmq.E002",
-        "django_rmq.E003",
-        "django_rmq.E003",
-        "django_rmq.E003",
-        "django_rmq.E004",
-        "django_rmq.E005",
-    ]
+    assert sorted(told) == [f"django_rmq.E00{number}" for number in (2, 3, 3, 3, 4, 5)]
 
 
 def test_the_alias_of_a_cache_brings_its_options() -> None:

@@ -13,17 +13,11 @@ import django_rmq
 from django_rmq import exceptions
 
 WITHOUT_DJANGO = [
-    "django_rmq",
-    "django_rmq.exceptions",
-    "django_rmq.core.model.delivered_message",
-    "django_rmq.core.model.keys",
-    "django_rmq.core.lua",
-    "django_rmq.core.redis.broker",
-    "django_rmq.core.producer.producer",
-    "django_rmq.core.consumer",
-    "django_rmq.core.coordination",
+    "django_rmq", "django_rmq.exceptions", "django_rmq.core.model.delivered_message",
+    "django_rmq.core.model.keys", "django_rmq.core.lua", "django_rmq.core.redis.broker",
+    "django_rmq.core.producer.producer", "django_rmq.core.consumer", "django_rmq.core.coordination",
     "django_rmq.testing",
-]
+]  # fmt: skip
 
 
 def modules_loaded_by(statement: str) -> set[str]:

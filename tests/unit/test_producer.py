@@ -345,14 +345,7 @@ def test_topics_and_manners_may_be_mixed(producer: Producer) -> None:
         producer.build(KEYED, 1, key="k"),
     ]
     results = producer.send(messages)
-    assert [result.status for result in results] == [
-        "stored",
-        "stored",
-        "stored",
-        "replaced",
-        "present",
-        "stored",
-    ]
+    assert [result.status for result in results] == [*["stored"] * 3, "replaced", "present", "stored"]
     assert [result.score for result in results[1:5:2]] == [50.0, 60.0]
 
 

@@ -276,24 +276,9 @@ scalars = (
     | st.text(st.characters(exclude_categories=()))
     | st.sampled_from(["campaign", "2026-11-23T12:00:00Z", "9.90", "a", float("inf"), 1 << 4000])
 )
-names = st.sampled_from(
-    [
-        "shop",
-        "lines",
-        "at",
-        "sku",
-        "price",
-        "page",
-        "ms",
-        "orderNumber",
-        "placed",
-        "total",
-        "share",
-        "value",
-        "tags",
-        "kind",
-    ]
-)
+names = st.sampled_from([
+    "shop", "lines", "at", "sku", "price", "page", "ms", "orderNumber", "placed", "total", "share", "value", "tags", "kind",
+])  # fmt: skip
 anything = st.recursive(
     scalars,
     lambda inner: (

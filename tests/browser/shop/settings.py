@@ -28,8 +28,5 @@ RMQ: dict[str, Any] = {  # type: ignore[no-redef]
         },
         "cards": {"TYPE": "priority", "SLOTS": 2, "LISTENER": False},
     },
-    "ADMIN": {
-        "PAGE_SIZE": 20,
-        "COLUMNS": {"order-timeouts": ["order", "customer.city", "lines.0.sku"]},
-    },
+    "ADMIN": {"PAGE_SIZE": 20, "COLUMNS": {"order-timeouts": ["order", "customer.city", "lines.0.sku"]}},
 }

@@ -17,6 +17,7 @@ from django.urls import URLPattern, path
 
 from django_rmq.admin import (
     action_views,
+    claim_views,
     dashboard,
     message_views,
     outbox_views,
@@ -64,7 +65,7 @@ class TopicAdmin(Pages):
             at("<str:object_id>/limits/", topic_views.limits_view, "limits"),
             at("<str:object_id>/export/", message_views.export_view, "export"),
             at("<str:object_id>/causes/", message_views.topic_causes_view, "topic_causes"),
-            at("<str:object_id>/claims/", topic_views.claims_view, "claims"),
+            at("<str:object_id>/claims/", claim_views.claims_view, "claims"),
             at("<str:object_id>/message/<str:message_id>/", message_views.message_view, "message"),
             at("<str:object_id>/message/<str:message_id>/raw/", message_views.raw_view, "raw"),
             at("<str:object_id>/message/<str:message_id>/stack/", worker_views.stack_view, "stack"),

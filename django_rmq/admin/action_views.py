@@ -281,12 +281,7 @@ def _go_on(
         "so_far": work.sentence,
         "seen": min(work.done, work.counted),
         "total": work.counted,
-        "carried": [
-            *carried,
-            *chosen.answered,
-            *work.fields,
-            ("run", _keep_trace(request, work.run, trace)),
-        ],
+        "carried": [*carried, *chosen.answered, *work.fields, ("run", _keep_trace(request, work.run, trace))],
         "urls": pages.places(chosen.topic.name),
         "back_url": leave,
     }
@@ -369,10 +364,7 @@ def kept_sentence() -> str:
     return _(
         "Deleted messages can be brought back for one hour: the first %(number)s of an action, and up to %(size)s MB. "
         "Those that run cannot."
-    ) % {
-        "number": number_format(undo.MOST_MESSAGES, force_grouping=True),
-        "size": undo.MOST_BYTES // 1024**2,
-    }
+    ) % {"number": number_format(undo.MOST_MESSAGES, force_grouping=True), "size": undo.MOST_BYTES // 1024**2}
 
 
 def _background(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:

@@ -121,11 +121,7 @@ def _ask(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResp
 
 
 def _confirm(
-    pages: Pages,
-    request: HttpRequest,
-    operations: Operations,
-    reported: ReportedWorker,
-    asked: WorkerRequest,
+    pages: Pages, request: HttpRequest, operations: Operations, reported: ReportedWorker, asked: WorkerRequest
 ) -> HttpResponse:
     worker, report, back = reported.stats.member.worker, reported.report, pages.url("workers")
     assert report is not None

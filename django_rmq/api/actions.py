@@ -111,10 +111,7 @@ class BuryView(MessageRoute):
 
 class CancelView(MessageRoute):
     @message_route(
-        "cancel",
-        PERMISSION_OF["cancel"],
-        answers={200: OutcomeAnswer, 202: OutcomeAnswer},
-        errors=[404, 409],
+        "cancel", PERMISSION_OF["cancel"], answers={200: OutcomeAnswer, 202: OutcomeAnswer}, errors=[404, 409]
     )
     def post(self, topic: Topic, message_id: str, query: Fields) -> Response:
         """Delete a waiting message. 202: it runs, and its listener is notified."""

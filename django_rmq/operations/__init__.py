@@ -21,7 +21,6 @@ from django_rmq.operations import (
     bulk_actions,
     holds,
     measurements,
-    message_search,
     messages,
     sends,
     shared_reads,
@@ -52,9 +51,8 @@ from django_rmq.operations.health import Health, check_health, shared_health, sl
 from django_rmq.operations.holds import Followed, Hold
 from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
-from django_rmq.operations.message_search import SearchResult
 from django_rmq.operations.message_view import MessageCopy
-from django_rmq.operations.messages import Listing, not_found
+from django_rmq.operations.messages import Listing, SearchResult, not_found
 from django_rmq.operations.outbox import OutboxRow
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import (
@@ -109,7 +107,7 @@ class Operations(OperationContext):
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, causes = grouped.groups, grouped.causes
     follow, status, holds = holds.follow, holds.status, holds.holds
-    search_messages = message_search.search_messages
+    search_messages = messages.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
     ensure = sends.ensure

@@ -36,7 +36,7 @@ from django_rmq.core.producer.placement import (
 )
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
 from django_rmq.message_ids import MessageIdentity, find_messages, find_moved, sealed_id
-from django_rmq.operations.audit_trail import record, record_outcomes
+from django_rmq.operations.audit_trail import chosen, record, record_outcomes
 from django_rmq.operations.authorization import (
     EDITED_REPLAY,
     PERMISSION_OF,
@@ -133,9 +133,6 @@ def reschedule_action(score: int, *, is_time: bool) -> MessageAction:
 
 MAX_IDS = 1_000
 """Maximum number of messages named in one call."""
-
-MOST_NAMED = 10
-"""Maximum number of messages that the audit trail names for one action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +327,6 @@ def _do(
     if error is not None:
         raise error
     return ActionResult(outcomes) if trash is None else ActionResult(outcomes, trash.undo, trash.kept)
-
-
-def chosen(ids: Sequence[str], detail: str = "") -> str:
-    """Return the text of the audit trail about messages that were named: their number, and the first sealed ids."""
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    named = f"{len(ids)} chosen: {', '.join(ids[:MOST_NAMED])}{more}"
-    return f"{named}; {detail}" if detail else named
 
 
 def public_id(topic: Topic, text: str, identity: MessageIdentity) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from django.apps import apps
 from django.db import DatabaseError
@@ -21,6 +21,9 @@ from django_rmq.operations.authorization import Actor, OperationContext, Trace
 from django_rmq.operations.bulk import BulkProgress, BulkRun
 
 logger = logging.getLogger("django_rmq.audit")
+
+MOST_NAMED = 10
+"""Maximum number of messages that the audit trail names for one action."""
 
 
 def record_outcomes(
@@ -94,6 +97,13 @@ def record(
         trace.entry = _log_entry(actor, topic, sentence, trace.entry)
     except DatabaseError:
         logger.exception("The LogEntry could not be written: %s", sentence)
+
+
+def chosen(ids: Sequence[str], detail: str = "") -> str:
+    """Return the text of the audit trail about messages that were named: their number, and the first sealed ids."""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    named = f"{len(ids)} chosen: {', '.join(ids[:MOST_NAMED])}{more}"
+    return f"{named}; {detail}" if detail else named
 
 
 def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:

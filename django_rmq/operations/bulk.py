@@ -178,13 +178,7 @@ class Selection(NamedTuple):
 
     @classmethod
     def at(
-        cls,
-        topic: Topic,
-        queue: str,
-        wanted: Filter,
-        now_ms: int,
-        *,
-        but: tuple[float, float] | None = None,
+        cls, topic: Topic, queue: str, wanted: Filter, now_ms: int, *, but: tuple[float, float] | None = None
     ) -> Selection:
         """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
         low, high = wanted.scores(queue, now_ms)

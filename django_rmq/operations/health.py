@@ -279,10 +279,7 @@ def sorted_by_severity(findings: Collection[Finding]) -> Health:
     """Return the health with these findings, worst first."""
     order = {name: at for at, name in enumerate(CHECKS)}
     return Health(
-        sorted(
-            findings,
-            key=lambda one: (-one.severity, one.delays_nothing, order[one.name], -one.weight),
-        )
+        sorted(findings, key=lambda one: (-one.severity, one.delays_nothing, order[one.name], -one.weight))
     )
 
 

@@ -223,12 +223,4 @@ def _versions(broker: Broker) -> list[Annotation]:
     return [Annotation(one.since_ms, "version", one.name) for one in versions]
 
 
-__all__ = [
-    "EDGES_MS",
-    "Depth",
-    "Measurement",
-    "TopicMetrics",
-    "events",
-    "history",
-    "measured",
-]
+__all__ = ["EDGES_MS", "Depth", "Measurement", "TopicMetrics", "events", "history", "measured"]

@@ -21,7 +21,7 @@ from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.envelope import MARK, Envelope, decode_envelope
 from django_rmq.database_access import ParallelReads, needs_this_thread, threads_of_duties
 from django_rmq.exceptions import InvalidRequest, ServerUnavailable
-from django_rmq.operations.actions import chosen as chosen_note
+from django_rmq.operations.audit_trail import chosen as chosen_note
 from django_rmq.operations.audit_trail import record_outcomes
 from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
 from django_rmq.outbox import contents, relay, storage

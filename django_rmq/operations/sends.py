@@ -28,12 +28,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations.audit_trail import record
-from django_rmq.operations.authorization import (
-    Actor,
-    OperationContext,
-    Permission,
-    require_search,
-)
+from django_rmq.operations.authorization import Actor, OperationContext, Permission, require_search
 from django_rmq.sending import Send, ensure_message, send_message, send_messages
 
 

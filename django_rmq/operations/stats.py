@@ -20,12 +20,7 @@ from django_rmq.core.commands import history, inspect, membership
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, AtSlots, Call
 from django_rmq.core.coordination import Member, Worker
-from django_rmq.core.coordination.stored_plan import (
-    AssignmentPlan,
-    Span,
-    members_of_roster,
-    plan_of_roster,
-)
+from django_rmq.core.coordination.stored_plan import AssignmentPlan, Span, members_of_roster, plan_of_roster
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
@@ -354,10 +349,13 @@ def slots(context: OperationContext, name: str, first: int = 0, limit: int = 1_0
 
 def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStats:
     """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
-    roster, answers, now_ms = _with_roster(broker, [inspect.count(topic, slot) for slot in wanted])
-    live_workers = worker_list(broker, roster)
-    rows = []
-    for slot, answer in zip(wanted, answers, strict=True):
+    pipeline = broker.pipeline()
+    asked = pipeline.add(roster_call(broker))
+    counted = [pipeline.add(inspect.count(topic, slot)) for slot in wanted]
+    pipeline.execute()
+    roster = asked.result()
+    live_workers, rows = worker_list(broker, roster), []
+    for slot, answer in zip(wanted, (each.result() for each in counted), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
         row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
@@ -367,19 +365,7 @@ def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStat
         if span is not None:
             row = replace(row, worker=span.worker, since_ms=span.since * 1000)
         rows.append(row)
-    return SlotsStats(topic, rows, now_ms)
-
-
-def _with_roster(
-    broker: Broker, calls: Iterable[Call[Counts]]
-) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
-    """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
-    pipeline = broker.pipeline()
-    asked = pipeline.add(roster_call(broker))
-    answers = [pipeline.add(call) for call in calls]
-    pipeline.execute()
-    roster = asked.result()
-    return roster, [answer.result() for answer in answers], server_now_ms(broker, roster)
+    return SlotsStats(topic, rows, server_now_ms(broker, roster))
 
 
 def server_now_ms(broker: Broker, roster: Roster | RmqError) -> int:
@@ -643,13 +629,14 @@ def _total(counted: Sequence[Counts]) -> Counts:
     """Return what slots hold together."""
     if len(counted) < 2:  # Most topics have few messages.
         return counted[0] if counted else NOTHING
+    store, due, prepare, retry, dead, claimed = map(sum, zip(*(one[:6] for one in counted), strict=True))
     return Counts(
-        sum(one.store for one in counted),
-        sum(one.due for one in counted),
-        sum(one.prepare for one in counted),
-        sum(one.retry for one in counted),
-        sum(one.dead for one in counted),
-        sum(one.claimed for one in counted),
+        store,
+        due,
+        prepare,
+        retry,
+        dead,
+        claimed,
         _earliest(one.oldest_due_ms for one in counted),
         undrained_since_ms=_earliest(one.undrained_since_ms for one in counted),
         running_since_ms=_earliest(one.running_since_ms for one in counted),

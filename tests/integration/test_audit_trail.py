@@ -20,8 +20,7 @@ from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Filter, Operations, Permission
-from django_rmq.operations.actions import MOST_NAMED
-from django_rmq.operations.audit_trail import record
+from django_rmq.operations.audit_trail import MOST_NAMED, record
 from django_rmq.testing import memory_broker
 from tests.support.programs import Program, user_with
 

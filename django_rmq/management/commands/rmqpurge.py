@@ -7,13 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from django_rmq.core.model.stored_actions import ActionKind
-from django_rmq.management.messages import (
-    add_bulk_options,
-    add_filter,
-    add_priority,
-    add_state,
-    filter_of,
-)
+from django_rmq.management.messages import add_bulk_options, add_filter, add_priority, add_state, filter_of
 from django_rmq.management.rmq_command import RmqCommand, UsageError
 from django_rmq.operations import BulkRun, Limits
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rmq.core.model.topic import Topic
 from django_rmq.management.rmq_command import RmqCommand, age_of_oldest, ago, at_least, one_line
-from django_rmq.operations import Operations, SlotStats
+from django_rmq.operations import Operations, SlotsStats, SlotStats
 
 SLOTS_PER_TRIP = 1_000
 
@@ -32,51 +32,46 @@ class Command(RmqCommand):
         operations = self.operations()
         tables = []
         for topic in self.topics(options["topics"]):
-            rows, now_ms = _all_slots(operations, topic)
-            depths = [row.depth for row in rows]
-            mean = sum(depths) / len(depths)
-            skew = max(depths) / mean if mean else 0.0
+            slots = _all_slots(operations, topic)
             if options["json"]:
                 tables.append(
                     {
                         "topic": topic.name,
                         "serial": topic.serial,
-                        "mean_depth": mean,
-                        "skew": skew,
-                        "slots": [_row(row) for row in rows],
+                        "mean_depth": slots.mean_depth,
+                        "skew": slots.skew,
+                        "slots": [_row(row) for row in slots.rows],
                     }
                 )
             else:
-                self._print(topic, rows, now_ms, mean, skew, options["limit"])
+                self._print(slots, options["limit"])
         if options["json"]:
             self.print_json(tables)
 
-    def _print(
-        self, topic: Topic, rows: list[SlotStats], now_ms: int, mean: float, skew: float, limit: int
-    ) -> None:
+    def _print(self, slots: SlotsStats, limit: int) -> None:
+        topic, rows, now_ms = slots.topic, slots.rows, slots.now_ms
         unowned = sum(not row.worker for row in rows) if topic.serial else 0
         fullest = (
             f", {unowned} without a worker" if unowned else "" if topic.serial else ", shared by all workers"
         )
         self.stdout.write(
-            f"{topic.name}: {topic.slots} slots, {mean:.1f} messages in each, skew {skew:.1f}{fullest}"
+            f"{topic.name}: {topic.slots} slots, {slots.mean_depth:.1f} messages in each, skew {slots.skew:.1f}{fullest}"
         )
         shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
-        lines: list[tuple[object, ...]] = [
-            (
-                "  slot",
-                "waiting",
-                "due",
-                "running",
-                "resting",
-                "dead",
-                "oldest",
-                "longest",
-                "worker",
-                "for",
-                "",
-            )
-        ]
+        heads = (
+            "  slot",
+            "waiting",
+            "due",
+            "running",
+            "resting",
+            "dead",
+            "oldest",
+            "longest",
+            "worker",
+            "for",
+            "",
+        )
+        lines: list[tuple[object, ...]] = [heads]
         for row in shown_rows:
             counts = row.counts
             oldest, undrained, running = (
@@ -104,14 +99,13 @@ class Command(RmqCommand):
             self.stdout.write(f"  … and {len(rows) - limit} more")
 
 
-def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotStats], int]:
+def _all_slots(operations: Operations, topic: Topic) -> SlotsStats:
     rows: list[SlotStats] = []
-    now_ms = 0
-    while len(rows) < topic.slots:
+    while True:
         part = operations.slots(topic.name, len(rows), SLOTS_PER_TRIP)
         rows += part.rows
-        now_ms = part.now_ms
-    return rows, now_ms
+        if len(rows) >= topic.slots:
+            return SlotsStats(topic, rows, part.now_ms)
 
 
 def _row(row: SlotStats) -> dict[str, object]:

@@ -36,7 +36,6 @@ from django_rmq.exceptions import (
     MessageGone,
     NotPermitted,
     OperationRefused,
-    ServerUnavailable,
     UnknownSchedule,
     UnknownTopic,
 )
@@ -1344,18 +1343,3 @@ def test_no_migration_is_missing() -> None:
     from django.core.management import call_command
 
     call_command("makemigrations", "django_rmq", "--check", "--dry-run", verbosity=0)
-
-
-def test_redis_being_away_is_told(redis_url: str) -> None:
-    settings = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": {"timed": TOPICS["timed"]}}
-    with override_settings(RMQ=settings):
-        operations = Operations(Actor("tester", "command"))
-        for act in (
-            operations.overview,
-            lambda: operations.listing("timed", "store"),
-            lambda: operations.replay("timed", ["0.YQ"]),
-            lambda: operations.pause("timed").result(),
-            lambda: operations.purge("timed", "dead").result(),
-        ):
-            with pytest.raises(ServerUnavailable):
-                act()

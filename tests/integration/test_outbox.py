@@ -643,19 +643,6 @@ def test_an_alias_that_does_not_exist_is_said_at_the_call() -> None:
         send_message("renders", 1, priority=100, using="nowhere")
 
 
-def test_autocommit_off_is_refused_before_anything_is_written() -> None:
-    connection.ensure_connection()
-    transaction.set_autocommit(False)
-    try:
-        with pytest.raises(ConfigurationError, match="autocommit is off"):
-            send_message("renders", 1, priority=100)
-        assert rows() == []
-    finally:
-        transaction.rollback()
-        transaction.set_autocommit(True)
-    assert waiting("renders") == {}
-
-
 def test_a_database_without_the_table_is_said_at_the_call() -> None:
     with connection.schema_editor() as editor:
         editor.delete_model(OutboxMessage)

@@ -214,24 +214,6 @@ def test_what_runs_at_the_stop_is_settled_and_what_has_not_begun_is_given_back(b
     audit(broker, topic)
 
 
-def test_a_call_that_does_not_end_in_time_is_left_to_its_time_out(broker: Any) -> None:
-    begun: list[int] = []
-    end = threading.Event()
-
-    async def listener(message: Message) -> None:
-        begun.append(message.slot)
-        while not end.is_set():  # noqa: ASYNC110 - it is set by another thread
-            await asyncio.sleep(0.02)
-
-    send(broker, TOPIC, numbered(3))
-    with Worker(broker, TOPIC, listener, threads=1, shutdown_timeout=0.3) as worker:
-        eventually(lambda: len(begun) == len(set(begun)) > 0 and live(broker, TOPIC) == 3, "running")
-        worker.dispatcher.stop()
-    assert worker.dispatcher.forced
-    assert live(broker, TOPIC) == 3
-    end.set()
-
-
 def test_a_call_beyond_max_runtime_shuts_only_its_slot(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
     topic = replace(TOPIC, slots=2, max_runtime=0.3, timeout=1)
     done: list[int] = []

@@ -209,29 +209,6 @@ def test_a_slot_waits_for_what_runs_and_times_out_what_nobody_runs(broker: Any) 
     assert sum(broker.audit_ledger(topic, slot)["expired"] for slot in range(4)) == 2
 
 
-@pytest.mark.parametrize("slots", [16, 2])
-def test_a_pause_and_the_receipts_go_along(broker: Any, slots: int) -> None:
-    filled = Filled(broker, TopicType.PRIORITY, "body", None)
-    filled.send(*range(100))
-    receipts = []
-    for slot in range(4):
-        answer = broker.prepare(filled.topic, slot, "A", None, 1)
-        broker.commit(filled.topic, slot, answer.receipt, [answer.deliveries[0].member])
-        receipts.append(answer.receipt)
-    broker.pause(filled.topic, 1)
-    filled.reslot(slots)
-    topic = replace(filled.topic, slots=slots)
-    for slot in range(slots):
-        is_paused = slot % min(slots, 4) == 1
-        assert broker.reslot_progress(topic, slot).is_paused == is_paused
-        last = max(receipts[old] for old in range(4) if (old - slot) % min(slots, 4) == 0)
-        assert broker.reslot_progress(topic, slot).deliveries == last
-        answer = broker.prepare(topic, slot, "B", None, 1)
-        assert answer.status == ("paused" if is_paused else "ok")
-        if not is_paused:
-            assert answer.receipt > last
-
-
 def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None)
     build = filled.producer.build

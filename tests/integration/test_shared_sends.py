@@ -168,22 +168,6 @@ def test_a_cancelled_send_leaves_the_others_alone(held: Any) -> None:
     assert waiting("jobs") == 1 + 3 + 2
 
 
-def test_a_timeout_of_one_sender_leaves_the_others_alone(held: Any) -> None:
-    async def send() -> list[str]:
-        await prepared()
-        begun, go_on = held()
-        patient = asyncio.create_task(asend_message("jobs", 1))
-        await begun.wait()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await asend_message("jobs", 2)
-        go_on.set()
-        return [(await patient).status, (await asend_message("jobs", 3)).status]
-
-    assert asyncio.run(send()) == ["stored", "stored"]
-    assert waiting("jobs") == 3
-
-
 def test_a_server_that_does_not_answer_in_time_fails_its_round_trip_and_not_the_next_one(
     held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

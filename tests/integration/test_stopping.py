@@ -65,27 +65,6 @@ def test_a_sync_listener_sees_that_it_is_cancelled_and_stops(broker: Any) -> Non
     audit(broker, TOPIC)
 
 
-def test_an_async_listener_is_cancelled(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    begun, seen = threading.Event(), list[str]()
-
-    async def listener(message: Message) -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(LONG)
-        except asyncio.CancelledError:
-            seen.append(f"cancelled: {message.cancelled}")
-            raise
-
-    send(broker, TOPIC, numbered(1))
-    with caplog.at_level("INFO"), Worker(broker, TOPIC, listener, threads=1):
-        assert begun.wait(LONG)
-        broker.cancel(TOPIC, 0, [ONE])
-        eventually(lambda: live(broker, TOPIC) == 0, "the end")
-    assert seen == ["cancelled: True"]
-    assert ends(broker, TOPIC) == {"cancelled": 1}
-    assert "was cancelled while it was in hand" in caplog.text and "Traceback" not in caplog.text
-
-
 @pytest.mark.parametrize("cause", ["cancel", "HARD_TIMEOUT"])
 def test_a_coroutine_that_returns_although_it_was_cancelled_is_done(broker: Any, cause: str) -> None:
     begun = threading.Event()
@@ -137,30 +116,6 @@ def test_what_is_in_hand_and_has_not_begun_does_not_begin(broker: Any, is_async:
     assert len(called) == 2
     assert total(broker, TOPIC, "committed") == 2
     assert total(broker, TOPIC, "cancelled") + total(broker, TOPIC, "removed") == 1
-
-
-def test_a_later_send_of_a_cancelled_message_runs(broker: Any) -> None:
-    calls: list[bool] = []
-    begun = threading.Event()
-
-    def listener(message: Message) -> None:
-        if calls:
-            calls.append(message.cancelled)
-            return
-        calls.append(False)
-        begun.set()
-        while not message.cancelled:
-            time.sleep(0.01)
-        raise ValueError("whatever ends it")
-
-    send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1):
-        assert begun.wait(LONG)
-        broker.cancel(TOPIC, 0, [ONE])
-        send(broker, TOPIC, numbered(1))
-        eventually(lambda: live(broker, TOPIC) == 0, "both")
-    assert calls == [False, False]
-    assert ends(broker, TOPIC) == {"cancelled": 1, "committed": 1}
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -123,8 +123,9 @@ def test_a_task_that_dies_while_its_result_is_read_has_all_its_attempts(
 
 @pytest.mark.parametrize("worker_heard", [True, False])
 def test_a_task_that_fails_after_it_was_cancelled_has_ended(
-    using: Use, told: list[Any], worker_heard: bool
+    using: Use, told: list[Any], caplog: pytest.LogCaptureFixture, worker_heard: bool
 ) -> None:
+    caplog.set_level(logging.INFO)
     using()
     result = errands.fails.enqueue()
     message = take(result.id)
@@ -140,6 +141,9 @@ def test_a_task_that_fails_after_it_was_cancelled_has_ended(
         (error,) = result.errors
         assert (error.exception_class.__name__, told) == ("Cancelled", [Status.FAILED])
         assert "this task failed" in error.traceback
+        (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
+        assert vars(line)["rmq_task"] == "tests.support.tasks.fails"
+        assert f"(task tests.support.tasks.fails, result {result.id})" in line.getMessage()
     else:
         assert result.finished_at == result.last_attempted_at
         assert result.errors[-1].exception_class.__name__ == "MessageGone"
@@ -266,13 +270,6 @@ def test_a_task_that_exits_is_tried_again(using: Use, tmp_path: Any) -> None:
     assert [error.exception_class for error in result.errors] == [SystemExit]
 
 
-def test_a_drain_that_raises_errors_says_that_a_task_has_exited(using: Use) -> None:
-    using(MAX_RETRIES=0)
-    errands.exits.enqueue()
-    with pytest.raises(SystemExit):
-        drain(live=True)
-
-
 @pytest.mark.parametrize("raise_errors", [True, False])
 def test_ctrl_c_ends_a_drain_although_the_task_has_it(using: Use, raise_errors: bool) -> None:
     using(MAX_RETRIES=3, BACKOFF=600)
@@ -372,22 +369,6 @@ def test_a_path_or_a_key_that_a_sender_chose_is_in_no_line_of_a_redacted_queue(
     assert "django_rmq.exceptions.UnknownTask" in line.getMessage()
     assert "secret.path" not in caplog.text
     assert "4111111111111111" not in caplog.text
-
-
-def test_the_line_about_a_cancelled_task_names_it(using: Use, caplog: pytest.LogCaptureFixture) -> None:
-    using()
-    result = errands.fails.enqueue()
-    message = take(result.id)
-    cancel_message("tasks.default", key=result.id)
-    message.extend()
-    with caplog.at_level(logging.INFO):
-        with pytest.raises(ValueError, match="this task failed") as raised:
-            execution.run(message)
-        fail(message, raised.value)
-    line: Any
-    (line,) = [each for each in caplog.records if getattr(each, "rmq_event", "") == "cancelled"]
-    assert (line.rmq_task, line.rmq_result) == ("tests.support.tasks.fails", result.id)
-    assert f"(task tests.support.tasks.fails, result {result.id})" in line.getMessage()
 
 
 @pytest.mark.parametrize(

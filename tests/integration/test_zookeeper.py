@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -31,11 +30,10 @@ from kazoo.exceptions import NoAuthError, NotEmptyError
 from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.coordination import Holding, Worker, topic_slots
-from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
 from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession, unpack
-from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT, MAX_NODE
+from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats
@@ -746,30 +744,6 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
         data = client.get(path)[0]
         assert len(data) <= size + 70
         assert len(unpack(data)[1].topics["serial"]) == 2, "two whole runs"
-
-
-def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
-    """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
-    from django_rmq.core.coordination.assignment import TopicSlots, WorkerCapacity, assign
-    from django_rmq.core.coordination.zookeeper.client import pack
-
-    chance = random.Random(1)
-    topic = TopicSlots("million", 1 << 20)
-    crew = [
-        WorkerCapacity(uuid.UUID(int=chance.getrandbits(128)).hex, 4, frozenset({"million"}))
-        for _ in range(50)
-    ]
-    plan, largest = AssignmentPlan({}), 0
-    for step in range(60):
-        if chance.random() < 0.5 and len(crew) > 20:
-            crew.pop(chance.randrange(len(crew)))
-        else:
-            identity = uuid.UUID(int=chance.getrandbits(128)).hex
-            crew.append(WorkerCapacity(identity, chance.randint(1, 4), frozenset({"million"})))
-        plan = plan.renewed(assign([topic], crew, plan.runs()), 1_800_000_000 + step)
-        largest = max(largest, len(pack("m", plan)))
-    print(f"at most {largest} bytes")
-    assert largest < MAX_NODE / 10
 
 
 @pytest.mark.slow

@@ -271,10 +271,10 @@ WITHOUT_VERSIONS := \
     papers repository scripts scripts_outside_slots servers style supervisor) \
   $(addprefix tests/integration/test_,admin annotations api_consuming api_conventions api_faults api_limits audit_trail background_actions benchmarks \
     bytes_in_hand commands committing coordination dispatcher dispatcher_trips example_project executor \
-    failing_batches fairness fences fifo_faces flow foreign_records fresh_processes history hung_listeners ids \
-    inserting leftovers limits many_topics memory message_search moving_servers naming noisy_tenants number_bounds \
+    failing_batches fairness fences flow foreign_records fresh_processes history hung_listeners ids \
+    inserting leftovers limits many_topics memory message_search moving_servers naming number_bounds \
     operations order product_sets reslotted_elsewhere reslotting retention scripts_block shaping \
-    signals status surveys task_ends task_modules testing threads topic_rules typed_bodies whole_deliveries \
+    signals status surveys task_ends task_modules testing threads topic_rules whole_deliveries \
     worker_reports zookeeper)
 
 build/lowest/.installed: requirements/lowest.txt

@@ -1,7 +1,11 @@
-"""What the health check concludes, in which order, how long it takes, and that its output fits on a page."""
+"""What the health check concludes, in which order, how long it takes, and that its output fits on a page.
+
+The check for django-health-check comes to the same, and tells its page no word of a server.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -16,7 +20,8 @@ from typing import Any
 import pytest
 import yaml
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.test import AsyncRequestFactory, override_settings
+from health_check.views import HealthCheckView
 
 from django_rmq import connections
 from django_rmq.api import topics as topic_responses
@@ -24,6 +29,7 @@ from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
 from django_rmq.exceptions import ServerUnavailable
+from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics import collector
 from django_rmq.operations import Actor, Operations, health, outbox, stats
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
@@ -422,3 +428,63 @@ def test_while_one_probe_waits_for_a_server_others_get_what_was_known(
         goes_on.set()
         waiting.join(60)
         assert ready.recent_health().findings == []
+
+
+PROBED = {
+    "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},
+    "heard": {"TYPE": "fixed_time", "SLOTS": 1},
+}
+CHECK = "django_rmq.health_check.RmqHealthCheck"
+
+
+@pytest.fixture
+def probed() -> Iterator[OracleBroker]:
+    with in_memory(PROBED) as broker:
+        yield broker
+
+
+def asked(**options: Any) -> tuple[int, str]:
+    """What the page of django-health-check answers: the status, and what it says of our check."""
+    view = HealthCheckView.as_view(checks=[(CHECK, options)])
+    response = asyncio.run(view(AsyncRequestFactory().get("/health/?format=json")))
+    (told,) = json.loads(response.content).values()
+    return response.status_code, told
+
+
+def test_all_is_well(probed: OracleBroker) -> None:
+    assert asked(topics=("work",), max_age=60.0, max_dead=0) == (200, "OK")
+
+
+def test_no_worker_is_unavailable_and_may_be_allowed(probed: OracleBroker) -> None:
+    status, told = asked()
+    assert status == 500 and "Unavailable: heard: no live worker serves it" in told
+    assert asked(needs_workers=False) == (200, "OK")
+
+
+def test_what_is_late_or_dead_is_a_warning(probed: OracleBroker) -> None:
+    work = get_config().topic("work")
+    probed.send_replace(work, 0, [1_799_999_000_000] * 2, [b"1", b"2"])
+    probed.bury(work, 0, [b"2"], "test")
+    status, told = asked(needs_workers=False, max_age=60.0, max_dead=0)
+    assert status == 500 and told.startswith("Warning")
+    assert "due for 17 min" in told and "1 message is dead" in told
+    assert asked(needs_workers=False, max_age=6_000.0, max_dead=1) == (200, "OK")
+
+
+def test_redis_away_says_nothing_of_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with override_settings(RMQ={"REDIS": "redis://:secret@127.0.0.1:1/0", "TOPICS": PROBED}):
+        status, told = asked()
+    assert status == 500 and "redis is unhealthy" in told
+    assert "127.0.0.1" not in told and "secret" not in told + caplog.text
+    assert "127.0.0.1" in caplog.text
+
+
+def test_a_topic_that_is_not_declared_is_unavailable(probed: OracleBroker) -> None:
+    assert "Unavailable" in asked(topics=("other",))[1]
+
+
+def test_its_repr_holds_what_was_given_and_no_secret() -> None:
+    assert repr(RmqHealthCheck(max_age=5)) == (
+        "RmqHealthCheck(max_age=5, max_dead=None, needs_workers=True, max_outbox_age=None, "
+        "max_schedule_lateness=None, max_running=None, topics=None)"
+    )

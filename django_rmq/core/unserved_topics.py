@@ -1,7 +1,7 @@
 """Upkeep of topics that this worker does not serve, and perhaps none does: what times out there is ended.
 
 In the slots of a worker each ``prepare`` does that. Where it is decided that a delivery has timed out, and what then becomes of
-its message: ``lua/slot/ack.lua``.
+its message: ``lua/slot/_time_outs.lua``.
 """
 
 from __future__ import annotations

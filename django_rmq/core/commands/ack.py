@@ -76,7 +76,7 @@ def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> 
 
 
 def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Restart the time-out. Answers ok or stale for each."""
+    """Restart the time-out. Answers ok, cancelled (it was cancelled meanwhile) or stale for each."""
     return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)))
 
 

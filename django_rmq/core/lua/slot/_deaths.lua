@@ -2,7 +2,7 @@
 
 -- section: record
 -- Write the failures of a message, and its death. What makes it die: the end of its retries (_retries.end_for_good), a rejection
--- (_delivery_end), its expiry (_expiry), or an operator (bury).
+-- (ack.end_delivery), its expiry (`end_expired`), or an operator (`bury` in operate).
 --
 -- needs: store prepare retry dead deaths failures body [claim] [note_outcome]
 -- needs: topic_type now_ms count is_retry floor_priority text_of plain_score collects joined exhumed

@@ -60,7 +60,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _deaths.has_expired
 -- include: _deaths.end_expired
 -- include: claims.leases
--- include: ack.time_outs
+-- include: _time_outs.time_outs
 -- include: _retries.promote_due
 -- include: _scores.note_undrained
 -- include: _scores.latest_due

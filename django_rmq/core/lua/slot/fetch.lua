@@ -1,4 +1,5 @@
 -- Delivery: who owns a slot, and what `prepare` hands out: candidates, their order, limits, and the fast way of usual slots.
+-- Before, it ends what has timed out (_time_outs) and promotes what has rested (_retries).
 
 -- script: prepare
 -- Phase one: deliver available messages, after the upkeep that is due.
@@ -107,7 +108,7 @@ if in_flight > 0 or rests or claimed then
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: claims.leases
--- include: ack.time_outs
+-- include: _time_outs.time_outs
 -- include: _retries.promote_due
   local share = math.min(limit, 400)
   local timed_out = time_out_due(share) -- rule: no_upkeep

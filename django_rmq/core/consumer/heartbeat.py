@@ -2,9 +2,9 @@
 
 It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
 that run too long, and their batches are not extended. In its answer to an extension, Redis reports which messages were
-cancelled meanwhile. An extension restarts the time-out; where a time-out ends is in ``lua/slot/_time_outs.lua``. After the death of
-a process nothing is extended: ``worker_processes.crash_recovery`` gives its messages back at once. Here is also who starts and
-ends this thread and the subscriber to wake-ups (``wakeups``).
+cancelled meanwhile. An extension restarts the time-out; where a time-out ends is in ``lua/slot/_time_outs.lua``. After the
+death of a process nothing is extended: ``worker_processes.crash_recovery`` gives its messages back at once. Here is also who
+starts and ends this thread and the subscriber to wake-ups (``wakeups``).
 """
 
 from __future__ import annotations

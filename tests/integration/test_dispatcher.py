@@ -401,18 +401,6 @@ def test_an_idle_worker_with_1024_slots_sends_few_commands(broker: Broker) -> No
         assert sent() - before <= 5 * (time.monotonic() - begun)
 
 
-class LongAtFirst(Heard):
-    """A listener that holds its first message until it may go on, and takes no time for the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def __call__(self, message: Message) -> None:
-        super().__call__(message)
-        assert self.go.wait(LONG)
-
-
 def batch_of_this_thread() -> Any:
     thread: Any = threading.current_thread()
     return thread.current
@@ -433,7 +421,7 @@ def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
 def test_a_long_listener_keeps_its_message_by_the_heartbeat_and_nothing_that_waits_behind_it(
     broker: Any,
 ) -> None:
-    topic, heard = replace(MERGE, slots=1, timeout=1), LongAtFirst()
+    topic, heard = replace(MERGE, slots=1, timeout=1), HeldListener()
     set_clock(broker, clock := Clock())
     send(broker, topic, range(5))
     with Worker(broker, topic, heard, burst=True) as worker:
@@ -453,7 +441,7 @@ def test_a_long_listener_keeps_its_message_by_the_heartbeat_and_nothing_that_wai
 def test_a_message_with_a_short_time_out_is_kept_by_the_heartbeat_while_its_listener_runs(
     broker: Any,
 ) -> None:
-    topic, heard = replace(MERGE, slots=1, identity="key"), LongAtFirst()
+    topic, heard = replace(MERGE, slots=1, identity="key"), HeldListener()
     set_clock(broker, clock := Clock())
     producer = Producer(broker)
     producer.send([producer.build(topic, "x", key="a", timeout=1)])
@@ -568,30 +556,23 @@ def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None
 
 def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(broker: Any) -> None:
     topic = replace(MERGE, slots=1)
-    begun, go = threading.Event(), threading.Event()
-    heard = Heard()
-
-    def listener(message: Message) -> None:
-        heard(message)
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, range(10))
-    with Worker(broker, topic, listener, poll_seconds=30) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, poll_seconds=30) as worker:
+        assert held.begun.wait(LONG)
         worker.dispatcher.disown([(topic.name, 0)])
         eventually(lambda: audit(broker, topic)[0].prepare == 1, "the others being given back")
         assert audit(broker, topic)[0].store == 9
         worker.dispatcher.own([(topic.name, 0)])
-        go.set()
-        heard.wait(10)
+        held.go.set()
+        held.wait(10)
         worker.asleep()
         worker.dispatcher.disown([(topic.name, 0)])
         eventually(lambda: not worker.dispatcher._table, "the slot being forgotten")
         send(broker, topic, ["later"])
         worker.dispatcher.own([(topic.name, 0)])
-        heard.wait(11)
-    assert sorted(map(str, heard.bodies)) == sorted(map(str, [*range(10), "later"]))
+        held.wait(11)
+    assert sorted(map(str, held.bodies)) == sorted(map(str, [*range(10), "later"]))
     [ledger] = audit(broker, topic)
     # The send may have pushed the last one to this worker before anybody else has acquired the slot.
     assert ledger["released"] in (9, 10)
@@ -700,21 +681,14 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch:
 
 def test_another_slot_count_ends_the_worker_after_it_has_settled(broker: Any) -> None:
     topic = replace(MERGE, slots=4)
-    heard = Heard()
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(message: Message) -> None:
-        heard(message)
-        begun.set()
-        assert go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, ["x"])
-    with Worker(broker, topic, listener) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held) as worker:
+        assert held.begun.wait(LONG)
         for slot in range(4):
             broker.configure(replace(topic, slots=8), slot)
             worker.dispatcher._mailbox.put(Wake(topic.name, slot))
-        go.set()
+        held.go.set()
         with pytest.raises(SlotMoved, match="no longer has 4 slots"):
             worker.join()
         worker.error = None
@@ -752,22 +726,17 @@ def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
     broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = replace(MERGE, slots=1)
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(_: Message) -> None:
-        begun.set()
-        go.wait(LONG)
-
+    held = HeldListener()
     send(broker, topic, range(3))
-    with Worker(broker, topic, listener, shutdown_timeout=0.2) as worker:
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, shutdown_timeout=0.2) as worker:
+        assert held.begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
     assert worker.dispatcher.forced
     assert "their messages will time out" in caplog.text
     [ledger] = audit(broker, topic)
     assert (ledger.prepare, ledger.store) == (1, 2)
-    go.set()
+    held.go.set()
 
 
 def test_all_threads_end_with_the_worker(broker: Any) -> None:
@@ -964,26 +933,22 @@ def test_a_burst_does_not_end_before_all_its_slots_are_told(broker: Any) -> None
 
 
 def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
-    begun, left = threading.Event(), threading.Event()
-
-    def listen(message: Message) -> None:
-        begun.set()
-        assert left.wait(LONG)
+    held = HeldListener()
 
     def leaving() -> None:
         worker.dispatcher.own([("renders", 0)])
-        left.set()
+        held.go.set()
 
     send(broker, MERGE, ["x"])
     worker = Worker(
         broker,
         [MERGE, PRIORITY],
-        listen,
+        held,
         slots=[(MERGE.name, slot) for slot in range(MERGE.slots)],
         leaving=leaving,
     )
     with worker:
-        assert begun.wait(LONG)
+        assert held.begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
     assert worker.dispatcher._table.get("renders", 0) is None

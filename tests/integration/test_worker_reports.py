@@ -48,7 +48,7 @@ from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
 from tests.support.brokers import project_on
 from tests.support.reports import REPORT, join, report
-from tests.support.workers import LONG, Heard, Listener, Worker, eventually, live, send
+from tests.support.workers import LONG, HeldListener, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
 
@@ -130,17 +130,12 @@ def test_long_texts_and_lists_of_a_report_are_cut() -> None:
 
 
 def test_a_worker_reports_what_its_threads_run_and_since_when(shop: Any) -> None:
-    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
-
-    def hang(message: Any) -> None:
-        began.set()
-        assert go.wait(5 * LONG)
-
+    topic, held = get_config().topic("timed"), HeldListener()
     before_ms = shop.now_ms()
     send(shop, topic, ["secret text"])
-    with Worker(shop, topic, hang, threads=2) as worker:
+    with Worker(shop, topic, held, threads=2) as worker:
         try:
-            assert began.wait(LONG)
+            assert held.begun.wait(LONG)
             dispatcher = worker.dispatcher
             duty = ReportDuty(shop, dispatcher.owner, 2, "2026.11", dispatcher.batches, lambda: 64.5)
             with closing(duty()) as steps:
@@ -164,26 +159,21 @@ def test_a_worker_reports_what_its_threads_run_and_since_when(shop: Any) -> None
             # A worker that leaves does not vanish.
             assert shop.run(read_reports()) == {}
         finally:
-            go.set()
+            held.go.set()
 
 
 def test_a_message_that_waits_for_a_thread_is_held_and_does_not_run(shop: Any) -> None:
-    topic, go, began = get_config().topic("timed"), threading.Event(), threading.Event()
-
-    def hang(message: Any) -> None:
-        began.set()
-        assert go.wait(5 * LONG)
-
-    with Worker(shop, topic, hang, threads=1) as worker:
+    topic, held = get_config().topic("timed"), HeldListener()
+    with Worker(shop, topic, held, threads=1) as worker:
         try:
             send(shop, topic, range(6))
-            assert began.wait(LONG)
+            assert held.begun.wait(LONG)
             duty = ReportDuty(shop, "w", 1, "", worker.dispatcher.batches, lambda: 1.0)
             one = duty.report(shop.now_ms())
             assert one.running == one.taken == 1
             assert one.messages >= 1
         finally:
-            go.set()
+            held.go.set()
 
 
 def test_a_report_that_cannot_be_written_is_skipped(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,41 +238,35 @@ def test_a_worker_obeys_each_request_once_and_reports_its_new_state_at_once(shop
 def test_a_quiet_worker_takes_nothing_and_goes_on_with_what_runs(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, go, began = Heard(), threading.Event(), threading.Event()
-
-    def listen(message: Any) -> None:
-        began.set()
-        assert go.wait(5 * LONG)
-        heard(message)
-
-    monkeypatch.setattr(listener_registry, "listeners", lambda: {"timed": Listener("timed", listen)})
+    held = HeldListener()
+    monkeypatch.setattr(listener_registry, "listeners", lambda: {"timed": Listener("timed", held)})
     topic = get_config().topic("timed")
     process = WorkerProcess([topic], ProcessOptions(threads=1))
     thread = threading.Thread(target=process.run, daemon=True)
     thread.start()
     try:
         send(shop, topic, ["first"])
-        assert began.wait(LONG)
+        assert held.begun.wait(LONG)
         process.obey("quiet")
         assert process._state() == "quiet"
         table = process.dispatcher._table
         # The slot of the first message is kept, without being owned, until the message ends.
         eventually(lambda: len(table) == 1 and not any(one.is_owned for one in list(table.awake.values())))
         send(shop, topic, ["second"])
-        go.set()
-        assert heard.wait() == ["first"]
+        held.go.set()
+        assert held.wait() == ["first"]
         eventually(lambda: live(shop, topic) == 1)
         # It has no slot to take from, and the slot of the second message is not gained by a change of slots.
         process._follow()
         assert process.coordinator.owned() == {} and live(shop, topic) == 1
         process.obey("resume")
-        assert heard.wait(2) == ["first", "second"] and process._state() == "working"
+        assert held.wait(2) == ["first", "second"] and process._state() == "working"
         process.obey("stop")
         assert process._state() == "stopping"
         thread.join(LONG)
         assert not thread.is_alive()
     finally:
-        go.set()
+        held.go.set()
         process.stop()
         thread.join(LONG)
 

@@ -110,15 +110,17 @@ class Heard:
             return list(self.bodies)
 
 
-class HeldListener:
+class HeldListener(Heard):
     """A listener that has ``begun``, and returns when it may ``go``."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun, self.go = threading.Event(), threading.Event()
 
     def __call__(self, message: Message) -> None:
+        super().__call__(message)
         self.begun.set()
-        assert self.go.wait(LONG)
+        assert self.go.wait(5 * LONG)
 
 
 class Worker:

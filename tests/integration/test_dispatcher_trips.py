@@ -29,17 +29,25 @@ TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 COUNT = 40
 
 
+def owning(broker: Broker, topic: Topic, threads: int = 1) -> Dispatcher:
+    """Return a dispatcher that owns all slots of a topic."""
+    made = Dispatcher(
+        broker,
+        [topic],
+        {topic.name: Listener(topic.name, lambda message: None)},
+        WorkerOptions(threads=threads),
+    )
+    made.own((topic.name, slot) for slot in range(topic.slots))
+    made._mailbox.process_items()
+    return made
+
+
 @pytest.fixture
 def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A dispatcher that owns all slots and asks one of them in each trip."""
     monkeypatch.setattr(fetch_planner, "TURN_MESSAGES", 1)
     send(broker, TOPIC, range(COUNT))
-    made = Dispatcher(
-        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, WorkerOptions(threads=1)
-    )
-    made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
-    made._mailbox.process_items()
-    return made
+    return owning(broker, TOPIC)
 
 
 def turn_until_under_way(dispatcher: Dispatcher) -> ConsumedSlot:
@@ -164,11 +172,7 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
     names = [[b"%d.%d" % (slot, n) for n in range(600)] for slot in range(2)]
     for slot in range(2):
         broker.send_fifo(LINES, slot, 0, names[slot], names[slot])
-    dispatcher = Dispatcher(
-        broker, [LINES], {LINES.name: Listener(LINES.name, lambda message: None)}, WorkerOptions(threads=1)
-    )
-    dispatcher.own((LINES.name, slot) for slot in range(2))
-    dispatcher._mailbox.process_items()
+    dispatcher = owning(broker, LINES)
     turn_until_idle(dispatcher)
     first, second = (batch for batch in dispatcher._in_flight.batches.values())
     for batch in (first, second):
@@ -203,11 +207,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     monkeypatch.setattr(fetch_planner, "TURN_MESSAGES", 200)
     topic = Topic("many", TopicType.RANGE_MERGE, slots=32, time_range_ms=0, prefetch=100)
     send(broker, topic, range(messages))
-    dispatcher = Dispatcher(
-        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
-    )
-    dispatcher.own((topic.name, slot) for slot in range(topic.slots))
-    dispatcher._mailbox.process_items()
+    dispatcher = owning(broker, topic)
     dispatcher._capacity.call_times[topic.name].seconds_per_message = pace
     while dispatcher._acquire():
         pass
@@ -232,11 +232,7 @@ def test_a_slot_that_all_threads_share_is_asked_for_work_for_all_of_them(
     """With the work of one thread each would get so little that threads are busy with each other."""
     topic = Topic("shared", TopicType.RANGE_MERGE, slots=2, time_range_ms=0, serial=False)
     send(broker, topic, range(1_000))
-    dispatcher = Dispatcher(
-        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=4)
-    )
-    dispatcher.own((topic.name, slot) for slot in range(topic.slots))
-    dispatcher._mailbox.process_items()
+    dispatcher = owning(broker, topic, threads=4)
     dispatcher._capacity.call_times[topic.name].seconds_per_message = pace = 0.001
     while dispatcher._acquire():
         pass

@@ -100,6 +100,13 @@ def deliver(
     return messages, call_all(found, messages)
 
 
+def failure(broker: InMemoryBroker, clock: Clock) -> Failure:
+    """Deliver one message, and return how it failed."""
+    _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    return outcome
+
+
 def give_back(broker: InMemoryBroker, messages: list[Message]) -> None:
     """Let the messages wait as if they had never been delivered, as after a fail-over."""
     members = [message.delivery.member for message in messages]
@@ -175,8 +182,7 @@ def test_whatever_is_no_success_rolls_back(
         return ending_of(message)
 
     send_message("payments", "a")
-    _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
+    outcome = failure(broker, clock)
     assert outcome.kind == ("rejected" if ending_of is rejects else "failed")
     assert outcome.error.startswith("SystemExit: 3") is (ending_of is exits)
     assert groups() == []
@@ -199,8 +205,7 @@ def test_a_listener_that_leaves_a_block_open_keeps_nothing(broker: InMemoryBroke
             next(left[-1])
 
     send_message("payments", "leaves")
-    _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
+    outcome = failure(broker, clock)
     assert "TransactionLeftOpen: listener tests.integration.test_once." in outcome.error
     assert groups() == []
     assert not ProcessedMessage.objects.exists()
@@ -233,8 +238,7 @@ def test_an_integrity_error_of_the_listener_is_its_own(broker: InMemoryBroker, c
     Group.objects.create(name="a")
     listener("payments", once=True)(write)
     send_message("payments", "a")
-    _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
+    outcome = failure(broker, clock)
     assert "IntegrityError" in outcome.error
     assert not ProcessedMessage.objects.exists()
 
@@ -278,8 +282,7 @@ def test_a_listener_whose_transaction_cannot_be_committed_has_failed(
         spoil()
 
     send_message("payments", "a")
-    _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
+    outcome = failure(broker, clock)
     assert "NotCommitted" in outcome.error
     assert groups() == ["there"]
 
@@ -325,8 +328,7 @@ def test_a_listener_that_was_called_within_a_transaction_has_failed(
     listener("payments", once=True)(write)
     with transaction.atomic():
         send_message("payments", "a", on_commit=False)
-        _, (outcome,) = deliver(broker, clock)
-    assert outcome is not None
+        outcome = failure(broker, clock)
     assert "durable atomic block" in outcome.error
     assert groups() == []
 

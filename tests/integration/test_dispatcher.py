@@ -372,18 +372,6 @@ def test_what_has_not_begun_is_given_back_when_its_topic_is_paused(broker: Any, 
 
 
 @pytest.mark.slow
-def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(broker: Any) -> None:
-    topic = replace(MERGE, slots=1, timeout=1, backoff=AT_ONCE)
-    heard = Heard()
-    send(broker, topic, ["x"])
-    eventually(lambda: broker.prepare(topic, 0, "a dead owner", None, 10).status == "ok", "a prepare")
-    with Worker(broker, topic, heard, poll_seconds=30):
-        assert heard.wait(1, 25) == ["x"]
-    [ledger] = audit(broker, topic)
-    assert (ledger["expired"], ledger["committed"]) == (1, 1)
-
-
-@pytest.mark.slow
 def test_an_idle_worker_with_1024_slots_sends_few_commands(broker: Broker) -> None:
     topic = replace(MERGE, slots=1024)
 

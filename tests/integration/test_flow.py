@@ -84,17 +84,6 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     assert not bottleneck.overlapped
 
 
-@pytest.mark.slow
-def test_an_idle_flow_leaves_all_threads_to_the_others(broker: Any) -> None:
-    bottleneck = Bottleneck(4, 0.05)
-    free = replace(FREE, slots=16)
-    send(broker, free, range(400))
-    with Worker(broker, [SLOW, free], {"slow": Heard(), "free": bottleneck}, threads=4):
-        eventually(lambda: bottleneck.done >= 100, seconds=30)
-        assert bottleneck.most == 4
-    assert not bottleneck.overlapped
-
-
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
 @pytest.mark.parametrize("serial", [True, False])
 def test_failures_burst_and_every_kind_of_topic_end_well(broker: Any, kind: TopicType, serial: bool) -> None:

@@ -63,16 +63,6 @@ def test_only_what_is_older_than_the_retention_is_deleted(broker: Any, clock: Cl
     assert [ledger["purged_dead"] for ledger in audit(broker, TOPIC)] == [5, 0, 0, 7]
 
 
-def test_what_waits_or_runs_is_left_alone_however_old_it_is(broker: Any, clock: Clock) -> None:
-    bury(broker, TOPIC, 0, 1)
-    broker.send_merge(TOPIC, 0, 0, [b"m0", b"waiting", b"running"])
-    broker.prepare(TOPIC, 0, "A", None, 1)
-    clock.advance(3600)
-    one_round(broker, TOPIC, [range(4)])
-    (ledger, *_) = audit(broker, TOPIC)
-    assert (ledger.store + ledger.retry + ledger.prepare, ledger.dead) == (3, 0)
-
-
 def test_slots_of_another_worker_are_left_to_it(broker: Any, clock: Clock) -> None:
     for slot in range(4):
         bury(broker, TOPIC, slot, 1)

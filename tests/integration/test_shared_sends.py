@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -186,6 +187,30 @@ def test_a_server_that_does_not_answer_in_time_fails_its_round_trip_and_not_the_
         return (await asend_message("jobs", 5)).status
 
     assert asyncio.run(send()) == "stored"
+
+
+def block(seconds: float) -> None:
+    """Do what no coroutine should do."""
+    time.sleep(seconds)
+
+
+def test_a_send_succeeds_though_the_loop_is_blocked_for_longer_than_its_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def send() -> list[str]:
+        await prepared()
+        shared = connections.get_shared_connection()
+        assert shared is not None
+        await asend_message("jobs", 1)
+        monkeypatch.setattr(shared, "_seconds", 0.5)
+        sends = [asyncio.create_task(asend_message("jobs", number)) for number in range(2, 5)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        # The calls are written by now. Redis answers, and nobody reads it.
+        block(0.8)
+        return [(await each).status for each in sends]
+
+    assert asyncio.run(send()) == ["stored"] * 3
 
 
 def port_of(url: str) -> int:

@@ -100,8 +100,14 @@ class SharedConnection:
         try:
             while trip := self._next_trip():
                 try:
-                    async with asyncio.timeout(self._seconds):
-                        await self._carry(trip)
+                    async with asyncio.timeout(self._seconds) as limit:
+                        look = asyncio.get_running_loop().call_later(
+                            self._seconds / 2, _prolong_if_blocked, limit, self._seconds
+                        )
+                        try:
+                            await self._carry(trip)
+                        finally:
+                            look.cancel()
                 except TimeoutError:
                     await self._fail(trip, redis.TimeoutError("no reply within the time-out of the socket"))
                 except (RedisError, OSError) as error:
@@ -167,6 +173,13 @@ class SharedConnection:
         for waiting in trip:
             if not waiting.reply.done():
                 waiting.reply.set_result(error)
+
+
+def _prolong_if_blocked(limit: asyncio.Timeout, seconds: float) -> None:
+    """Restart a time-out that was over before its loop could look: the loop was blocked, and reads replies late."""
+    now, end = asyncio.get_running_loop().time(), limit.when()
+    if end is not None and now >= end:
+        limit.reschedule(now + seconds)  # rule: blames_the_server_for_a_blocked_loop
 
 
 async def _close_with_loop(connection: Any) -> AsyncGenerator[None, None]:

@@ -132,6 +132,18 @@ def test_nothing_overtakes_a_push_that_was_not_read_yet(broker: Any, warm: Warm,
     assert heard.bodies == ["first", "a", "b"]
 
 
+def test_nothing_is_pushed_to_programs_that_subscribe_to_all_channels(broker: Any, warm: Warm) -> None:
+    worker, _ = warm(Heard())
+    others = broker.client.pubsub()
+    others.psubscribe("*")
+    others.parse_response()
+    worker.dispatcher.stop()
+    worker.join()
+    send(broker, FIFO, ["later"])
+    others.close()
+    assert audit(broker, FIFO)[0].store == 1
+
+
 def test_what_another_program_publishes_to_the_inbox_ends_nothing(broker: Any, warm: Warm) -> None:
     heard = Heard()
     worker, _ = warm(heard)

@@ -10,7 +10,7 @@ ALLOWED_COMMANDS = (
     *("zrange", "zrangebyscore", "zrangestore", "zrank", "zrem", "zremrangebyrank", "zrevrange"),
     *("zrevrank", "zscore"),
     *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),
-    *("script|load", "select", "subscribe", "unsubscribe"),
+    *("pubsub|numsub", "script|load", "select", "subscribe", "unsubscribe"),
 )
 """All commands that RMQ needs, in its scripts and beside them. ``replicas=`` also needs ``wait``, ``fsync=``
 ``waitaof``."""

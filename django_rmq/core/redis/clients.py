@@ -263,6 +263,7 @@ def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[str, bytes, *tupl
             tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
         # No topic has a slot of this number, so no worker wakes up.
         tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"%d" % MAX_SLOTS))
+        tries.append(("PUBSUB", b"NUMSUB", wake_channel(prefix, topic.name)))
     return tries
 
 

@@ -331,26 +331,29 @@ if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known
   local is_open = not (offer[6] or offer[7] or offer[8]) -- rule: pushes_into_a_shut_slot
   if is_warm and is_valid and is_open
     and redis.call('EXISTS', store, prepare, inflight, retry, body) == 0 -- rule: pushes_beside_others
-    and type(redis.pcall('HINCRBY', stats, 'prepared', '1')) == 'number' then -- rule: pushes_before_the_ledger_is_known
-    -- The next receipt, as `prepare` computes it.
-    local ahead = math.max(0, since - 1)
-    local receipt, retries = last_receipt + 1 + ahead + ahead % 2, offer[5]
-    -- Each number is written in two parts, which fit into 32 bits: '%.0f' would take as long as another command.
-    local score = type(at) == 'number' and string.format('%d%03d', math.floor(at / 1000), at % 1000) or at
-    local ticket = string.format('%d%06d ', math.floor(receipt / 1000000), receipt % 1000000)
-    redis.call('HSET', inflight, alone, ticket .. score)
-    local notice = ticket .. score .. ' ' .. retries .. ' ' .. store .. '\n' .. alone
-    local receivers = redis.pcall('PUBLISH', inbox, notice)
-    if type(receivers) == 'number' and receivers > 0 then -- rule: pushes_to_nobody
-      redis.call('ZADD', prepare, now_s * 1000 + retries, alone)
-      redis.call('HSET', control, 'deliveries', receipt, unpack(note and { note, noted } or {}))
-      redis.pcall('HINCRBY', stats, 'sent', '1')
-      redis.pcall('HINCRBY', stats, 'stored', '1')
-      return at
+  then
+    -- PUBLISH would also count programs that subscribe to a pattern such as `*`, and they process no message.
+    local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)[2] or 0
+    if listeners == 0 then -- rule: pushes_to_nobody
+      redis.call('HDEL', control, 'inbox')
+    elseif type(redis.pcall('HINCRBY', stats, 'prepared', '1')) == 'number' then -- rule: pushes_before_the_ledger_is_known
+      -- The next receipt, as `prepare` computes it.
+      local ahead = math.max(0, since - 1)
+      local receipt, retries = last_receipt + 1 + ahead + ahead % 2, offer[5]
+      -- Each number is written in two parts, which fit into 32 bits: '%.0f' would take as long as another command.
+      local score = type(at) == 'number' and string.format('%d%03d', math.floor(at / 1000), at % 1000) or at
+      local ticket = string.format('%d%06d ', math.floor(receipt / 1000000), receipt % 1000000)
+      local notice = ticket .. score .. ' ' .. retries .. ' ' .. store .. '\n' .. alone
+      if type(redis.pcall('PUBLISH', inbox, notice)) == 'number' then -- rule: pushes_what_cannot_be_published
+        redis.call('HSET', inflight, alone, ticket .. score)
+        redis.call('ZADD', prepare, now_s * 1000 + retries, alone)
+        redis.call('HSET', control, 'deliveries', receipt, unpack(note and { note, noted } or {}))
+        redis.pcall('HINCRBY', stats, 'sent', '1')
+        redis.pcall('HINCRBY', stats, 'stored', '1')
+        return at
+      end
+      redis.pcall('HINCRBY', stats, 'prepared', '-1') -- rule: counts_what_nobody_received
     end
-    redis.call('UNLINK', inflight)
-    redis.call('HDEL', control, 'inbox')
-    redis.pcall('HINCRBY', stats, 'prepared', '-1') -- rule: counts_what_nobody_received
   end
 end
 

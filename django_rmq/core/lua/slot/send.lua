@@ -334,9 +334,8 @@ if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known
   then
     -- PUBLISH would also count programs that subscribe to a pattern such as `*`, and they process no message.
     local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)[2] or 0
-    if listeners == 0 then -- rule: pushes_to_nobody
-      redis.call('HDEL', control, 'inbox')
-    elseif type(redis.pcall('HINCRBY', stats, 'prepared', '1')) == 'number' then -- rule: pushes_before_the_ledger_is_known
+    if listeners > 0 -- rule: pushes_to_nobody
+      and type(redis.pcall('HINCRBY', stats, 'prepared', '1')) == 'number' then -- rule: pushes_before_the_ledger_is_known
       -- The next receipt, as `prepare` computes it.
       local ahead = math.max(0, since - 1)
       local receipt, retries = last_receipt + 1 + ahead + ahead % 2, offer[5]
@@ -353,6 +352,8 @@ if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known
         return at
       end
       redis.pcall('HINCRBY', stats, 'prepared', '-1') -- rule: counts_what_nobody_received
+    elseif listeners == 0 then
+      redis.call('HDEL', control, 'inbox')
     end
   end
 end

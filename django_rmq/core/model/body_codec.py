@@ -1,7 +1,7 @@
 """Encode bodies as bytes and decode them: equal bodies become equal bytes, so that their messages merge.
 
 Bytes that another program has stored are decoded without a loss of digits, because people may read, edit and replay them. What
-surrounds a body in Redis is the subject of ``envelope``. When two sends are the same message is said in ``identity``.
+surrounds a body in Redis is the subject of ``envelope``. When two sends are the same message is said in ``producer.placement``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The message that a listener gets: its body, its limits, and what the listener may report about its delivery.
 
 It reads only what the delivery brought from Redis. Extending and reporting are calls of a ``DeliveryControl``, which the worker
-or the REST consumer passes. Which sends are the same message is said in ``identity``.
+or the REST consumer passes. Which sends are the same message is said in ``producer.placement``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages: lists of a state, sends, and what is known about one message with all its copies.
 
-The serializers of responses are here, too.
+The causes of deaths and the serializers of responses are here, too.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A finding is bad, a note or OK. A bad one needs a person now: a server that does
 without a worker, a figure above its limit. A note waits for a person's decision, such as dead messages and paused
 topics, unless the caller has set a limit for it. Findings contain no secrets. ``check_health`` reads what it checks, for
 commands and programs; ``shared_health`` judges what open pages have read, in the language of their reader. Both list the judges
-that they ask, so a new one belongs into both.
+that they ask, so a new one belongs into both. The probes of a worker process itself are judged by
+``worker_processes.supervisor``; what ``/ready`` asks for is chosen in ``api.probes``.
 """
 
 from __future__ import annotations

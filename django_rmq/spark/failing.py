@@ -1,4 +1,7 @@
-"""Fails messages of a batch on purpose: the whole batch, or some of its rows."""
+"""Fails messages of a batch on purpose: the whole batch, or some of its rows.
+
+What becomes of a batch whose query dies is decided in ``lua/slot/claims.lua``.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A batch is identified by its query's id and its number. Its writer is pickled: with Spark Connect it runs on
 the server, without settings or a JVM. It uses only public options of Spark.
+
+A batch whose function raises is not failed here: Spark repeats it. After the end of its lease, ``lua/slot/claims.lua`` gives its
+messages back with a retry less.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The row of a message and what the listener writes are committed together, or not
 exists has had its effects: the listener is not called for it, and the queue commits it. The row is deleted when
 ``RMQ["ONCE_RETENTION"]`` is over.
 
-The system checks report what topic, database and settings lack for that, and a worker does not start then.
+The system checks at the end of this file report what topic, database and settings lack for that; a worker does not start then.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class NodeTrip:
         self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)
 
     def _judge(self, node: Node, routed: RoutedCommand) -> None:
-        """Decide whether an answered routed is done, repeated or redirected."""
+        """Decide whether an answered command is done, repeated or redirected."""
         reply = routed.reply
         was_asking, routed.asking = routed.asking, False
         # ASK holds for one attempt only; the next one goes to the node that serves the hash slot.

@@ -78,7 +78,7 @@ class Script(NamedTuple):
 
 @cache
 def sources() -> dict[str, str]:
-    """Return the text of each script and section: ``commit``, ``workers/beat``, ``_retries.budget``, ``send.place``."""
+    """Return the text of each script and section: ``commit``, ``workers/beat``, ``_retries.budget``, ``send.push``."""
     return {name: part for file, text in texts().items() for name, part in parts(file, text)}
 
 

@@ -1,7 +1,8 @@
 """The limits of values and times, the limits of a topic that a person has changed at run time, and what a score means.
 
 Scores are doubles, in Redis as in Lua, so most bounds follow from the digits that a double holds. The scripts have the same
-numbers. A score says when its message is due, or its priority, and its retries left.
+numbers. A score says when its message is due, or its priority, and its retries left. The size of a body is checked by
+``body_codec.check_size``.
 
 Changed limits take precedence over MAX_RATE and MAX_IN_FLIGHT. Redis keeps them as JSON, a field for each topic, and workers
 read all of them with their reports. Another program may have written a field, so every value is checked when it is read.

@@ -1,5 +1,7 @@
 """The placement of a message: its body and its options, which are checked, become its member, its slot and its score.
 
+Here times become milliseconds, and it is decided which sends are one message.
+
 Sends with the same topic, slot and member are one message. The member is the key (IDENTITY "key"), or else the encoded body
 (``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message. What becomes of a
 send whose message is there already is decided by the script of its type, such as ``send_merge``.

@@ -2,7 +2,7 @@
 
 Any number of processes may take them at the same time, and each may die between any two steps. A step that another process has
 taken changes nothing: Redis holds the state of each schedule, and each slot holds the latest tick of each schedule that was put
-into it.
+into it. Which tick comes next, also after some were missed, is decided in ``tick_times``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 --
 -- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
 --
--- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (send.debounce).
+-- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (_debounce).
 -- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.
--- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (send.fifo_places).
+-- Store, on fifo topics: the place: ms, and a sequence in 1/1024. What is due at once has the lower half of a ms (`fifo_places`).
 -- Store, a retry with q deliveries left: q, which is at most 999, or on priority topics at most the floor; with
 --   RETRY_PRIORITY original the priority + q/1024. On fifo topics a retry has its old place (_retries.retry_score).
 -- Retry: the ms at which the back-off is over + q/1024.

@@ -1,11 +1,9 @@
--- Sending: what a send writes and which copy it meets (`place`), the push to an owner that sleeps (`push`), the fast way of a
--- lone message (`single`), how far a debounced message is put off, and the places of a fifo line.
+-- Sending: the push to an owner that sleeps (`push`), the fast way of a lone message (`single`), and the places of a fifo line.
 --
--- `single` and `place` decide the word of a message that meets a copy: merged, superseded, present, refused or stored. Which of
--- the two scores counts, and whether what comes later merges or replaces, is decided by send_merge, send_replace and send_fifo.
+-- What becomes of a send whose message is there already is decided in _duplicates, how far it is put off in _debounce.
 
 -- script: send_merge
--- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see `debounce`).
+-- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see _debounce).
 --
 -- KEYS store retry body stats control prepare inflight
 --
@@ -46,8 +44,8 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local function is_retry(score)
   return score <= floor
 end
--- include: send.place
--- include: send.debounce
+-- include: _duplicates.place
+-- include: _debounce.debounce
 -- include: _accumulation.bodies
 -- include: _accumulation.collect
 due = max_wait > 0 and first_due(range_ms) or text_of(due)
@@ -116,7 +114,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _basics.ledger
 -- include: _scores.note_undrained
 -- include: _scores.note_sent
--- include: send.place
+-- include: _duplicates.place
 local members, rows, fresh = {}, {}, nil
 for i = 1, n do
   local score, member = ARGV[first + 2 * i - 2], ARGV[first + 2 * i - 1]
@@ -178,7 +176,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local function is_retry()
   return false
 end
--- include: send.place
+-- include: _duplicates.place
 local members, rows, scores, running, behind = {}, {}, {}, {}, 0
 for i = 1, n do
   members[i] = ARGV[first + i - 1]
@@ -236,8 +234,8 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _sleep.wake
 -- include: _scores.note_undrained
 -- include: _scores.note_sent
--- include: send.place
--- include: send.debounce
+-- include: _duplicates.place
+-- include: _debounce.debounce
 local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]
@@ -393,135 +391,6 @@ if alone and backlog == 0 and not known.err and (known[1] or slots) == slots the
       return answer
     end
   end
-end
-
--- section: place
--- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that
--- waits or rests as a retry is superseded, unless `met` is 'present'. `overwrite` says what score a fresh copy has then: false,
--- the present one; true, the new one; or a function, which computes it from the present one.
--- The first branch that fits decides the word of a member: refused in this call before, present, met, superseded, refused
--- because the slot is full, stored.
--- `collect` (see _accumulation.collect) gives the envelope to keep; a message that it finds full is due at once.
--- A member can wait and rest at once, if a ZADD of another program met a resting retry, which is dropped then.
--- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
--- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.
---
--- needs: unusual sizes store retry body control backlog slots known_slots topic_type sleeping_until
--- needs: count keep_counts is_retry wake now_ms text_of
-
-local function place(members, rows, envelope, met, overwrite, taken, collect)
-  local n = #members -- rule: refusal_after_a_write
-  local waiting, resting = sizes[store], unusual and redis.call('ZCARD', retry) or 0
-  local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
-  local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
-  local room = backlog > 0 and backlog - waiting - resting or math.huge -- rule: backlog_unlimited
-  local clean, flat, words, kept, grown = room >= n, rows, nil, nil, {}
-  for i = 1, n do
-    if found[i] or rested[i] or taken[i] then
-      clean = false
-      break
-    end
-  end
-  -- ZADD counts the added members: fewer than n means that this call names a member twice.
-  if clean and redis.call('ZADD', store, unpack(flat)) == n then
-    count('sent', n)
-    count('stored', n)
-  else
-    clean, flat, words, kept = false, {}, {}, {}
-    local earlier, leave = {}, {}
-    for i = 1, n do
-      local member, word, set = members[i], 'stored', true
-      local existing = earlier[member] or found[i] or nil
-      local resting = rested[i] and not earlier[member]
-      local retried = existing and not earlier[member] and is_retry(tonumber(existing)) -- rule: merge_keeps_the_retry
-      if earlier[member] == 'refused' then
-        word, set, existing = 'refused', false, nil
-      elseif taken[i] or (met == 'present' and (existing or resting)) then
-        word, set = 'present', false
-      elseif existing and not retried then
-        word, set = met, overwrite
-        if set and set ~= true then rows[i * 2 - 1] = set(existing) end
-      elseif resting and topic_type == 'fifo' then
-        word, set = met, false -- rule: fifo_moves_what_rests
-      elseif retried or resting then
-        word = 'superseded'
-      elseif room < 1 then
-        word, set = 'refused', false
-      else
-        room = room - 1
-      end
-      if collect and (word == met or word == 'superseded' or word == 'stored') then
-        local fits, full = collect(member, ARGV[envelope + i - 1], word ~= 'stored')
-        if not fits then word, set = 'refused', false end -- rule: refused_and_counted
-        local early = existing and not retried and tonumber(existing) > now_ms
-        if (full or not fits) and (set or early) then rows[i * 2 - 1], set = text_of(now_ms), true end -- rule: full_but_not_due
-        grown[member] = fits or grown[member]
-      end
-      if set then flat[#flat + 1], flat[#flat + 2] = rows[i * 2 - 1], member end
-      words[i], kept[i] = word, word ~= 'refused' and (set and rows[i * 2 - 1] or existing) or ''
-      earlier[member] = word == 'refused' and word or kept[i]
-      count(word)
-      if word ~= 'refused' and word ~= 'present' then count('sent') end
-      if word == 'superseded' then
-        count('stored')
-        if retried then count('dropped') end
-      end
-      if resting and word ~= 'present' and word ~= 'refused' and (existing or topic_type ~= 'fifo') then
-        count('dropped')
-        leave[#leave + 1] = member
-      end
-    end
-    if #flat > 0 then redis.call('ZADD', store, unpack(flat)) end
-    if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end -- rule: resting_retry_stays
-  end
-  if envelope then
-    local bodies, at = {}, 0
-    for i = 1, n do
-      if clean or (words[i] ~= 'refused' and words[i] ~= 'present') then
-        bodies[at + 1], bodies[at + 2] = members[i], grown[members[i]] or ARGV[envelope + i - 1]
-        at = at + 2
-      end
-    end
-    if #bodies > 0 then redis.call('HSET', body, unpack(bodies)) end
-  end
-  local earliest = math.huge
-  for i = 1, sleeping_until and #flat or 0, 2 do
-    earliest = math.min(earliest, tonumber(flat[i]))
-  end
-  if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
-  if earliest < math.huge then wake(topic_type == 'priority' and 0 or earliest) end -- rule: send_wakes_nobody
-  keep_counts()
-  if clean then return { 'stored' } end
-  return { 'mixed', words, kept }
-end
-
--- section: debounce
--- Debounce: with each send a message starts to wait again, until a deadline that is MAX_WAIT after its first send.
---
--- The deadline is a multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on,
--- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
---
--- needs: max_wait now_ms bounded text_of
-
-local unit = math.max(1, math.ceil(max_wait / 1000))
-local function last_units()
-  return math.floor((now_ms + max_wait) / unit)
-end
-local function debounced(range_ms, units)
-  local due = math.min(now_ms + range_ms, units * unit) -- rule: debounces_for_ever
-  return text_of(due + units % 1024 / 1024)
-end
--- Returns the score of a first send.
-local function first_due(range_ms)
-  return debounced(range_ms, last_units())
-end
--- Returns the new score of a message that waits with `score` and is sent again.
-local function prolonged(range_ms, score)
-  local scored = bounded(score, 0, 8796093022207)
-  local due = math.floor(scored)
-  local first = math.ceil(due / unit)
-  local units = first + (math.floor((scored - due) * 1024) - first) % 1024 -- rule: forgets_the_first_send
-  return debounced(range_ms, math.min(units, last_units()))
 end
 
 -- section: fifo_places

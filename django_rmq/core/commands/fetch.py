@@ -80,8 +80,9 @@ def _held(reply: list[Reply]) -> list[HeldReply] | None:
         return None
     rows, held = reply[1], []
     for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
-        # If another program has put the message into Prepare, there is no record.
-        receipt, original, *mark = (record or b"0 0").split(b" ")
+        # If another program has put the message into Prepare, there is no record; or it has written the last receipt of the
+        # slot, which was no number. Nobody can end such a delivery, so it times out, and must not hide the others.
+        receipt, original, *mark = (record if record and record[:1].isdigit() else b"0 0").split(b" ")
         original, _, timeout = original.partition(b":")
         delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)
         held.append(HeldReply(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))

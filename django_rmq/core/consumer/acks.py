@@ -11,6 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -43,26 +44,20 @@ def concerns_all(error: RmqError) -> bool:
     return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
 
 
+@dataclass(eq=False)
 class SlotErrors:
     """Handles errors of slots. ``renew`` subscribes to wake-ups again: the node that fails may be that of the subscription."""
 
-    def __init__(
-        self,
-        schedule: SlotSchedule,
-        shutdown: ShutdownState,
-        complain: LogThrottle,
-        renew: Callable[[], None],
-    ) -> None:
-        self.complain = complain
-        self._schedule = schedule
-        self._shutdown = shutdown
-        self._renew = renew
-        self._next_renewal = 0.0
+    schedule: SlotSchedule
+    shutdown: ShutdownState
+    complain: LogThrottle
+    renew: Callable[[], None]
+    _next_renewal: float = 0.0
 
     def of(self, slot: ConsumedSlot, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
         # A stopping worker has no time to leave a node alone: it tries again until its shutdown time-out.
-        if isinstance(error, NodeUnavailable) and not self._shutdown.begun:
+        if isinstance(error, NodeUnavailable) and not self.shutdown.begun:
             self._leave_node_alone(slot, error)
             return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
@@ -72,29 +67,18 @@ class SlotErrors:
             f"Cannot process topic {slot.topic.name} slot {slot.number}: %s",
             error,
         )
-        self._schedule.shut(slot, REST_SECONDS)
+        self.schedule.shut(slot, REST_SECONDS)
         return None
-
-    def clear(self, slot: ConsumedSlot) -> None:
-        """Use a slot again, because Redis has answered for it."""
-        self._schedule.open(slot)
-
-    def ask_again(self, slot: ConsumedSlot) -> None:
-        """Prepare a slot in which a delivery had ended before its worker said so.
-
-        It timed out, or a fail-over has lost it. Its message may wait, and this worker was not woken for it.
-        """
-        self._schedule.ready(slot)
 
     def _leave_node_alone(self, slot: ConsumedSlot, error: NodeUnavailable) -> None:
         """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
-        self._schedule.shut(slot, NODE_REST_SECONDS, is_away=True)
+        self.schedule.shut(slot, NODE_REST_SECONDS, is_away=True)
         now = time.monotonic()
         # The node may be the one of the subscription. All of its slots report the same failure, so one renewal serves them all.
         if now >= self._next_renewal:
             self._next_renewal = now + RENEWAL_SECONDS
-            self._renew()
+            self.renew()
 
 
 logger = safe_logger("django_rmq.consumer")
@@ -188,30 +172,26 @@ class AckCall(NamedTuple):
     """A word for each end."""
 
 
+@dataclass(eq=False)
 class AckQueue:
     """The acknowledgements of one worker: those to be sent, those under way, and the number that Redis has confirmed.
 
     ``commit_delay`` returns for how many seconds a commit of a topic may wait.
     """
 
-    def __init__(
-        self,
-        slot_errors: SlotErrors,
-        shutdown: ShutdownState,
-        watcher: Watcher | None,
-        commit_delay: Callable[[str], float],
-    ) -> None:
-        self.processed = 0
-        """The number of deliveries committed or rolled back so far."""
-        self.due = float("inf")
-        """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
-        self.pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = defaultdict(PendingAcks)
-        self._under_way: list[SentAcks] = []
-        """The acknowledgements that were sent and are not answered yet, by round trip."""
-        self._slot_errors = slot_errors
-        self._shutdown = shutdown
-        self._watcher = watcher
-        self._commit_delay = commit_delay
+    slot_errors: SlotErrors
+    shutdown: ShutdownState
+    watcher: Watcher | None
+    commit_delay: Callable[[str], float]
+    processed: int = 0
+    """The number of deliveries committed or rolled back so far."""
+    due: float = float("inf")
+    """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
+    pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = field(
+        default_factory=lambda: defaultdict(PendingAcks)
+    )
+    _under_way: list[SentAcks] = field(default_factory=list)
+    """The acknowledgements that were sent and are not answered yet, by round trip."""
 
     def note(self, report: BatchReport, released: list[bytes]) -> None:
         """Queue the outcomes of an executor's report, and the members to give back (``released``)."""
@@ -228,8 +208,8 @@ class AckQueue:
             batch.slot.sleeping_until = None
             self.due = 0.0
         else:
-            self.due = min(self.due, time.monotonic() + self._commit_delay(batch.slot.topic.name))
-        if self._watcher is not None and self._watcher.wants(batch.slot.topic.name):
+            self.due = min(self.due, time.monotonic() + self.commit_delay(batch.slot.topic.name))
+        if self.watcher is not None and self.watcher.wants(batch.slot.topic.name):
             pending.messages.update((each.delivery.member, each) for each in batch.messages)
 
     def release(self, slot: ConsumedSlot, receipt: int, members: Iterable[bytes]) -> None:
@@ -261,7 +241,7 @@ class AckQueue:
             if slot.shut_until:
                 now = now or time.monotonic()
                 # Redis has refused this slot a moment ago. A stopping worker tries it all the same, because it ends soon.
-                if slot.shut_until > now and not self._shutdown.begun:
+                if slot.shut_until > now and not self.shutdown.begun:
                     postponed[slot, receipt] = pending
                     continue
             sent_acks[slot, receipt] = pending
@@ -316,15 +296,17 @@ class AckQueue:
                 queued.messages |= messages
                 if isinstance(words, RmqError):
                     queued.repeated = True
-                    trouble = self._slot_errors.of(slot, words) or trouble
+                    trouble = self.slot_errors.of(slot, words) or trouble
                 continue
             if slot.shut_until:
-                self._slot_errors.clear(slot)
+                self.slot_errors.schedule.open(slot)
             self.processed += len(settlement.committed) + len(settlement.failures)
             self._notify_watcher(pending, settlement, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
-                self._slot_errors.ask_again(slot)  # rule: sleeps_over_what_a_fail_over_brings_back
+                # The delivery timed out, or a fail-over has lost it. Its message may wait, and this worker was not woken for it.
+                # rule: sleeps_over_what_a_fail_over_brings_back
+                self.slot_errors.schedule.ready(slot)
         return trouble
 
     def _answered(self, sent_acks: SentAcks) -> None:
@@ -333,7 +315,7 @@ class AckQueue:
     def _notify_watcher(self, pending: PendingAcks, settlement: Settlement, words: list[str]) -> None:
         """Pass the messages whose end Redis has confirmed to the watcher."""
         messages, began_ns = pending.messages, pending.began_ns
-        if self._watcher is None or not messages:
+        if self.watcher is None or not messages:
             return
         # A stale delivery had ended before: it timed out, or an earlier call ended it whose answer was lost. A call sends ends
         # of one kind, so the words belong to one of these lists.
@@ -348,7 +330,7 @@ class AckQueue:
             if word != "stale" and failure.member in messages
         ]
         if committed or failed:
-            self._watcher.ended(committed, failed, began_ns)
+            self.watcher.ended(committed, failed, began_ns)
 
 
 def _log_stale(part: AckCall, stale: int) -> None:

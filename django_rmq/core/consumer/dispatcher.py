@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
+from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
@@ -42,7 +43,7 @@ from django_rmq.core.consumer.mailbox import (
     Wake,
 )
 from django_rmq.core.consumer.shared_notes import SharedNotes
-from django_rmq.core.consumer.shutdown import HardTimeouts, IdleCheck, Shutdown
+from django_rmq.core.consumer.shutdown import IdleCheck, Shutdown
 from django_rmq.core.consumer.slot_acquisition import FencedSlots, LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slots import (
     ConsumedSlot,
@@ -154,7 +155,7 @@ class Dispatcher:
         slot_errors = SlotErrors(schedule, shutdown, self._complain, self._background.renew)
         self._acks = acks = AckQueue(slot_errors, shutdown, callbacks.watcher, capacity.commit_delay)
         self._router = router = BatchRouter(
-            broker, pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
+            BrokerDeliveryControl(broker), pool, in_flight, capacity, schedule, acks, shutdown, callbacks.took
         )
         self._replacer = replacer = ThreadReplacer(
             pool, in_flight, router, table, schedule, self.thread_watch, mailbox
@@ -199,12 +200,13 @@ class Dispatcher:
             acquirer,
             self._keep_alive,
             options.shutdown_timeout,
+            notes,
         )
         mailbox.on(BatchReport, router.finished)
         mailbox.on(Pushed, replies.pushed)
         mailbox.on(LimitsChange, capacity.change_limits)
         mailbox.on(MaxRuntimeExceeded, replacer.replace_hung_thread)
-        mailbox.on(HardTimeoutExceeded, HardTimeouts(shutdown, notes).end_worker)
+        mailbox.on(HardTimeoutExceeded, self._ending.begin_after_hard_timeout)
         mailbox.on(Wake, self._wake)
         mailbox.on(Own, self._own_slots)
         mailbox.on(Disown, self._disown_slots)

@@ -10,14 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
-from django_rmq.core.commands.ack import BrokerDeliveryControl
-from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
@@ -36,7 +35,7 @@ from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, ThreadNote
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotTable
 from django_rmq.core.consumer.watchdog import ThreadWatch, stack_of_thread
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.delivered_message import Message
+from django_rmq.core.model.delivered_message import DeliveryControl, Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 
@@ -285,48 +284,42 @@ class ExecutorPool:
         return [batch for _, batches in ended for batch in batches]
 
 
+@dataclass(eq=False)
 class ThreadReplacer:
     """Replaces threads of ``pool`` that ``thread_watch`` finds dead or hung, and gives back what they have not begun."""
 
-    def __init__(
-        self,
-        pool: ExecutorPool,
-        in_flight: InFlight,
-        router: BatchRouter,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        thread_watch: ThreadWatch,
-        mailbox: Mailbox,
-    ) -> None:
-        self._pool = pool
-        self._in_flight = in_flight
-        self._router = router
-        self._table = table
-        self._schedule = schedule
-        self._thread_watch = thread_watch
-        self._mailbox = mailbox
-        for i, thread in enumerate(pool.threads):
+    pool: ExecutorPool
+    in_flight: InFlight
+    router: BatchRouter
+    table: SlotTable
+    schedule: SlotSchedule
+    thread_watch: ThreadWatch
+    mailbox: Mailbox
+
+    def __post_init__(self) -> None:
+        for i, thread in enumerate(self.pool.threads):
             name = thread.name.removeprefix("rmq-").replace("-", " ")
-            thread_watch.add(name, partial(pool.has_live_thread, i), partial(self._replace_thread, i))
+            is_alive, replace = partial(self.pool.has_live_thread, i), partial(self._replace_thread, i)
+            self.thread_watch.add(name, is_alive, replace)
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: messages that have not begun are given back, the others time out."""
-        dead = [batch for batch in self._in_flight.batches.values() if batch.thread and batch.thread.is_dead]
-        dead += self._pool.returned()
+        dead = [batch for batch in self.in_flight.batches.values() if batch.thread and batch.thread.is_dead]
+        dead += self.pool.returned()
         if dead:
             # A dead thread reports nothing more, so all of its reports are in the mailbox; the outcomes in them count.
-            self._mailbox.process_items()
+            self.mailbox.process_items()
         for batch in dead:
-            if batch in self._in_flight:
-                self._router.give_back(batch)  # rule: keeps_what_a_dead_thread_had
+            if batch in self.in_flight:
+                self.router.give_back(batch)  # rule: keeps_what_a_dead_thread_had
                 # rule: keeps_what_a_dead_thread_had
-                self._router.finished(BatchReport(batch, [], [], [], 0.0, True))
+                self.router.finished(BatchReport(batch, [], [], [], 0.0, True))
 
     def replace_hung_thread(self, item: MaxRuntimeExceeded) -> None:
         """Give the other slots of a hung thread to another one. Its own slot stays shut in this process."""
         batch = item.batch
-        self._router.give_back(batch)
-        self._router.cleared(batch)
+        self.router.give_back(batch)
+        self.router.cleared(batch)
         thread = batch.thread
         # The listener may have returned, or its thread been replaced, since the heartbeat put this item into the mailbox.
         if thread is None or batch not in thread.batches():
@@ -340,25 +333,25 @@ class ThreadReplacer:
             self._shut(running)
         batch.thread = None
         # The thread watch looks in the next turn instead of within a second, so that the thread's other slots do not wait.
-        self._thread_watch.due = 0.0
+        self.thread_watch.due = 0.0
 
     def _shut(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
         slot = batch.slot
         if slot.topic.serial:
-            self._table.block(slot, batch)
-            self._schedule.waiting.pop(slot, None)
-            self._router.give_back_slot(slot)
+            self.table.block(slot, batch)
+            self.schedule.waiting.pop(slot, None)
+            self.router.give_back_slot(slot)
 
     def _replace_thread(self, index: int) -> None:
         """Give back the batches of a dead or hung thread, and replace it. Raises what ``replace_thread`` does."""
-        thread = self._pool.threads[index]
+        thread = self.pool.threads[index]
         self.clear_dead()
-        for batch in [batch for batch in self._in_flight.batches.values() if batch.thread is thread]:
-            self._router.give_back(batch)
+        for batch in [batch for batch in self.in_flight.batches.values() if batch.thread is thread]:
+            self.router.give_back(batch)
             batch.thread = None
-        self._in_flight.load[index] = 0.0
-        self._pool.replace_thread(index)
+        self.in_flight.load[index] = 0.0
+        self.pool.replace_thread(index)
 
 
 REFRESH_SECONDS = 1.0
@@ -372,34 +365,23 @@ SUSPECT_REST_SECONDS = 5.0
 """Seconds until a suspect is taken again that would have had to wait for another one."""
 
 
+@dataclass(eq=False)
 class BatchRouter:
     """Passes batches to the executors of ``pool``, and processes their reports.
 
     ``took`` is called with the seconds that each call of a listener took.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        pool: ExecutorPool,
-        in_flight: InFlight,
-        capacity: Capacity,
-        schedule: SlotSchedule,
-        acks: AckQueue,
-        shutdown: ShutdownState,
-        took: Callable[[Topic, Sequence[float]], None],
-    ) -> None:
-        self.suspects = Suspects()
-        self._holder = BrokerDeliveryControl(broker)
-        self._pool = pool
-        self._in_flight = in_flight
-        self._capacity = capacity
-        self._table = capacity.table
-        self._schedule = schedule
-        self._acks = acks
-        self._shutdown = shutdown
-        self._took = took
-        self._next_refresh = 0.0
+    delivery_control: DeliveryControl
+    pool: ExecutorPool
+    in_flight: InFlight
+    capacity: Capacity
+    schedule: SlotSchedule
+    acks: AckQueue
+    shutdown: ShutdownState
+    took: Callable[[Topic, Sequence[float]], None]
+    suspects: Suspects = field(default_factory=Suspects)
+    _next_refresh: float = 0.0
 
     # --- to the threads
 
@@ -420,33 +402,35 @@ class BatchRouter:
         """
         if slot.blocked_by:  # rule: starts_in_a_slot_that_is_shut
             # The slot was shut while the answer was under way: nothing runs beside a listener that does not return.
-            self._acks.release(slot, receipt, [delivery.member for delivery in deliveries])
+            self.acks.release(slot, receipt, [delivery.member for delivery in deliveries])
             return
-        messages = [Message(slot.topic, slot.number, receipt, each, self._holder) for each in deliveries]
-        batch = Batch(slot, self._capacity.listeners[slot.topic.name], receipt, messages, at)
+        messages = [
+            Message(slot.topic, slot.number, receipt, each, self.delivery_control) for each in deliveries
+        ]
+        batch = Batch(slot, self.capacity.listeners[slot.topic.name], receipt, messages, at)
         batch.size = size
         if timeout is not None:
             batch.timeout = timeout
-        thread = self._capacity.thread_for(slot, self._in_flight.load)
-        self._in_flight.add(batch)
-        self._capacity.started(batch)
+        thread = self.capacity.thread_for(slot, self.in_flight.load)
+        self.in_flight.add(batch)
+        self.capacity.started(batch)
         if not is_suspect or self.suspects.add(batch):
             self._put(batch, thread)
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name
-        if topic not in self._capacity.async_capacity:
-            batch.cost = len(batch.messages) * self._capacity.call_times[topic].seconds_per_message
-            self._in_flight.load[thread] += batch.cost
-            self._capacity.flow_threads.started(id(batch), topic, thread)
-        self._pool.threads[thread].put(batch)
+        if topic not in self.capacity.async_capacity:
+            batch.cost = len(batch.messages) * self.capacity.call_times[topic].seconds_per_message
+            self.in_flight.load[thread] += batch.cost
+            self.capacity.flow_threads.started(id(batch), topic, thread)
+        self.pool.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:
         """Run the suspects that waited for this one."""
         for follower in self.suspects.remove(batch):
             # A stopping worker begins nothing more: it gives back the suspects that wait.
-            if not self._shutdown.begun:
-                self._put(follower, self._capacity.thread_for(follower.slot, self._in_flight.load))
+            if not self.shutdown.begun:
+                self._put(follower, self.capacity.thread_for(follower.slot, self.in_flight.load))
 
     # --- from the threads
 
@@ -458,21 +442,21 @@ class BatchRouter:
         # The report may be late: the dispatcher has given these members back itself, or this worker no longer holds them.
         if released and (batch.cut or batch.stale):
             released = [m for m in released if m not in batch.cut and m not in batch.stale]
-        self._acks.note(report, released)
+        self.acks.note(report, released)
         if report.times:
-            self._took(slot.topic, report.times)
+            self.took(slot.topic, report.times)
         done = len(report.committed) + len(report.failures)
         if done:
-            self._in_flight.last_work = now = time.monotonic()
-            self._capacity.reported(slot.topic.name, report.seconds, done, now)
-        if report.last and self._in_flight.remove(batch):
+            self.in_flight.last_work = now = time.monotonic()
+            self.capacity.reported(slot.topic.name, report.seconds, done, now)
+        if report.last and self.in_flight.remove(batch):
             self._ended(batch, slot)
             if released and slot.topic.is_priority:
                 # The batch took longer than estimated, so the batches behind it were taken too early as
                 # well.
                 self.give_back_slot(slot, drops=False)
-            self._schedule.batch_ended(slot)
-            self._table.forget(slot)
+            self.schedule.batch_ended(slot)
+            self.capacity.table.forget(slot)
 
     def deferral(self) -> float:
         """Return for how many seconds the report of the batch in flight may wait; 0 if it must be processed at once.
@@ -480,21 +464,21 @@ class BatchRouter:
         It may wait if it is the only one, and new, and nothing but its commit depends on its report. Redis wakes this worker for
         whatever its slot gets next, and no other slot waits.
         """
-        if len(self._in_flight.batches) != 1 or self._schedule.waiting or self._schedule.asks_always:
+        if len(self.in_flight.batches) != 1 or self.schedule.waiting or self.schedule.asks_always:
             return 0.0
-        (batch,) = self._in_flight.batches.values()
+        (batch,) = self.in_flight.batches.values()
         # A call that takes longer is reported at once, so that the dispatcher need not look again and again.
-        delay = self._capacity.commit_delay(batch.topic.name)
+        delay = self.capacity.commit_delay(batch.topic.name)
         is_new = uptime() - batch.queued < delay
         is_quiet = batch.topic.serial and batch.slot.sleeping_until is not None
-        may_wait = is_new and is_quiet and not self._capacity.is_limited and not self._shutdown.begun
+        may_wait = is_new and is_quiet and not self.capacity.is_limited and not self.shutdown.begun
         return delay if may_wait else 0.0
 
     def _ended(self, batch: Batch, slot: ConsumedSlot) -> None:
-        self._capacity.ended(batch)
+        self.capacity.ended(batch)
         # The listener that exceeded MAX_RUNTIME has returned, or its thread has ended.
         if slot.blocked_by is batch:
-            self._table.unblock(slot)
+            self.capacity.table.unblock(slot)
         self.cleared(batch)
 
     # --- messages that are given back
@@ -503,7 +487,7 @@ class BatchRouter:
         """Give back all messages of a slot that have not begun, and those that a prepare under way returns."""
         if slot.fetch is FetchState.UNDER_WAY:
             slot.change_fetch(FetchState.RECALLED)
-        for batch in self._in_flight.of(slot):
+        for batch in self.in_flight.of(slot):
             self.give_back(batch, drops=drops)
 
     def give_back(self, batch: Batch, *, drops: bool = True) -> None:
@@ -512,7 +496,7 @@ class BatchRouter:
         Unless the batch is dropped (``drops``), its thread settles one by one the messages of a list that
         failed.
         """
-        if batch not in self._in_flight:  # rule: gives_back_what_has_ended
+        if batch not in self.in_flight:  # rule: gives_back_what_has_ended
             return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
         waits = batch.thread is None and batch in self.suspects
@@ -524,12 +508,12 @@ class BatchRouter:
         released = [member for member in rest if member not in batch.cut and member not in batch.stale]
         if released:
             batch.cut |= frozenset(released)
-            self._acks.release(batch.slot, batch.receipt, released)
+            self.acks.release(batch.slot, batch.receipt, released)
 
     @property
     def due(self) -> float:
         """The monotonic time of the next ``refresh``."""
-        return self._next_refresh if self._in_flight.messages else float("inf")
+        return self._next_refresh if self.in_flight.messages else float("inf")
 
     def refresh(self, now: float) -> None:
         """Give back messages that have waited long for their thread, if it is time to.
@@ -539,19 +523,19 @@ class BatchRouter:
         if now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
-        self._capacity.note_slow(self._in_flight.slow())
+        self.in_flight.estimate(self.pool.current_batches(), self.pool.blocked_seconds())
+        self.capacity.note_slow(self.in_flight.slow())
         before = uptime() - REFRESH_SECONDS
         late = [
             batch
-            for batch in self._in_flight.batches.values()
+            for batch in self.in_flight.batches.values()
             if batch.queued < before and not batch.halted and batch.begun < len(batch.messages)
         ]
         again = 0
         for batch in late:
             if batch.thread is None and batch in self.suspects:
                 # Otherwise the suspect would be taken again at once, and wait again.
-                self._schedule.rest_until(batch.slot, now + SUSPECT_REST_SECONDS)
+                self.schedule.rest_until(batch.slot, now + SUSPECT_REST_SECONDS)
             elif not self._keeps_waiting(batch):
                 again += 1
             if again <= REFRESHED:
@@ -559,10 +543,10 @@ class BatchRouter:
 
     def full_topics(self, seconds: float) -> frozenset[str]:
         """Return the topics whose listeners have had no free thread or place in the event loop for ``seconds``."""
-        capacity, in_flight = self._capacity, self._in_flight
+        capacity, in_flight = self.capacity, self.in_flight
         full = set[str]()
         if min(map(in_flight.ran, range(capacity.threads))) >= seconds:
-            full = {name for name in self._table.topics if name not in capacity.async_capacity}
+            full = {name for name in self.capacity.table.topics if name not in capacity.async_capacity}
         if capacity.async_capacity:
             is_blocked = in_flight.ran(capacity.threads) >= seconds
             running = Counter(batch.topic.name for batch in in_flight.slow(seconds))
@@ -577,10 +561,10 @@ class BatchRouter:
         """Return whether a batch waits for a call that does not end soon, so that its messages are not taken again at once."""
         thread = batch.thread
         return (
-            batch.topic.name in self._capacity.async_capacity
+            batch.topic.name in self.capacity.async_capacity
             or thread is None
             or thread.hangs
-            or self._in_flight.is_taken(thread.index)
+            or self.in_flight.is_taken(thread.index)
         )
 
 

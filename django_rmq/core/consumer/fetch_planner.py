@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import add
 
@@ -87,6 +88,7 @@ class FetchPlan:
         return len(self.slots) >= TURN or self.expected >= TURN_MESSAGES
 
 
+@dataclass(eq=False)
 class FetchPlanner:
     """Asks Redis for as many messages as the worker ``owner`` has capacity for.
 
@@ -94,41 +96,32 @@ class FetchPlanner:
     a slot over, which stays in ``waiting``, if its thread has enough to do. It ends if the worker or its memory has no room.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        pool: ExecutorPool,
-        in_flight: InFlight,
-        capacity: Capacity,
-        schedule: SlotSchedule,
-        acks: AckQueue,
-        complain: LogThrottle,
-    ) -> None:
-        self._owner = owner
-        self._pool = pool
-        self._in_flight = in_flight
-        self._capacity = capacity
-        self._schedule = schedule
-        self._acks = acks
-        self._complain = complain
-        self._has_priorities = any(topic.is_priority for topic in capacity.table.topics.values())
-        self._is_for_executors_only = not (self._has_priorities or capacity.async_capacity)
+    owner: str
+    pool: ExecutorPool
+    in_flight: InFlight
+    capacity: Capacity
+    schedule: SlotSchedule
+    acks: AckQueue
+    complain: LogThrottle
 
-    def nothing(self, under_way: FetchPlan | None = None) -> FetchPlan:
-        """Return a plan without slots; ``under_way`` is the plan of the trip that is under way."""
-        load = self._in_flight.load
-        return FetchPlan(load if under_way is None else list(map(add, load, under_way.work)))
+    def __post_init__(self) -> None:
+        has_priorities = any(topic.is_priority for topic in self.capacity.table.topics.values())
+        self._is_for_executors_only = not (has_priorities or self.capacity.async_capacity)
+        self.nothing = FetchPlan([0.0] * len(self.in_flight.load))
+        """A plan without slots."""
 
     def queue(
         self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
-        if self._schedule.waiting:
-            self._in_flight.estimate(self._pool.current_batches(), self._pool.blocked_seconds())
-        plan, capacity = self.nothing(under_way), self._capacity
+        if not self.schedule.waiting:
+            return self.nothing
+        self.in_flight.estimate(self.pool.current_batches(), self.pool.blocked_seconds())
+        load, capacity = self.in_flight.load, self.capacity
+        plan = FetchPlan(load if under_way is None else list(map(add, load, under_way.work)))
         parked: list[ConsumedSlot] = []
-        left = MESSAGES_IN_FLIGHT - self._in_flight.messages - (under_way.messages if under_way else 0)
-        for slot in (each for each in self._schedule.waiting if each not in left_out):
+        left = MESSAGES_IN_FLIGHT - self.in_flight.messages - (under_way.messages if under_way else 0)
+        for slot in (each for each in self.schedule.waiting if each not in left_out):
             topic = slot.topic
             overlaps = topic.name in capacity.async_capacity
             is_bounded = capacity.async_capacity.needs_room(slot) if overlaps else topic.flow
@@ -137,7 +130,7 @@ class FetchPlanner:
                 continue
             thread = capacity.thread_for(slot, plan.load)
             # The thread's call has run for so long that nobody knows when it ends. The messages would wait behind it.
-            if self._in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
+            if self.in_flight.is_taken(thread):  # rule: takes_for_threads_that_are_taken
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch ready.
             if plan.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
@@ -155,7 +148,7 @@ class FetchPlanner:
                 break
             inbox = capacity.inbox_for(topic)
             # rule: prepares_without_its_epoch
-            call = fetch.prepare(topic, slot.number, self._owner, slot.epoch, limit, size, slot.cursor, inbox)
+            call = fetch.prepare(topic, slot.number, self.owner, slot.epoch, limit, size, slot.cursor, inbox)
             plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
             plan.slots_of_topic[topic.name] += bool(is_bounded)
             slot.cursor, slot.sole_receipt = None, 0
@@ -165,18 +158,18 @@ class FetchPlanner:
             if plan.is_enough:
                 break
         for slot in plan.slots:
-            del self._schedule.waiting[slot]
+            del self.schedule.waiting[slot]
         for slot in parked:
-            self._schedule.park(slot)
+            self.schedule.park(slot)
         return plan
 
     def _are_busy(self, plan: FetchPlan) -> bool:
         """Return whether all executor threads have enough to do."""
-        return min(plan.load[: self._capacity.threads], default=0.0) > 2 * WORK_SECONDS
+        return min(plan.load[: self.capacity.threads], default=0.0) > 2 * WORK_SECONDS
 
     def _limit(self, topic: Topic, left: int, plan: FetchPlan, under_way: FetchPlan | None) -> int:
         """Return how many messages the next prepare of a topic may return, or 0 if the topic's limits leave no room."""
-        capacity, taken = self._capacity, plan.of_topic[topic.name]
+        capacity, taken = self.capacity, plan.of_topic[topic.name]
         limit = min(capacity.limit(topic), left - plan.messages)
         if topic.name in capacity.async_capacity and not topic.serial:
             expected = 0 if under_way is None else under_way.of_topic[topic.name]
@@ -192,30 +185,30 @@ class FetchPlanner:
     @property
     def is_due(self) -> bool:
         """Whether slots are waiting, or limits may let some be fetched once Redis has the ends of other messages."""
-        return bool(self._schedule.waiting) or self._capacity.is_limited
+        return bool(self.schedule.waiting) or self.capacity.is_limited
 
     @property
     def has_more(self) -> bool:
         """Whether slots are waiting to which no limits or flows apply."""
-        return bool(self._schedule.waiting) and not (self._capacity.limits or self._capacity.flow_threads)
+        return bool(self.schedule.waiting) and not (self.capacity.limits or self.capacity.flow_threads)
 
     def ask_limits(self) -> bool:
         """Request permits and deliveries for slots that wait for them; return whether any of them got some."""
-        if not self._capacity.is_limited:
+        if not self.capacity.is_limited:
             return False
-        parked = self._schedule.parked
-        self._capacity.limits.ask(
+        parked = self.schedule.parked
+        self.capacity.limits.ask(
             time.monotonic(),
             lambda name: len(parked[name]),
-            lambda name, error: self._complain(
+            lambda name, error: self.complain(
                 f"{name}/limits", f"Cannot apply the limits of topic {name}: %s", error
             ),
-            unsettled=self._acks.unsettled,
+            unsettled=self.acks.unsettled,
         )
         has_tokens = False
         for name, waiting in parked.items():
-            for slot in list(islice(waiting, self._capacity.slots(name))) if waiting else ():
+            for slot in list(islice(waiting, self.capacity.slots(name))) if waiting else ():
                 del waiting[slot]
-                self._schedule.ready(slot)
+                self.schedule.ready(slot)
                 has_tokens = True
         return has_tokens

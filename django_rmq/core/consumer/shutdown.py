@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.batch import InFlight
@@ -26,123 +27,95 @@ SETTLING_SECONDS = 0.05
 """Seconds between two checks of a burst worker whether its set of slots is final."""
 
 
+@dataclass(eq=False)
 class IdleCheck:
     """Decides when a worker ends by itself: in a burst, or after its maximum idle time.
 
     ``owns_all`` returns whether all slots assigned to this worker have been put into ``mailbox``.
     """
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        acks: AckQueue,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        mailbox: Mailbox,
-        owns_all: Callable[[], bool],
-        *,
-        is_burst: bool,
-        max_idle_time: float | None,
-    ) -> None:
-        self._in_flight = in_flight
-        self._acks = acks
-        self._table = table
-        self._schedule = schedule
-        self._mailbox = mailbox
-        self._owns_all = owns_all
-        self._is_burst = is_burst
-        self._max_idle_time = max_idle_time
+    in_flight: InFlight
+    acks: AckQueue
+    table: SlotTable
+    schedule: SlotSchedule
+    mailbox: Mailbox
+    owns_all: Callable[[], bool]
+    is_burst: bool
+    max_idle_time: float | None
 
     def is_over(self) -> bool:
         """Return whether the worker has nothing more to do."""
-        return self._is_idle() and ((self._is_burst and self._burst_is_over()) or self._idle_too_long())
+        return self._is_idle() and ((self.is_burst and self._burst_is_over()) or self._idle_too_long())
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which to ask ``is_over`` again."""
-        if self._in_flight.messages:
+        if self.in_flight.messages:
             return float("inf")
-        due = now + SETTLING_SECONDS if self._is_burst else float("inf")
-        idle = self._max_idle_time
-        return due if idle is None else min(due, self._in_flight.last_work + idle)
+        due = now + SETTLING_SECONDS if self.is_burst else float("inf")
+        idle = self.max_idle_time
+        return due if idle is None else min(due, self.in_flight.last_work + idle)
 
     def _is_idle(self) -> bool:
         """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""
-        return not self._in_flight.messages and all(
-            slot.shut_until and not slot.away for slot, _ in self._acks.pending
+        return not self.in_flight.messages and all(
+            slot.shut_until and not slot.away for slot, _ in self.acks.pending
         )
 
     def _idle_too_long(self) -> bool:
-        idle = self._max_idle_time
-        if idle is None or any(self._schedule.parked.values()):
+        idle = self.max_idle_time
+        if idle is None or any(self.schedule.parked.values()):
             return False
-        return time.monotonic() - self._in_flight.last_work >= idle
+        return time.monotonic() - self.in_flight.last_work >= idle
 
     def _burst_is_over(self) -> bool:
-        if not self._owns_all():
+        if not self.owns_all():
             return False
         # Slots that were put into the mailbox before ``owns_all`` returned may not have been read yet.
-        self._mailbox.process_items()
+        self.mailbox.process_items()
         return self._is_idle() and self._drained()
 
     def _drained(self) -> bool:
-        now = self._schedule.clock.ms()
-        return not self._table.has_unacquired and all(
+        now = self.schedule.clock.ms()
+        return not self.table.has_unacquired and all(
             slot.due > now or slot.blocked_by or slot.state is SlotState.FENCED or not slot.is_owned
-            for slot in self._table.awake.values()
+            for slot in self.table.awake.values()
         )
-
-
-class HardTimeouts:
-    """Ends the worker when a listener exceeded HARD_TIMEOUT, and records in ``notes`` which messages the parent charges."""
-
-    def __init__(self, shutdown: ShutdownState, notes: SharedNotes | None) -> None:
-        self._shutdown = shutdown
-        self._notes = notes
-
-    def end_worker(self, item: HardTimeoutExceeded) -> None:
-        """Begin the shutdown, without the batch whose call cannot be ended."""
-        batch = item.batch
-        if self._notes is not None:
-            topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt
-            members = [message.delivery.member for message in batch.messages_of_call()]
-            # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
-            # retry.
-            # rule: forgives_what_ran_too_long
-            self._notes.charge([mark_of(topic, slot, receipt, member) for member in members])
-        self._shutdown.past_hard_timeout.append(batch)
-        self._shutdown.begun = True
 
 
 UNCERTAIN_SECONDS = 5.0
 """Seconds for which a stopping worker waits for Redis only to give back the deliveries of a lost reply."""
 
 
+@dataclass(eq=False)
 class Shutdown:
     """Ends a worker that takes no more messages: running listeners may finish, and everything is settled.
 
     ``keep_alive`` is called in each turn. ``timeout`` is the shutdown time-out in seconds.
     """
 
-    def __init__(
-        self,
-        state: ShutdownState,
-        mailbox: Mailbox,
-        in_flight: InFlight,
-        acks: AckQueue,
-        round_trips: RoundTrips,
-        acquirer: SlotAcquirer,
-        keep_alive: Callable[[], None],
-        timeout: float,
-    ) -> None:
-        self._state = state
-        self._mailbox = mailbox
-        self._in_flight = in_flight
-        self._acks = acks
-        self._round_trips = round_trips
-        self._acquirer = acquirer
-        self._keep_alive = keep_alive
-        self._timeout = timeout
-        self._complain = LogThrottle(logger)
+    state: ShutdownState
+    mailbox: Mailbox
+    in_flight: InFlight
+    acks: AckQueue
+    round_trips: RoundTrips
+    acquirer: SlotAcquirer
+    keep_alive: Callable[[], None]
+    timeout: float
+    notes: SharedNotes | None
+    _complain: LogThrottle = field(default_factory=lambda: LogThrottle(logger))
+
+    def begin_after_hard_timeout(self, item: HardTimeoutExceeded) -> None:
+        """Begin the shutdown, without the batch whose call cannot be ended; record which messages the parent charges."""
+        batch = item.batch
+        if self.notes is not None:
+            topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt
+            members = [message.delivery.member for message in batch.messages_of_call()]
+            # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
+            # retry.
+            # rule: forgives_what_ran_too_long
+            self.notes.charge([mark_of(topic, slot, receipt, member) for member in members])
+        self.state.past_hard_timeout.append(batch)
+        self.state.begun = True
 
     def settle(self, begun: float) -> bool:
         """Wait for the listeners that run, and settle everything; return whether nothing is left.
@@ -150,24 +123,24 @@ class Shutdown:
         The shutdown time-out counts from ``begun``, a monotonic time.
         """
         while True:
-            self._keep_alive()
+            self.keep_alive()
             is_refused = self._send_rest()
             spent = time.monotonic() - begun
-            if self._state.is_over(self._in_flight.batches.values()):
+            if self.state.is_over(self.in_flight.batches.values()):
                 # After a lost reply Redis may stay unavailable. Then its deliveries are left to their time-out.
-                is_certain = not (self._acquirer.unacquired or self._mailbox.has_pushes)
+                is_certain = not (self.acquirer.unacquired or self.mailbox.has_pushes)
                 is_done = is_certain or spent > UNCERTAIN_SECONDS
-                if is_done and not self._acks.pending:
+                if is_done and not self.acks.pending:
                     return True
                 # Redis answers and refuses some acknowledgements, so waiting for longer would not help.
                 if is_refused:
                     break
-            if spent >= self._timeout:
+            if spent >= self.timeout:
                 break
-            self._mailbox.read(min(0.1, self._timeout - spent))
-        batches, unsettled = len(self._in_flight.batches), len(self._acks.pending)
+            self.mailbox.read(min(0.1, self.timeout - spent))
+        batches, unsettled = len(self.in_flight.batches), len(self.acks.pending)
         if batches or unsettled:
-            self._state.forced = True
+            self.state.forced = True
             logger.error(
                 "Shutdown: %d batches are still running and %d are not settled; their messages will time out",
                 batches,
@@ -178,18 +151,18 @@ class Shutdown:
     def _send_rest(self) -> bool:
         """Send the remaining acknowledgements; return whether Redis has refused some of them."""
         try:
-            self._round_trips.receive_rest()
-            if self._acquirer.unacquired:
-                self._acquirer.acquire_again()
-            round_trip = self._round_trips.send(takes=False)
+            self.round_trips.receive_rest()
+            if self.acquirer.unacquired:
+                self.acquirer.acquire_again()
+            round_trip = self.round_trips.send(takes=False)
             if round_trip is None:
                 return False
-            self._round_trips.receive(round_trip)
+            self.round_trips.receive(round_trip)
             # What is pending else has to be sent once more, with names.
             return any(
-                slot.shut_until for slot, _ in self._acks.pending
+                slot.shut_until for slot, _ in self.acks.pending
             )  # rule: takes_what_needs_names_for_refused
         except ServerTrouble as error:
             self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
-            self._mailbox.read(0.1)
+            self.mailbox.read(0.1)
             return False

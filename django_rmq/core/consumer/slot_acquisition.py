@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ LOOK_SECONDS = 0.25
 """Seconds between two checks whether the coordinator has confirmed that a fenced slot belongs to this worker."""
 
 
+@dataclass(eq=False)
 class FencedSlots:
     """The slots of the worker ``owner`` that another worker has acquired, although they are assigned to this one.
 
@@ -53,11 +55,10 @@ class FencedSlots:
     again.
     """
 
-    def __init__(self, broker: Broker, owner: str, confirmed: Callable[[], float]) -> None:
-        self.confirmed = confirmed
-        self._broker = broker
-        self._owner = owner
-        self._slots: set[ConsumedSlot] = set()
+    broker: Broker
+    owner: str
+    confirmed: Callable[[], float]
+    _slots: set[ConsumedSlot] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self._slots)
@@ -83,9 +84,9 @@ class FencedSlots:
 
         This is used while the coordinator cannot say which worker owns a slot.
         """
-        calls = [fetch.list_held(slot.topic, slot.number, self._owner, 0, 1) for slot in untaken]
+        calls = [fetch.list_held(slot.topic, slot.number, self.owner, 0, 1) for slot in untaken]
         now = time.monotonic()
-        for slot, held in zip(untaken, run_all(self._broker, calls), strict=True):
+        for slot, held in zip(untaken, run_all(self.broker, calls), strict=True):
             # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
             if held != []:
                 slot.untaken_since = None
@@ -103,44 +104,35 @@ class LostFetch(NamedTuple):
     things: list[HeldReply]
 
 
+@dataclass(eq=False)
 class LostReplyRecovery:
     """Finds deliveries to the worker ``owner`` that it has never received, and continues with them."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        owner: str,
-        in_flight: InFlight,
-        capacity: Capacity,
-        acks: AckQueue,
-        router: BatchRouter,
-        slot_errors: SlotErrors,
-    ) -> None:
-        self._broker = broker
-        self._owner = owner
-        self._in_flight = in_flight
-        self._capacity = capacity
-        self._acks = acks
-        self._router = router
-        self._slot_errors = slot_errors
+    broker: Broker
+    owner: str
+    in_flight: InFlight
+    capacity: Capacity
+    acks: AckQueue
+    router: BatchRouter
+    slot_errors: SlotErrors
 
     def unknown(self, slot: ConsumedSlot, held: list[HeldReply]) -> list[LostFetch]:
         """Return the deliveries of lost replies. ``held`` is the first page of what Redis holds for this worker.
 
         Raises ``RmqError``.
         """
-        held = all_held(self._broker, slot.topic, slot.number, self._owner, held)
+        held = all_held(self.broker, slot.topic, slot.number, self.owner, held)
         if not held:
             return []
-        known = {batch.receipt for batch in self._in_flight.batches.values() if batch.slot.key == slot.key}
+        known = {batch.receipt for batch in self.in_flight.batches.values() if batch.slot.key == slot.key}
         # A batch that has ended here is in flight in Redis until its acknowledgement arrives. It must not run again.
-        known |= {receipt for other, receipt in self._acks.pending if other.key == slot.key}
+        known |= {receipt for other, receipt in self.acks.pending if other.key == slot.key}
         lost: defaultdict[int, list[HeldReply]] = defaultdict(list)
         for thing in held:
             if (
                 thing.receipt
                 and thing.receipt not in known
-                and self._in_flight.is_new(*slot.key, thing.receipt)
+                and self.in_flight.is_new(*slot.key, thing.receipt)
             ):
                 lost[thing.receipt].append(thing)
         return [LostFetch(slot, receipt, things) for receipt, things in lost.items()]
@@ -157,11 +149,11 @@ class LostReplyRecovery:
         ]
         trouble: ServerTrouble | None = None
         refused: set[ConsumedSlot] = set()
-        for one, words in zip(lost, run_all(self._broker, calls), strict=True):
+        for one, words in zip(lost, run_all(self.broker, calls), strict=True):
             if isinstance(words, RmqError):
                 # The slot stays uncertain, and Redis is asked again.
                 refused.add(one.slot)
-                trouble = self._slot_errors.of(one.slot, words) or trouble
+                trouble = self.slot_errors.of(one.slot, words) or trouble
                 continue
             # The message timed out or was cancelled since Redis delivered it, so it must not begin.
             # rule: forgets_what_was_cancelled_with_a_lost_answer
@@ -183,12 +175,12 @@ class LostReplyRecovery:
         if begin:
             # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
             is_suspect = len(begin) == 1 and begin[0].retries_left < slot.topic.max_retries
-            size = self._capacity.bytes.weigh(slot.topic, begin)
+            size = self.capacity.bytes.weigh(slot.topic, begin)
             own = [thing.timeout for thing in things if thing.timeout is not None]
             timeout = min(slot.topic.timeout, *own) if own else None
-            self._router.start(slot, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
+            self.router.start(slot, receipt, begin, at, size, is_suspect=is_suspect, timeout=timeout)
         if back:
-            self._acks.release(slot, receipt, back)
+            self.acks.release(slot, receipt, back)
 
 
 ACQUIRED = 2048
@@ -198,30 +190,21 @@ AT_ONCE = 512
 """The maximum number of slots acquired in one round trip."""
 
 
+@dataclass(eq=False)
 class SlotAcquirer:
     """Acquires the slots that this worker owns, and those that return to it."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        owner: str,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        slot_errors: SlotErrors,
-        recovery: LostReplyRecovery,
-        fenced_slots: FencedSlots,
-    ) -> None:
-        self.unacquired: dict[ConsumedSlot, None] = {}
-        """Slots to acquire again, or to ask for the deliveries of a lost reply."""
-        self._next_look = 0.0
-        """When to check again the slots that another worker has acquired."""
-        self._broker = broker
-        self._owner = owner
-        self._table = table
-        self._schedule = schedule
-        self._slot_errors = slot_errors
-        self._recovery = recovery
-        self.fenced_slots = fenced_slots
+    broker: Broker
+    owner: str
+    table: SlotTable
+    schedule: SlotSchedule
+    slot_errors: SlotErrors
+    recovery: LostReplyRecovery
+    fenced_slots: FencedSlots
+    unacquired: dict[ConsumedSlot, None] = field(default_factory=dict)
+    """Slots to acquire again, or to ask for the deliveries of a lost reply."""
+    _next_look: float = 0.0
+    """When to check again the slots that another worker has acquired."""
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which there is something to acquire."""
@@ -232,12 +215,12 @@ class SlotAcquirer:
 
     def own(self, topic: str, slots: array[int]) -> None:
         """Record slots that this worker owns from now on."""
-        for slot in self._table.assign(topic, slots):
+        for slot in self.table.assign(topic, slots):
             if not slot.is_owned:
                 # The slot returns while something of it is in flight here. Meanwhile its epoch may have become another
                 # worker's.
                 slot.change_state(SlotState.UNCERTAIN if slot.is_uncertain else SlotState.ASSIGNED)
-                self._schedule.reset(slot)
+                self.schedule.reset(slot)
                 self.unacquired[slot] = None
 
     def disown(self, slot: ConsumedSlot) -> None:
@@ -245,7 +228,7 @@ class SlotAcquirer:
         if slot.is_owned:
             slot.change_state(SlotState.DISOWNED_UNCERTAIN if slot.is_uncertain else SlotState.DISOWNED)
         self.fenced_slots.remove(slot)
-        self._schedule.drop(slot)
+        self.schedule.drop(slot)
         if not slot.is_uncertain:
             self.unacquired.pop(slot, None)
 
@@ -254,15 +237,15 @@ class SlotAcquirer:
         if slot.topic.serial:
             slot.change_state(SlotState.UNCERTAIN if slot.is_owned else SlotState.DISOWNED_UNCERTAIN)
             self.unacquired[slot] = None
-            self._schedule.expect(slot)
+            self.schedule.expect(slot)
         else:
             # Redis does not record who holds a message of a topic without a gate, so lost deliveries are left to their time-
             # out.
-            self._schedule.ready(slot)
+            self.schedule.ready(slot)
 
     def failed(self, slot: ConsumedSlot, error: RmqError) -> ServerTrouble | None:
         """Record a failed prepare, which may have delivered messages; return an error that concerns the whole server."""
-        trouble = self._slot_errors.of(slot, error)
+        trouble = self.slot_errors.of(slot, error)
         # After these errors the script may have run, and its answer was lost or cannot be read.
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
             self.mark_uncertain(slot)
@@ -270,7 +253,7 @@ class SlotAcquirer:
 
     def fenced(self, slot: ConsumedSlot) -> None:
         """Stop working on a slot that another owner has acquired."""
-        self._slot_errors.complain(
+        self.slot_errors.complain(
             f"{slot.topic.name}/fenced",
             f"Topic {slot.topic.name} slot {slot.number}: %s",
             LostRace("another worker has acquired it"),
@@ -280,7 +263,7 @@ class SlotAcquirer:
         if slot.state is SlotState.ACQUIRED:
             self.fenced_slots.add(slot)
             slot.epoch = None
-            self._schedule.look_at(slot, None)
+            self.schedule.look_at(slot, None)
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
@@ -301,29 +284,29 @@ class SlotAcquirer:
         """Acquire a slot that another worker has acquired."""
         self.fenced_slots.remove(slot)
         slot.change_state(SlotState.ASSIGNED)
-        self._schedule.expect(slot)
+        self.schedule.expect(slot)
         self.unacquired[slot] = None
 
     # --- the first time
 
     def acquire_assigned(self) -> None:
         """Acquire slots for the first time. Most of many slots are empty and fall asleep at once."""
-        taken = self._table.take(ACQUIRED)
-        topics = self._table.topics
+        taken = self.table.take(ACQUIRED)
+        topics = self.table.topics
         asked = [
             (name, slots[start : start + AT_ONCE])
             for name, slots in taken
             for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE)
         ]
         try:
-            answers = run_all(self._broker, (fetch.acquire_slots(topics[name], part) for name, part in asked))
+            answers = run_all(self.broker, (fetch.acquire_slots(topics[name], part) for name, part in asked))
         except ServerTrouble:
             # It is unknown which of them Redis has acquired, so all of them are acquired again.
-            self._table.put_back(taken)
+            self.table.put_back(taken)
             raise
         for name, slots in taken:
             for number in () if topics[name].serial else slots:
-                self._acquired(self._table.add(name, number))
+                self._acquired(self.table.add(name, number))
         trouble: ServerTrouble | None = None
         for (name, slots), answer in zip(asked, answers, strict=True):
             trouble = self._record_acquired(name, slots, answer) or trouble
@@ -340,12 +323,12 @@ class SlotAcquirer:
         )
         for number, one in zip(slots, answers, strict=True):
             if not isinstance(one, RmqError) and one.is_asleep:
-                self._table.sleep(name, number, one.epoch)
+                self.table.sleep(name, number, one.epoch)
                 continue
-            slot = self._table.add(name, number)
+            slot = self.table.add(name, number)
             self.unacquired[slot] = None
             if isinstance(one, RmqError):
-                trouble = self._slot_errors.of(slot, one) or trouble
+                trouble = self.slot_errors.of(slot, one) or trouble
             # Without an epoch the slot has a foreign key, so it is not prepared and is tried again.
             elif one.epoch is not None:
                 slot.epoch = one.epoch
@@ -366,14 +349,14 @@ class SlotAcquirer:
         return len(rested) > ACQUIRED
 
     def _acquire_some(self, slots: list[ConsumedSlot]) -> None:
-        pipeline = self._broker.pipeline()
+        pipeline = self.broker.pipeline()
         epochs: dict[ConsumedSlot, Answer[int]] = {}
         helds: dict[ConsumedSlot, Answer[list[HeldReply] | None]] = {}
         for slot in slots:
             if slot.is_owned and slot.topic.serial:
                 epochs[slot] = pipeline.add(fetch.acquire(slot.topic, slot.number))
             if slot.is_uncertain:
-                helds[slot] = pipeline.add(fetch.list_held(slot.topic, slot.number, self._owner, 0, BATCH))
+                helds[slot] = pipeline.add(fetch.list_held(slot.topic, slot.number, self.owner, 0, BATCH))
         # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
         pipeline.execute()
@@ -383,17 +366,17 @@ class SlotAcquirer:
             try:
                 epoch = epochs[slot].get() if slot in epochs else None
                 held = helds[slot].get() if slot in helds else None
-                unknown = self._recovery.unknown(slot, held or [])
+                unknown = self.recovery.unknown(slot, held or [])
             except RmqError as error:
                 # The slot is neither acquired nor certain, so it stays in ``unacquired`` for the next attempt.
-                trouble = self._slot_errors.of(slot, error) or trouble
+                trouble = self.slot_errors.of(slot, error) or trouble
                 continue
             slot.epoch = epoch
             lost += unknown
             if not unknown:
                 self._acquired(slot)
         if lost:
-            adopted, other = self._recovery.adopt(lost, at)
+            adopted, other = self.recovery.adopt(lost, at)
             trouble = other or trouble
             for slot in adopted:
                 self._acquired(slot)
@@ -403,5 +386,5 @@ class SlotAcquirer:
     def _acquired(self, slot: ConsumedSlot) -> None:
         self.unacquired.pop(slot, None)
         slot.change_state(SlotState.ACQUIRED if slot.is_owned else SlotState.DISOWNED)
-        self._schedule.ready(slot)
-        self._table.forget(slot)
+        self.schedule.ready(slot)
+        self.table.forget(slot)

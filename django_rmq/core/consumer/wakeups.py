@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from django_rmq.core.clock import uptime
@@ -133,34 +134,25 @@ Sleeping = tuple[int, ConsumedSlot | None]
 """A slot, and its object if it has one."""
 
 
+@dataclass(eq=False)
 class DuePoll:
     """The slow poll: asks Redis when sleeping slots are due, because a wake-up may be lost and a plain ZADD sends none."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        table: SlotTable,
-        schedule: SlotSchedule,
-        slot_errors: SlotErrors,
-        acquirer: SlotAcquirer,
-        capacity: Capacity,
-        poll_seconds: float,
-    ) -> None:
-        self.due = 0.0
-        """Monotonic time of the next poll."""
-        self._broker = broker
-        self._table = table
-        self._schedule = schedule
-        self._slot_errors = slot_errors
-        self._acquirer = acquirer
-        self._capacity = capacity
-        self._poll_seconds = poll_seconds
-        self._round: Iterator[tuple[str, int, ConsumedSlot | None]] | None = None
-        """The slots that the slow poll has not yet asked in this round."""
-        self._hurries = False
-        """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
-        self._doubtful_rounds = 0
-        """For how many rounds it looks for pushes that this worker has never received."""
+    broker: Broker
+    table: SlotTable
+    schedule: SlotSchedule
+    slot_errors: SlotErrors
+    acquirer: SlotAcquirer
+    capacity: Capacity
+    poll_seconds: float
+    due: float = 0.0
+    """Monotonic time of the next poll."""
+    _round: Iterator[tuple[str, int, ConsumedSlot | None]] | None = None
+    """The slots that the slow poll has not yet asked in this round."""
+    _hurries: bool = False
+    """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
+    _doubtful_rounds: int = 0
+    """For how many rounds it looks for pushes that this worker has never received."""
 
     def hurry(self, *, lost_pushes: bool) -> None:
         """Ask all slots soon, because wake-ups, and perhaps pushes, may have been lost."""
@@ -172,13 +164,13 @@ class DuePoll:
     def poll(self) -> None:
         """Ask for the next due times of sleeping slots. Raises an error that concerns the whole server."""
         before = uptime()
-        server = self._broker.now_ms()
-        self._schedule.clock.note(before, server, uptime())
-        blocked = list(self._table.blocked)
-        pipeline = self._broker.pipeline()
+        server = self.broker.now_ms()
+        self.schedule.clock.note(before, server, uptime())
+        blocked = list(self.table.blocked)
+        pipeline = self.broker.pipeline()
         parts = self._parts(server)
         answers = [
-            pipeline.add(inspect.heads(self._table.topics[name], [number for number, _ in part]))
+            pipeline.add(inspect.heads(self.table.topics[name], [number for number, _ in part]))
             for name, part in parts
         ]
         # Nothing is prepared in these until a listener returns, so nothing else would time out their
@@ -190,25 +182,25 @@ class DuePoll:
         for (name, part), answer in zip(parts, answers, strict=True):
             heads = answer.result()
             if isinstance(heads, RmqError):
-                self._slot_errors.complain("heads", "The slow poll failed: %s", heads)
+                self.slot_errors.complain("heads", "The slow poll failed: %s", heads)
                 trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
         for slot, ended in zip(blocked, timed_out, strict=True):
             error = ended.result()
             if isinstance(error, RmqError):
-                trouble = self._slot_errors.of(slot, error) or trouble
+                trouble = self.slot_errors.of(slot, error) or trouble
         if untaken:
             # The coordinator may be unavailable. If nobody takes from a slot for the length of a time-out, this worker acquires
             # it again.
-            for slot in self._acquirer.fenced_slots.left_alone(untaken):
-                self._acquirer.acquire_fenced(slot)
+            for slot in self.acquirer.fenced_slots.left_alone(untaken):
+                self.acquirer.acquire_fenced(slot)
         if trouble is not None:
             raise trouble
         if self._round is None:
             self._doubtful_rounds = max(0, self._doubtful_rounds - 1)
         self._hurries &= self._round is not None
-        self.due = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
+        self.due = 0.0 if self._hurries else time.monotonic() + self.poll_seconds
 
     def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
         """Return the slots to ask, in groups of the size of one script."""
@@ -229,7 +221,7 @@ class DuePoll:
         for (number, known), due in zip(part, heads, strict=True):
             slot = known
             if slot is None:
-                slot = self._table.get(name, number) if due is not None else None
+                slot = self.table.get(name, number) if due is not None else None
             if slot is None:
                 continue
             if slot.state is SlotState.FENCED:
@@ -239,28 +231,28 @@ class DuePoll:
                     slot.untaken_since = None
             elif self._doubtful_rounds and due is not None and self._seems_idle(slot):
                 # Something may be in flight there that this worker has never received, also if another message is due.
-                self._acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
+                self.acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
             elif due is not None and due < slot.due:
                 # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
-                self._schedule.ready(slot)
+                self.schedule.ready(slot)
         return untaken
 
     def _seems_idle(self, slot: ConsumedSlot) -> bool:
         """Return whether sends may push messages of a slot, and this worker knows of none in flight there."""
         is_quiet = slot.state is SlotState.ACQUIRED and slot.fetch is FetchState.IDLE and not slot.batches
-        return is_quiet and slot.topic.name in self._capacity.pushed_topics
+        return is_quiet and slot.topic.name in self.capacity.pushed_topics
 
     def _next(self, server: float) -> list[tuple[str, int, ConsumedSlot | None]]:
         """Return the next sleeping slots; all of them come in turn."""
-        if self._round is None or len(self._table) <= POLLED:
-            self._round = self._table.round()
+        if self._round is None or len(self.table) <= POLLED:
+            self._round = self.table.round()
         sleeping = (
             (topic, number, slot)
             for topic, number, slot in self._round
             if slot is None or _is_polled(slot, server)
         )
         polled = list(islice(sleeping, POLLED))
-        if len(polled) < POLLED or len(self._table) <= POLLED:
+        if len(polled) < POLLED or len(self.table) <= POLLED:
             self._round = None
         return polled
 

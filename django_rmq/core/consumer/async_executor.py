@@ -336,11 +336,10 @@ class AsyncExecutor(threading.Thread):
             try:
                 self._close(loop)
             finally:
-                self._surround_end()
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._turns or self._active)
+                try:
+                    self._hooks.loop_end()
+                except Exception:
+                    logger.exception("A hook around the listeners failed")
 
     def _begin(self) -> None:
         """Begin as many batches as may run, and end the loop if it is to stop and nothing is left."""
@@ -350,7 +349,7 @@ class AsyncExecutor(threading.Thread):
             begun = [] if self.hangs or self._is_over else self._turns.take()
         for batch in begun:
             self._start(batch)
-        if self._stopping and self._is_idle:
+        if self._stopping and not (self._turns or self._active):
             asyncio.get_running_loop().stop()
 
     def _start(self, batch: Batch) -> None:
@@ -402,12 +401,6 @@ class AsyncExecutor(threading.Thread):
             # Another thread may be about to wake the loop, which fails in a closed one, so both hold the lock.
             asyncio.set_event_loop(None)
             loop.close()
-
-    def _surround_end(self) -> None:
-        try:
-            self._hooks.loop_end()
-        except Exception:
-            logger.exception("A hook around the listeners failed")
 
 
 forked_copies.watch(AsyncExecutor)

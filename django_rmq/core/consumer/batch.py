@@ -263,7 +263,7 @@ class InFlight:
         """Topic, slot and receipt of the last deliveries, the oldest first."""
         self.load = [0.0] * threads
         """The estimated seconds of work that each thread has."""
-        self._ran = [0.0] * threads
+        self.ran = [0.0] * threads
         """For how many seconds the present call of each thread has run, or has blocked the event loop."""
         self.last_work = time.monotonic()
         """When the worker last took or finished something."""
@@ -295,7 +295,7 @@ class InFlight:
 
     def is_taken(self, thread: int) -> bool:
         """Return whether a thread's call has run for ``TAKEN_SECONDS``, so that its end is unknown."""
-        return self._ran[thread] >= TAKEN_SECONDS
+        return self.ran[thread] >= TAKEN_SECONDS
 
     def estimate(self, current: Iterable[Batch], blocked_seconds: float) -> None:
         """Correct the estimates of threads whose call takes longer than expected.
@@ -303,21 +303,17 @@ class InFlight:
         ``current`` has the batch that each thread runs; ``blocked_seconds`` is how long something has blocked the event loop.
         """
         now = uptime()
-        self._ran = [0.0] * len(self.load)
-        self._ran[-1] = blocked_seconds
+        self.ran = [0.0] * len(self.load)
+        self.ran[-1] = blocked_seconds
         for batch in current:
             # The thread writes ``call_began_at`` and may end the call at any time, so it is read once.
             since, thread = batch.call_began_at, batch.thread
             if since is None or thread is None or (ran := now - since) < LONG_CALL_SECONDS:
                 continue
             if batch in self:
-                self._ran[thread.index] = ran
+                self.ran[thread.index] = ran
                 self.load[thread.index] += max(0.0, ran - batch.cost)
                 batch.cost = max(batch.cost, ran)
-
-    def ran(self, thread: int) -> float:
-        """Return for how many seconds the present call of a thread, or a block of the event loop, has lasted."""
-        return self._ran[thread]
 
     def slow(self, seconds: float | None = None) -> list[Batch]:
         """Return the batches whose present call has run for ``seconds``, by default for ``TAKEN_SECONDS``."""

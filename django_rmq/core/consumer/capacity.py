@@ -411,7 +411,12 @@ class Capacity:
         """The channel to which sends may push messages for this worker."""
         self.is_subscribed = False
         """Whether this worker hears what is pushed to it."""
-        self.pushed_topics = frozenset(topic.name for topic in topics if inbox and self._suits_pushes(topic))
+        self.pushed_topics = frozenset(
+            topic.name
+            for topic in topics
+            if inbox and topic.serial and not (topic.flow or topic.slot_each_us)
+            if topic.name not in async_capacity and self.batch_size(topic) == 1
+        )
         """The topics of which sends may push messages, as far as that does not change."""
         self._slow: set[ConsumedSlot] = set()
         """Slots in which a call has run for so long that nothing should wait behind it."""
@@ -478,18 +483,9 @@ class Capacity:
             and self.bytes.held < MOST
         )
 
-    def inbox_for(self, topic: Topic) -> bytes:
-        """Return the inbox to offer for a topic, or nothing."""
-        return self.inbox if self.takes_pushes(topic) else b""
-
     def commit_delay(self, topic: str) -> float:
         """Return for how many seconds a commit may wait for the next round trip."""
         return PUSHED_COMMIT_DELAY_SECONDS if topic in self.pushed_topics else COMMIT_DELAY_SECONDS
-
-    def _suits_pushes(self, topic: Topic) -> bool:
-        is_in_loop = topic.name in self.async_capacity
-        is_paced = topic.flow or topic.slot_each_us
-        return topic.serial and not (is_in_loop or is_paced) and self.batch_size(topic) == 1
 
     def is_shared(self, topic: Topic) -> bool:
         """Return whether all threads share the messages that one prepare of a topic returns."""

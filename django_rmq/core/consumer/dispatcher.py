@@ -107,6 +107,9 @@ UNWATCHED = WorkerCallbacks()
 
 logger = safe_logger("django_rmq.consumer")
 
+LATE_SECONDS = 0.1
+"""Seconds by which a check of the threads may be late, so that an idle worker wakes once for it and for the slow poll."""
+
 
 class Dispatcher:
     """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that fetches
@@ -143,7 +146,7 @@ class Dispatcher:
         # A burst ends when nothing can be taken, so it sleeps in no slot.
         inbox = b"" if options.burst else broker.inbox(owner)
         self._background = BackgroundThreads(
-            broker, self.topics.values(), in_flight, mailbox, self.thread_watch, inbox
+            broker, [*self.topics.values()], in_flight, mailbox, self.thread_watch, inbox
         )
         self._pool = pool = ExecutorPool(count, mailbox, hooks, notes, async_capacity.concurrency)
         self._capacity = capacity = Capacity(
@@ -354,7 +357,7 @@ class Dispatcher:
             self._due_poll.due,
             self._acks.due,
             self._round_trips.answer_due,
-            self.thread_watch.due,
+            self.thread_watch.due + LATE_SECONDS,
             self._schedule.due(now),
             self._capacity.limits.due(),
             self._router.due,

@@ -545,10 +545,10 @@ class BatchRouter:
         """Return the topics whose listeners have had no free thread or place in the event loop for ``seconds``."""
         capacity, in_flight = self.capacity, self.in_flight
         full = set[str]()
-        if min(map(in_flight.ran, range(capacity.threads))) >= seconds:
+        if min(in_flight.ran[: capacity.threads]) >= seconds:
             full = {name for name in self.capacity.table.topics if name not in capacity.async_capacity}
         if capacity.async_capacity:
-            is_blocked = in_flight.ran(capacity.threads) >= seconds
+            is_blocked = in_flight.ran[capacity.threads] >= seconds
             running = Counter(batch.topic.name for batch in in_flight.slow(seconds))
             full |= {
                 name

@@ -134,7 +134,7 @@ class FetchPlanner:
                 continue
             # A thread runs its priority slot with the highest head first, so each of these needs a batch ready.
             if plan.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
-                if self._is_for_executors_only and self._are_busy(plan):
+                if self._is_for_executors_only and min(plan.load[: capacity.threads]) > 2 * WORK_SECONDS:
                     break
                 continue
             if plan.messages >= left:
@@ -146,7 +146,7 @@ class FetchPlanner:
             size = capacity.bytes.grant(topic, limit)
             if not size:
                 break
-            inbox = capacity.inbox_for(topic)
+            inbox = capacity.inbox if capacity.takes_pushes(topic) else b""
             # rule: prepares_without_its_epoch
             call = fetch.prepare(topic, slot.number, self.owner, slot.epoch, limit, size, slot.cursor, inbox)
             plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
@@ -162,10 +162,6 @@ class FetchPlanner:
         for slot in parked:
             self.schedule.park(slot)
         return plan
-
-    def _are_busy(self, plan: FetchPlan) -> bool:
-        """Return whether all executor threads have enough to do."""
-        return min(plan.load[: self.capacity.threads], default=0.0) > 2 * WORK_SECONDS
 
     def _limit(self, topic: Topic, left: int, plan: FetchPlan, under_way: FetchPlan | None) -> int:
         """Return how many messages the next prepare of a topic may return, or 0 if the topic's limits leave no room."""

@@ -10,7 +10,7 @@ starts and ends this thread and the subscriber to wake-ups (``wakeups``).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack
@@ -153,19 +153,23 @@ class BackgroundThreads:
     def __init__(
         self,
         broker: Broker,
-        topics: Iterable[Topic],
+        topics: Sequence[Topic],
         in_flight: InFlight,
         mailbox: Mailbox,
         thread_watch: ThreadWatch,
         inbox: bytes = b"",
     ) -> None:
-        self._broker = broker
-        self._topics = list(topics)
-        self._inbox = inbox
-        self._in_flight = in_flight
-        self._mailbox = mailbox
-        self._subscriber = Watched(self._new_listening)
-        self._heartbeat = Watched(self._new_heartbeat)
+        call_watch = CallWatch(
+            lambda batch: mailbox.put(MaxRuntimeExceeded(batch)),
+            lambda batch: mailbox.put(HardTimeoutExceeded(batch)),
+        )
+        # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
+        self._heartbeat = Watched(
+            lambda: Heartbeat(broker, topics, lambda: in_flight.batches.copy().values(), call_watch)
+        )
+        self._subscriber = Watched(
+            lambda: WakeupSubscriber(broker, topics, mailbox, self._look_everywhere, inbox)
+        )
         thread_watch.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
         thread_watch.add("wake-up", self._subscriber.is_alive, self._subscriber.replace)
 
@@ -195,21 +199,6 @@ class BackgroundThreads:
         self._heartbeat.thread.stop()
         return [self._heartbeat.thread, self._subscriber.thread]
 
-    def _new_heartbeat(self) -> Heartbeat:
-        def overrun(batch: Batch) -> None:
-            self._mailbox.put(MaxRuntimeExceeded(batch))
-
-        def unending(batch: Batch) -> None:
-            self._mailbox.put(HardTimeoutExceeded(batch))
-
-        # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
-        batches = self._in_flight.batches
-        call_watch = CallWatch(overrun, unending)
-        return Heartbeat(self._broker, self._topics, lambda: batches.copy().values(), call_watch)
-
-    def _new_listening(self) -> WakeupSubscriber:
-        def subscribed() -> None:
-            # Redis keeps no notices for a client without a subscription, so those of cancellations may have been lost.
-            self._heartbeat.thread.look_everywhere()
-
-        return WakeupSubscriber(self._broker, self._topics, self._mailbox, subscribed, self._inbox)
+    def _look_everywhere(self) -> None:
+        # Redis keeps no notices for a client without a subscription, so those of cancellations may have been lost.
+        self._heartbeat.thread.look_everywhere()

@@ -49,7 +49,7 @@ class WakeupSubscriber(threading.Thread):
     def __init__(
         self,
         broker: Broker,
-        topics: list[Topic],
+        topics: Sequence[Topic],
         mailbox: Mailbox,
         subscribed: Callable[[], None],
         inbox: bytes = b"",

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.batch import Batch
@@ -57,19 +57,13 @@ class Watched(Generic[T]):
         self.thread = fresh
 
 
-class _Watch(NamedTuple):
-    name: str
-    is_alive: Callable[[], bool]
-    replace: Callable[[], None]
-
-
 class ThreadWatch:
     """Watches the threads of one worker. It must be called from a thread that it does not watch."""
 
     def __init__(self) -> None:
         self.due = 0.0
         """Monotonic time of the next check."""
-        self._watches: list[_Watch] = []
+        self._watches: list[tuple[str, Callable[[], bool], Callable[[], None]]] = []
         self._lost_since: float | None = None
 
     @property
@@ -79,30 +73,30 @@ class ThreadWatch:
 
     def add(self, name: str, is_alive: Callable[[], bool], replace: Callable[[], None]) -> None:
         """Watch a thread. ``replace`` starts another one if it is dead, and may raise anything."""
-        self._watches.append(_Watch(name, is_alive, replace))
+        self._watches.append((name, is_alive, replace))
 
     def look(self) -> None:
         """Replace threads that have died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
         now = time.monotonic()
         self.due = now + LOOK_SECONDS
         failed: Exception | None = None
-        for watch in self._watches:
-            if watch.is_alive():  # rule: dead_threads_stay_dead
+        for name, is_alive, replace in self._watches:
+            if is_alive():  # rule: dead_threads_stay_dead
                 continue
             try:
-                watch.replace()
+                replace()
                 logger.error(
                     "The %s thread has stopped working and was replaced",
-                    watch.name,
-                    extra={"rmq_event": "thread_replaced", "rmq_thread": watch.name},
+                    name,
+                    extra={"rmq_event": "thread_replaced", "rmq_thread": name},
                 )
             except Exception as error:
                 # The process may have reached its limit of threads or memory for a moment, so the next check tries again.
                 failed = error
                 logger.exception(
                     "The %s thread has stopped working and cannot be replaced; trying again",
-                    watch.name,
-                    extra={"rmq_event": "thread_lost", "rmq_thread": watch.name},
+                    name,
+                    extra={"rmq_event": "thread_lost", "rmq_thread": name},
                 )
         if failed is None:
             self._lost_since = None

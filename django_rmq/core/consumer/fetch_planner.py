@@ -114,8 +114,6 @@ class FetchPlanner:
         self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
-        if not self.schedule.waiting:
-            return self.nothing
         self.in_flight.estimate(self.pool.current_batches(), self.pool.blocked_seconds())
         load, capacity = self.in_flight.load, self.capacity
         plan = FetchPlan(load if under_way is None else list(map(add, load, under_way.work)))

@@ -109,7 +109,9 @@ class RoundTrips:
         )
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
         held = {slot for slot, _ in unconfirmed if slot.topic.is_strict}  # rule: asks_beside_a_commit
-        plan = self.planner.queue(pipeline, under_way, held) if takes else self.planner.nothing
+        plan = self.planner.nothing
+        if takes and self.planner.schedule.waiting:
+            plan = self.planner.queue(pipeline, under_way, held)
         if not len(pipeline):
             return None
         round_trip = RoundTrip(pipeline, sent_acks, parts, plan, uptime())

@@ -208,7 +208,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     topic = Topic("many", TopicType.RANGE_MERGE, slots=32, time_range_ms=0, prefetch=100)
     send(broker, topic, range(messages))
     dispatcher = owning(broker, topic)
-    dispatcher._capacity.call_times[topic.name].seconds_per_message = pace
+    dispatcher._capacity.seconds_per_message[topic.name] = pace
     while dispatcher._acquire():
         pass
     # On a slow machine an estimate of the clock of Redis is so far behind that what is due now seems to be due later.
@@ -218,7 +218,7 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
     assert len(begun.plan.slots) == first
     dispatcher._round_trips.receive(begun)
     # The thread has been quick.
-    dispatcher._capacity.call_times[topic.name].seconds_per_message = 1e-5
+    dispatcher._capacity.seconds_per_message[topic.name] = 1e-5
     dispatcher._in_flight.load[0] = 0.0
     later = dispatcher._round_trips.send()
     assert later is not None
@@ -233,7 +233,7 @@ def test_a_slot_that_all_threads_share_is_asked_for_work_for_all_of_them(
     topic = Topic("shared", TopicType.RANGE_MERGE, slots=2, time_range_ms=0, serial=False)
     send(broker, topic, range(1_000))
     dispatcher = owning(broker, topic, threads=4)
-    dispatcher._capacity.call_times[topic.name].seconds_per_message = pace = 0.001
+    dispatcher._capacity.seconds_per_message[topic.name] = pace = 0.001
     while dispatcher._acquire():
         pass
     monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
@@ -349,7 +349,7 @@ def test_the_answer_to_commits_on_which_nothing_depends_rests(broker: Broker, en
     if ends == "its time":
         trips.answer_due = time.monotonic()
     else:
-        dispatcher._schedule.ready(batch.slot)  # its prepare must not overtake the commit
+        dispatcher._schedule.make_ready(batch.slot)  # its prepare must not overtake the commit
     assert dispatcher._turn()
     assert (dispatcher.processed, trips.answer_due) == (1, float("inf"))
     assert not trips.is_awaited

@@ -441,7 +441,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
 ) -> None:
     [batch] = shut._in_flight.batches.values()
     slot = batch.slot
-    shut._schedule.ready(slot)
+    shut._schedule.make_ready(slot)
     trip = shut._round_trips.send()
     assert trip is not None
     assert list(trip.plan.slots) == [slot]

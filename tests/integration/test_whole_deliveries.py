@@ -151,7 +151,7 @@ def test_what_is_delivered_beside_another_delivery_is_named(broker: Broker, told
     send(broker, topic, range(COUNT))
     dispatcher, first = taken(broker, topic)
     send(broker, topic, [COUNT])
-    dispatcher._schedule.ready(first.slot)
+    dispatcher._schedule.make_ready(first.slot)
     turn_until_idle(dispatcher)
     (second,) = (batch for batch in dispatcher._in_flight.batches.values() if batch is not first)
     for batch in (second, first):
@@ -257,7 +257,7 @@ def test_a_refusal_of_redis_is_followed_by_the_names(
     dispatcher._round_trips.receive(sent(dispatcher))
     assert (told, redis_client.hlen(keys.inflight)) == (["commit_delivery"], COUNT)
     redis_client.rename(b"aside" + keys.control, keys.control)
-    batch.slot.shut_until = 0.0
+    batch.slot.left_alone_until = 0.0
     turn_until_idle(dispatcher)
     assert told == ["commit_delivery", "commit"]
     assert all_committed(broker, dispatcher)

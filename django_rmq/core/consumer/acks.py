@@ -67,13 +67,13 @@ class SlotErrors:
             f"Cannot process topic {slot.topic.name} slot {slot.number}: %s",
             error,
         )
-        self.schedule.shut(slot, REST_SECONDS)
+        self.schedule.leave_alone(slot, REST_SECONDS)
         return None
 
     def _leave_node_alone(self, slot: ConsumedSlot, error: NodeUnavailable) -> None:
         """Leave a slot alone whose node does not answer, while the slots of other nodes are served."""
         self.complain("node", "Some slots are unavailable (%s); trying again", error)
-        self.schedule.shut(slot, NODE_REST_SECONDS, is_away=True)
+        self.schedule.leave_alone(slot, NODE_REST_SECONDS, is_node_away=True)
         now = time.monotonic()
         # The node may be the one of the subscription. All of its slots report the same failure, so one renewal serves them all.
         if now >= self._next_renewal:
@@ -238,10 +238,10 @@ class AckQueue:
         parts: list[AckCall] = []
         now = 0.0
         for (slot, receipt), pending in self.pending.items():
-            if slot.shut_until:
+            if slot.left_alone_until:
                 now = now or time.monotonic()
                 # Redis has refused this slot a moment ago. A stopping worker tries it all the same, because it ends soon.
-                if slot.shut_until > now and not self.shutdown.begun:
+                if slot.left_alone_until > now and not self.shutdown.begun:
                     postponed[slot, receipt] = pending
                     continue
             sent_acks[slot, receipt] = pending
@@ -259,7 +259,7 @@ class AckQueue:
             for settlement, call in pending.calls(slot, receipt):
                 parts.append(AckCall(slot, receipt, settlement, pending.repeated, pipeline.add(call)))
         self.pending = postponed
-        self.due = min((slot.shut_until for slot, _ in postponed), default=float("inf"))
+        self.due = min((slot.left_alone_until for slot, _ in postponed), default=float("inf"))
         if sent_acks:
             self._under_way.append(sent_acks)
         return sent_acks, parts
@@ -298,15 +298,15 @@ class AckQueue:
                     queued.repeated = True
                     trouble = self.slot_errors.of(slot, words) or trouble
                 continue
-            if slot.shut_until:
-                self.slot_errors.schedule.open(slot)
+            if slot.left_alone_until:
+                self.slot_errors.schedule.use_again(slot)
             self.processed += len(settlement.committed) + len(settlement.failures)
             self._notify_watcher(pending, settlement, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
                 # The delivery timed out, or a fail-over has lost it. Its message may wait, and this worker was not woken for it.
                 # rule: sleeps_over_what_a_fail_over_brings_back
-                self.slot_errors.schedule.ready(slot)
+                self.slot_errors.schedule.make_ready(slot)
         return trouble
 
     def _answered(self, sent_acks: SentAcks) -> None:

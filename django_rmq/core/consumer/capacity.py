@@ -207,8 +207,8 @@ WORK_SECONDS = 0.05
 AHEAD_SECONDS = 0.05
 """Seconds of work that wait in the worker for its event loop, so that the loop need not wait for Redis."""
 
-FIRST_SECONDS = 0.05
-"""Seconds that a call is thought to take before one was measured."""
+FIRST_SECONDS, FIRST_ASYNC_SECONDS = 0.002, 0.05
+"""Seconds that a message is thought to take before a call was measured: in a thread, and in the event loop."""
 
 MESSAGES = 16_000
 """The number of messages that all running batches of a topic may have; one prepare may return a share of them."""
@@ -359,20 +359,6 @@ LEAST_EXPECTED = 16
 """How many messages a slot is expected to have after it had none."""
 
 
-class CallTime:
-    """The time that calls of a topic's listener take per message, smoothed. It begins with a guess."""
-
-    __slots__ = ("seconds_per_message",)
-
-    def __init__(self, guess: float = 0.002) -> None:
-        self.seconds_per_message = guess
-
-    def note(self, seconds: float, messages: int) -> None:
-        sample = seconds / messages
-        weight = 0.5 if sample > self.seconds_per_message else 0.2
-        self.seconds_per_message += (sample - self.seconds_per_message) * weight
-
-
 COMMIT_DELAY_SECONDS = 0.005
 """Seconds for which commits may wait for the next fetch: then both are one round trip, and Redis and the worker do less."""
 
@@ -404,8 +390,9 @@ class Capacity:
             [topic for topic in topics if topic.name not in self.async_capacity], threads
         )
         self.limits = RateLimits(broker, owner, topics, self._capacity)
-        self.call_times: defaultdict[str, CallTime] = defaultdict(CallTime)
-        self.call_times.update((name, CallTime(FIRST_SECONDS)) for name in async_capacity.concurrency)
+        self.seconds_per_message: defaultdict[str, float] = defaultdict(lambda: FIRST_SECONDS)
+        """Topic -> the time that calls of its listener take per message, smoothed. It begins with a guess."""
+        self.seconds_per_message.update(dict.fromkeys(async_capacity.concurrency, FIRST_ASYNC_SECONDS))
         self.table = table
         self.inbox = inbox
         """The channel to which sends may push messages for this worker."""
@@ -450,7 +437,7 @@ class Capacity:
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
         has_one = slot.topic.is_priority or slot.topic.flow or self.limits.has_permits(slot.topic.name)
-        return 1 if has_one and self.call_times[slot.topic.name].seconds_per_message > QUICK_SECONDS else 2
+        return 1 if has_one and self.seconds_per_message[slot.topic.name] > QUICK_SECONDS else 2
 
     def thread_for(self, slot: ConsumedSlot, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work of each thread."""
@@ -479,7 +466,7 @@ class Capacity:
             self.is_subscribed
             and topic.name in self.pushed_topics
             and topic.name not in self.limits.shares
-            and self.call_times[topic.name].seconds_per_message <= QUICK_SECONDS
+            and self.seconds_per_message[topic.name] <= QUICK_SECONDS
             and self.bytes.held < MOST
         )
 
@@ -502,7 +489,7 @@ class Capacity:
         if overlaps and not topic.serial:
             return max(1, min(self.async_capacity.most(topic.name) * size, topic.prefetch, BATCH))
         seconds = self.async_capacity.seconds(topic.name) if overlaps else WORK_SECONDS
-        in_time = threads * seconds / max(self.call_times[topic.name].seconds_per_message, 1e-7)
+        in_time = threads * seconds / max(self.seconds_per_message[topic.name], 1e-7)
         if overlaps:
             in_time = min(in_time, self.async_capacity.share(topic.name))
         limit = max(size, min(int(in_time), max(topic.prefetch, size)))
@@ -515,10 +502,8 @@ class Capacity:
     def batches_left(self, topic: str) -> int:
         """Return how many more batches of a topic its flow, or the event loop, can take."""
         if topic in self.async_capacity:
-            return self.async_capacity.capacity(topic, self.call_times[topic].seconds_per_message)
-        return self.flow_threads.capacity(
-            topic, 2 if self.call_times[topic].seconds_per_message <= QUICK_SECONDS else 1
-        )
+            return self.async_capacity.capacity(topic, self.seconds_per_message[topic])
+        return self.flow_threads.capacity(topic, 2 if self.seconds_per_message[topic] <= QUICK_SECONDS else 1)
 
     def slots(self, topic: str) -> int:
         """Return how many slots of a topic that wait for limits or flows may be asked."""
@@ -561,7 +546,8 @@ class Capacity:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
         self.flow_threads.reported(topic, seconds, messages, now)
         self.async_capacity.reported(topic, seconds, messages)
-        self.call_times[topic].note(seconds, messages)
+        sample, known = seconds / messages, self.seconds_per_message[topic]
+        self.seconds_per_message[topic] += (sample - known) * (0.5 if sample > known else 0.2)
 
     def started(self, batch: Batch) -> None:
         """Record a batch that is in flight from now on."""

@@ -45,11 +45,7 @@ from django_rmq.core.consumer.mailbox import (
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.shutdown import IdleCheck, Shutdown
 from django_rmq.core.consumer.slot_acquisition import FencedSlots, LostReplyRecovery, SlotAcquirer
-from django_rmq.core.consumer.slots import (
-    ConsumedSlot,
-    SlotSchedule,
-    SlotTable,
-)
+from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotTable
 from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger

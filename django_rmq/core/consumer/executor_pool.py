@@ -316,7 +316,7 @@ class ThreadReplacer:
                 self.router.finished(BatchReport(batch, [], [], [], 0.0, True))
 
     def replace_hung_thread(self, item: MaxRuntimeExceeded) -> None:
-        """Give the other slots of a hung thread to another one. Its own slot stays shut in this process."""
+        """Give the other slots of a hung thread to another one. Its own slot stays blocked in this process."""
         batch = item.batch
         self.router.give_back(batch)
         self.router.cleared(batch)
@@ -326,16 +326,16 @@ class ThreadReplacer:
             return
         # A coroutine that waits keeps only its own slot from working.
         if not thread.gives_up_on(batch):
-            self._shut(batch)
+            self._block(batch)
             return
         # While the event loop is blocked, none of its calls makes progress.
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
-            self._shut(running)
+            self._block(running)
         batch.thread = None
         # The thread watch looks in the next turn instead of within a second, so that the thread's other slots do not wait.
         self.thread_watch.due = 0.0
 
-    def _shut(self, batch: Batch) -> None:
+    def _block(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
         slot = batch.slot
         if slot.topic.serial:
@@ -400,8 +400,8 @@ class BatchRouter:
 
         Redis delivered them in answer to a call that was sent ``at``. ``timeout``: their own, if it is shorter than the topic's.
         """
-        if slot.blocked_by:  # rule: starts_in_a_slot_that_is_shut
-            # The slot was shut while the answer was under way: nothing runs beside a listener that does not return.
+        if slot.blocked_by:  # rule: starts_in_a_blocked_slot
+            # The slot was blocked while the answer was under way: nothing runs beside a listener that does not return.
             self.acks.release(slot, receipt, [delivery.member for delivery in deliveries])
             return
         messages = [
@@ -420,7 +420,7 @@ class BatchRouter:
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name
         if topic not in self.capacity.async_capacity:
-            batch.cost = len(batch.messages) * self.capacity.call_times[topic].seconds_per_message
+            batch.cost = len(batch.messages) * self.capacity.seconds_per_message[topic]
             self.in_flight.load[thread] += batch.cost
             self.capacity.flow_threads.started(id(batch), topic, thread)
         self.pool.threads[thread].put(batch)

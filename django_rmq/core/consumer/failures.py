@@ -141,12 +141,7 @@ def log_done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
             "Message %s of topic %s done",
             shown,
             topic.name,
-            extra={
-                "rmq_event": "done",
-                "rmq_topic": topic.name,
-                "rmq_slot": slot,
-                "rmq_message": shown,
-            },
+            extra={"rmq_event": "done", "rmq_topic": topic.name, "rmq_slot": slot, "rmq_message": shown},
         )
 
 

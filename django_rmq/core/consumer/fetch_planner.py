@@ -20,10 +20,7 @@ from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import WORK_SECONDS, Capacity
 from django_rmq.core.consumer.executor_pool import ExecutorPool
-from django_rmq.core.consumer.slots import (
-    ConsumedSlot,
-    SlotSchedule,
-)
+from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.replies import Prepared
 from django_rmq.core.model.topic import Topic
@@ -152,7 +149,7 @@ class FetchPlanner:
             slot.cursor, slot.sole_receipt = None, 0
             if not overlaps:
                 threads = range(capacity.threads) if capacity.is_shared(topic) else (thread,)
-                plan.burden(threads, limit / 2 * capacity.call_times[topic.name].seconds_per_message)
+                plan.burden(threads, limit / 2 * capacity.seconds_per_message[topic.name])
             if plan.is_enough:
                 break
         for slot in plan.slots:
@@ -203,6 +200,6 @@ class FetchPlanner:
         for name, waiting in parked.items():
             for slot in list(islice(waiting, self.capacity.slots(name))) if waiting else ():
                 del waiting[slot]
-                self.schedule.ready(slot)
+                self.schedule.make_ready(slot)
                 has_tokens = True
         return has_tokens

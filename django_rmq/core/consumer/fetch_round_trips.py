@@ -195,7 +195,7 @@ class FetchReplies:
         if isinstance(reply, RmqError):
             trouble = self.acquirer.failed(slot, reply)
         else:
-            self.schedule.open(slot)
+            self.schedule.use_again(slot)
             has_more = reply.next_due is not None and reply.next_due <= self.schedule.clock.ms()
             self.capacity.answered(slot, len(reply.deliveries), has_more=has_more)
             if reply.status != "ok":
@@ -203,7 +203,7 @@ class FetchReplies:
             elif recalled:
                 members = [delivery.member for delivery in reply.deliveries]
                 self.acks.release(slot, reply.receipt, members)
-                self.schedule.ready(slot)
+                self.schedule.make_ready(slot)
             elif reply.is_beside and self._is_missing_pushes(slot):
                 # What was pushed before has to begin before, or would wait for its time-out. Redis is asked for it once.
                 self.acks.release(slot, reply.receipt, [each.member for each in reply.deliveries])
@@ -214,7 +214,7 @@ class FetchReplies:
         # The slot was woken while the prepare was under way. The message may have arrived after the script ran.
         if slot.again:
             slot.again = False
-            self.schedule.ready(slot)
+            self.schedule.make_ready(slot)
         self.capacity.table.forget(slot)
         return trouble
 
@@ -261,7 +261,7 @@ class FetchReplies:
             if reply.is_alone and reply.is_plain:
                 slot.sole_receipt = receipt
             start(slot, receipt, deliveries, at, total)
-            self.schedule.look_at(slot, reply.next_due)
+            self.schedule.set_due(slot, reply.next_due)
             return
         size = self.capacity.batch_size(topic)
         # In the event loop each call is a batch, so that all of them overlap.
@@ -278,9 +278,9 @@ class FetchReplies:
             start(slot, receipt, part, at, total * len(part) // len(deliveries))
         if slot.sleeping_until is None or self.schedule.asks_always:
             # Senders wake this worker only after a prepare that leaves nothing, and other threads are free.
-            self.schedule.ready(slot)
+            self.schedule.make_ready(slot)
         else:
-            self.schedule.look_at(slot, reply.next_due)
+            self.schedule.set_due(slot, reply.next_due)
 
     def _is_missing_pushes(self, slot: ConsumedSlot) -> bool:
         """Return whether what is in flight in a slot, as Redis says, is unknown to this worker."""
@@ -292,7 +292,7 @@ class FetchReplies:
         """Continue with a slot whose prepare returned no messages."""
         if reply.status == "more":
             slot.cursor = reply.cursor
-            self.schedule.ready(slot)
+            self.schedule.make_ready(slot)
         elif reply.status in ("busy", "paused"):
             self.schedule.pause(slot, reply.next_due, is_paused=reply.status == "paused")
         elif reply.status == "fenced":
@@ -302,7 +302,7 @@ class FetchReplies:
         elif reply.status == "moved":
             self._moved(slot, reply.slots)
         else:
-            self.schedule.look_at(slot, reply.next_due)
+            self.schedule.set_due(slot, reply.next_due)
             self._empty.append(slot)
 
     def put_to_sleep(self, settled: Iterable[ConsumedSlot]) -> None:
@@ -318,7 +318,7 @@ class FetchReplies:
             # Its messages may be moving. It answers busy until they have moved.
             slot.topic = replace(slot.topic, slots=slots)
             self.on_moved(slot.topic.name)
-            self.schedule.ready(slot)
+            self.schedule.make_ready(slot)
             return
         # Without a callback nobody would load the new definition, so the worker settles its messages and ends.
         self.shutdown.moved = SlotMoved(

@@ -16,11 +16,7 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
-from django_rmq.core.consumer.mailbox import (
-    HardTimeoutExceeded,
-    Mailbox,
-    MaxRuntimeExceeded,
-)
+from django_rmq.core.consumer.mailbox import HardTimeoutExceeded, Mailbox, MaxRuntimeExceeded
 from django_rmq.core.consumer.wakeups import WakeupSubscriber
 from django_rmq.core.consumer.watchdog import CallWatch, ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger

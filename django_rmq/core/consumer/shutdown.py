@@ -58,7 +58,7 @@ class IdleCheck:
     def _is_idle(self) -> bool:
         """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""
         return not self.in_flight.messages and all(
-            slot.shut_until and not slot.away for slot, _ in self.acks.pending
+            slot.left_alone_until and not slot.is_node_away for slot, _ in self.acks.pending
         )
 
     def _idle_too_long(self) -> bool:
@@ -160,7 +160,7 @@ class Shutdown:
             self.round_trips.receive(round_trip)
             # What is pending else has to be sent once more, with names.
             return any(
-                slot.shut_until for slot, _ in self.acks.pending
+                slot.left_alone_until for slot, _ in self.acks.pending
             )  # rule: takes_what_needs_names_for_refused
         except ServerTrouble as error:
             self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)

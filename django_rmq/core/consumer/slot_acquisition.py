@@ -24,12 +24,7 @@ from django_rmq.core.consumer.acks import NODE_REST_SECONDS, AckQueue, SlotError
 from django_rmq.core.consumer.batch import InFlight
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
-from django_rmq.core.consumer.slots import (
-    ConsumedSlot,
-    SlotSchedule,
-    SlotState,
-    SlotTable,
-)
+from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Acquired, HeldReply
@@ -228,7 +223,7 @@ class SlotAcquirer:
         if slot.is_owned:
             slot.change_state(SlotState.DISOWNED_UNCERTAIN if slot.is_uncertain else SlotState.DISOWNED)
         self.fenced_slots.remove(slot)
-        self.schedule.drop(slot)
+        self.schedule.remove(slot)
         if not slot.is_uncertain:
             self.unacquired.pop(slot, None)
 
@@ -237,11 +232,11 @@ class SlotAcquirer:
         if slot.topic.serial:
             slot.change_state(SlotState.UNCERTAIN if slot.is_owned else SlotState.DISOWNED_UNCERTAIN)
             self.unacquired[slot] = None
-            self.schedule.expect(slot)
+            self.schedule.count_as_due(slot)
         else:
             # Redis does not record who holds a message of a topic without a gate, so lost deliveries are left to their time-
             # out.
-            self.schedule.ready(slot)
+            self.schedule.make_ready(slot)
 
     def failed(self, slot: ConsumedSlot, error: RmqError) -> ServerTrouble | None:
         """Record a failed prepare, which may have delivered messages; return an error that concerns the whole server."""
@@ -263,7 +258,7 @@ class SlotAcquirer:
         if slot.state is SlotState.ACQUIRED:
             self.fenced_slots.add(slot)
             slot.epoch = None
-            self.schedule.look_at(slot, None)
+            self.schedule.set_due(slot, None)
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
         """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
@@ -284,7 +279,7 @@ class SlotAcquirer:
         """Acquire a slot that another worker has acquired."""
         self.fenced_slots.remove(slot)
         slot.change_state(SlotState.ASSIGNED)
-        self.schedule.expect(slot)
+        self.schedule.count_as_due(slot)
         self.unacquired[slot] = None
 
     # --- the first time
@@ -343,7 +338,9 @@ class SlotAcquirer:
         Return whether there is more to do. Slots are acquired in parts, so that other slots are served meanwhile.
         """
         local = time.monotonic()
-        rested = list(islice((slot for slot in self.unacquired if slot.shut_until <= local), ACQUIRED + 1))
+        rested = list(
+            islice((slot for slot in self.unacquired if slot.left_alone_until <= local), ACQUIRED + 1)
+        )
         for start in range(0, min(len(rested), ACQUIRED), AT_ONCE):
             self._acquire_some(rested[start : start + AT_ONCE])
         return len(rested) > ACQUIRED
@@ -386,5 +383,5 @@ class SlotAcquirer:
     def _acquired(self, slot: ConsumedSlot) -> None:
         self.unacquired.pop(slot, None)
         slot.change_state(SlotState.ACQUIRED if slot.is_owned else SlotState.DISOWNED)
-        self.schedule.ready(slot)
+        self.schedule.make_ready(slot)
         self.table.forget(slot)

@@ -43,7 +43,7 @@ class FetchState(Enum):
     UNDER_WAY = "under way"
     """A prepare was sent and is not answered. A slot has at most one; the owner of this step is ``RoundTrips``."""
     RECALLED = "recalled"
-    """The messages that it returns are given back, because the slot was disowned, paused or shut meanwhile."""
+    """The messages that it returns are given back, because the slot was disowned, paused or blocked meanwhile."""
 
 
 SLOT_TRANSITIONS = {
@@ -75,7 +75,6 @@ class ConsumedSlot:
 
     __slots__ = (
         "again",
-        "away",
         "batches",
         "blocked_by",
         "cursor",
@@ -87,9 +86,10 @@ class ConsumedSlot:
         "fetch",
         "has_asked",
         "home",
+        "is_node_away",
+        "left_alone_until",
         "not_before",
         "number",
-        "shut_until",
         "sleeping_until",
         "sole_receipt",
         "state",
@@ -126,9 +126,9 @@ class ConsumedSlot:
         """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
         self.sole_receipt = 0
         """The receipt of a delivery that `commit_delivery` may end, because nothing else can be in flight; 0 if there is none."""
-        self.shut_until = 0.0
+        self.left_alone_until = 0.0
         """Monotonic time until which a failing slot is left alone."""
-        self.away = False
+        self.is_node_away = False
         """Whether it is left alone because its node does not answer."""
         self.batches = 0
         self.blocked_by: object | None = None
@@ -159,7 +159,7 @@ class ConsumedSlot:
             self.due == float("inf")
             and self.state is SlotState.ACQUIRED
             and self.fetch is FetchState.IDLE
-            and not (self.again or self.batches or self.blocked_by or self.shut_until)
+            and not (self.again or self.batches or self.blocked_by or self.left_alone_until)
         )
 
     def change_state(self, state: SlotState) -> None:
@@ -188,7 +188,7 @@ class SlotTable:
         """Topics whose slots belong to the event loop."""
         self.topics = topics
         self.blocked: set[ConsumedSlot] = set()
-        """Slots that are shut because a listener that exceeded MAX_RUNTIME has not returned in them."""
+        """Slots from which nothing is fetched because a listener that exceeded MAX_RUNTIME has not returned in them."""
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
         self._sleeping = 0
@@ -252,12 +252,12 @@ class SlotTable:
         slot.home = slot.thread = thread
 
     def block(self, slot: ConsumedSlot, batch: object) -> None:
-        """Shut a slot until the listener of ``batch`` returns."""
+        """Fetch nothing from a slot until the listener of ``batch`` returns."""
         slot.blocked_by = batch
         self.blocked.add(slot)
 
     def unblock(self, slot: ConsumedSlot) -> None:
-        """Open a slot again."""
+        """Fetch from a slot again, because that listener has returned."""
         slot.blocked_by = None
         self.blocked.discard(slot)
 
@@ -368,7 +368,7 @@ class SlotSchedule:
         self._heap: list[tuple[float, int, ConsumedSlot]] = []
         self._entries = count(1)
 
-    def ready(self, slot: ConsumedSlot) -> None:
+    def make_ready(self, slot: ConsumedSlot) -> None:
         """Prepare ``slot`` as soon as possible.
 
         A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
@@ -383,10 +383,10 @@ class SlotSchedule:
             return
         if slot.state is not SlotState.ACQUIRED or slot.blocked_by or slot.batches >= self._depth(slot):
             return
-        rest = max(slot.not_before, slot.shut_until)
+        rest = max(slot.not_before, slot.left_alone_until)
         if rest and rest > (now := time.monotonic()):
             self.waiting.pop(slot, None)
-            self.look_at(slot, self.clock.ms() + (rest - now) * 1000)
+            self.set_due(slot, self.clock.ms() + (rest - now) * 1000)
         else:
             self.waiting[slot] = None
 
@@ -397,17 +397,17 @@ class SlotSchedule:
             # Asked now, Redis would return one message. Until the batch ends there may be many.
             slot.sleeping_until = None
         else:
-            self.ready(slot)
+            self.make_ready(slot)
 
     def batch_ended(self, slot: ConsumedSlot) -> None:
         """Prepare ``slot`` in the round trip that settles its batch, unless Redis wakes this worker if anything can be taken."""
         until = slot.sleeping_until
         if until is None or self.asks_always:
-            self.ready(slot)
+            self.make_ready(slot)
         elif not slot.batches:
-            self.look_at(slot, until if until < NEVER else None)
+            self.set_due(slot, until if until < NEVER else None)
 
-    def look_at(self, slot: ConsumedSlot, due: float | None) -> None:
+    def set_due(self, slot: ConsumedSlot, due: float | None) -> None:
         """Check ``slot`` when the server's clock shows ``due``, which is None if nothing is waiting."""
         if due is None or not slot.is_owned:
             slot.due, slot.entry = float("inf"), 0
@@ -426,7 +426,7 @@ class SlotSchedule:
             _, entry, slot = heapq.heappop(self._heap)
             # Otherwise the slot has got another due time since.
             if entry == slot.entry:
-                self.ready(slot)
+                self.make_ready(slot)
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which the first slot of the heap is due."""
@@ -447,7 +447,7 @@ class SlotSchedule:
             # A time that ends just now has ended by the local clock, but not yet by the server's.
             is_ending = due is not None and due > now - ENDING_MS
             slot.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
-        self.look_at(slot, due)
+        self.set_due(slot, due)
 
     def rest_until(self, slot: ConsumedSlot, seconds: float) -> None:
         """Leave a slot alone until this monotonic time, unless it is woken."""
@@ -461,28 +461,28 @@ class SlotSchedule:
     def reset(self, slot: ConsumedSlot) -> None:
         """Forget when a slot was to be fetched, because it returns to this worker."""
         slot.due = slot.not_before = 0.0
-        self.open(slot)
+        self.use_again(slot)
 
-    def expect(self, slot: ConsumedSlot) -> None:
+    def count_as_due(self, slot: ConsumedSlot) -> None:
         """Count a slot as due that cannot be fetched before it is acquired."""
         slot.due, slot.entry = 0.0, 0
 
-    def shut(self, slot: ConsumedSlot, seconds: float, *, is_away: bool = False) -> None:
-        """Leave a failing slot alone for a while. ``is_away``: because its node does not answer."""
-        slot.shut_until, slot.away = time.monotonic() + seconds, is_away
+    def leave_alone(self, slot: ConsumedSlot, seconds: float, *, is_node_away: bool = False) -> None:
+        """Leave a failing slot alone for a while. ``is_node_away``: because its node does not answer."""
+        slot.left_alone_until, slot.is_node_away = time.monotonic() + seconds, is_node_away
         self.waiting.pop(slot, None)
-        self.look_at(slot, self.clock.ms() + seconds * 1000)
+        self.set_due(slot, self.clock.ms() + seconds * 1000)
 
-    def open(self, slot: ConsumedSlot) -> None:
-        """Leave a slot alone no longer, because Redis has answered for it."""
-        slot.shut_until, slot.away = 0.0, False
+    def use_again(self, slot: ConsumedSlot) -> None:
+        """Fetch from a slot again that was left alone, because Redis has answered for it."""
+        slot.left_alone_until, slot.is_node_away = 0.0, False
 
     def park(self, slot: ConsumedSlot) -> None:
         """Set a waiting slot aside until its topic's limits leave room."""
         del self.waiting[slot]
         self.parked[slot.topic.name][slot] = None
 
-    def drop(self, slot: ConsumedSlot) -> None:
+    def remove(self, slot: ConsumedSlot) -> None:
         """Stop asking a slot."""
         slot.entry = 0
         self.waiting.pop(slot, None)

@@ -21,13 +21,7 @@ from django_rmq.core.consumer.acks import SlotErrors, concerns_all
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.mailbox import Mailbox, Resubscribed, Wake
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
-from django_rmq.core.consumer.slots import (
-    ConsumedSlot,
-    FetchState,
-    SlotSchedule,
-    SlotState,
-    SlotTable,
-)
+from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic
@@ -91,10 +85,7 @@ class WakeupSubscriber(threading.Thread):
                 pass
             except Exception as error:  # noqa: BLE001 - logged, not raised
                 self._complain(
-                    "wake-ups",
-                    "The wake-up subscription failed; polling continues: %s",
-                    error,
-                    exc_info=True,
+                    "wake-ups", "The wake-up subscription failed; polling continues: %s", error, exc_info=True
                 )
             if not self._is_stopped:
                 time.sleep(PAUSE_SECONDS)
@@ -234,7 +225,7 @@ class DuePoll:
                 self.acquirer.mark_uncertain(slot)  # rule: forgets_what_was_pushed_in_vain
             elif due is not None and due < slot.due:
                 # The slot is prepared even if that time is later than now: the prepare stores until when this worker sleeps.
-                self.schedule.ready(slot)
+                self.schedule.make_ready(slot)
         return untaken
 
     def _seems_idle(self, slot: ConsumedSlot) -> bool:

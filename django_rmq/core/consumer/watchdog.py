@@ -169,7 +169,7 @@ class CallWatch:
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True
         thread = batch.thread
-        # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
+        # This comes before anything that may fail: the slot has to be blocked, and its thread replaced.
         self._overrun(batch)
         stack = thread.stack_of(batch) if thread else "(its thread was replaced)"
         logger.error(

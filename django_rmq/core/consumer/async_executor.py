@@ -104,21 +104,15 @@ class AsyncBatch:
         self._lag, self._blocked_before = lag, 0.0
         self._loop = asyncio.get_running_loop()
         self._batch = batch
-        self._cells = cells
-        self._batch_cells = BatchCells(cells, [])
         self._function = _around(batch, hooks)
         # Many batches that report often would keep Redis busy with acknowledgements.
         flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
-        self._run = BatchRun(batch, self._take_cells, mailbox, flush_seconds)
-
-    def _take_cells(self, batch: Batch) -> BatchCells:
-        members = [message.delivery.member for message in batch.messages]
-        self._batch_cells = self._cells.take(batch.topic.name, batch.slot.number, batch.receipt, members)
-        return self._batch_cells
+        self._run = BatchRun(batch, cells, mailbox, flush_seconds)
 
     def end(self) -> None:
         """Free the cells of the batch."""
-        self._batch_cells.end()
+        if isinstance(self._run.states, BatchCells):
+            self._run.states.end()
 
     def blocked(self) -> float:
         """Return for how many seconds of the call that runs others have blocked the loop."""

@@ -269,6 +269,12 @@ class ProgressStates(Protocol):
     def __setitem__(self, at: int, state: int, /) -> None: ...
 
 
+class ProgressNotes(Protocol):
+    """Where an executor has the bytes of its batches: ``ThreadNotes`` or ``ProgressCells``."""
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> ProgressStates: ...
+
+
 class BatchRun:
     """One run of a batch: which of its messages may begin, and what becomes of their outcomes.
 
@@ -282,7 +288,7 @@ class BatchRun:
     def __init__(
         self,
         batch: Batch,
-        take_states: Callable[[Batch], ProgressStates],
+        notes: ProgressNotes | None,
         mailbox: ReportQueue,
         flush_seconds: float,
         after_failure: Callable[[], None] = lambda: None,
@@ -291,7 +297,10 @@ class BatchRun:
             self._lists = deque(groups(batch.messages, batch.listener.batch_size))
             batch.messages = [message for group in self._lists for message in group]
         self._batch = batch
-        self._states = take_states(batch)
+        members = [message.delivery.member for message in batch.messages]
+        self.states: ProgressStates = bytearray(len(members))
+        if notes is not None:
+            self.states = notes.take(batch.topic.name, batch.slot.number, batch.receipt, members)
         self._mailbox = mailbox
         self._flush_seconds = flush_seconds
         self._after_failure = after_failure
@@ -304,7 +313,7 @@ class BatchRun:
 
         None instead of a message says that the batch has ended, and all of it is reported.
         """
-        batch, states, results, may_begin = self._batch, self._states, self._results, self._begin_check()
+        batch, states, results, may_begin = self._batch, self.states, self._results, self._begin_check()
         at, now = 0, uptime()
         for message in batch.messages:
             if not may_begin(at, at + 1, now):
@@ -344,7 +353,7 @@ class BatchRun:
         The outcomes are None if the list failed as a whole; then its messages are called one by one. An empty list says
         that the batch has ended, and all of it is reported.
         """
-        batch, lists, states, results = self._batch, self._lists, self._states, self._results
+        batch, lists, states, results = self._batch, self._lists, self.states, self._results
         may_begin, at, now = self._begin_check(), 0, uptime()
         while lists:
             group = lists.popleft()
@@ -440,7 +449,7 @@ class BatchRun:
             failure = outcome_of(message, end)
             if failure is None:
                 self._results.committed.append(message.delivery.member)
-                self._states[at] = DONE
+                self.states[at] = DONE
             else:
                 self._results.failures.append(failure)
                 self._after_failure()

@@ -152,20 +152,13 @@ class ExecutorThread(threading.Thread):
             finally:
                 self.current = None
 
-    def _states_of(self, batch: Batch) -> memoryview | bytearray:
-        """Return the bytes in which to record that messages are begun and done, one for each message."""
-        if self.marks is None:
-            return bytearray(len(batch.messages))
-        members = [message.delivery.member for message in batch.messages]
-        return self.marks.take(batch.topic.name, batch.slot.number, batch.receipt, members)
-
     def _call_listener(self, batch: Batch) -> None:
         """Call the listener for the messages that may begin."""
         function, is_of_lists = self._around(batch), batch.listener.batch_size is not None
         # The outcomes of a list are reported at once, because the next list may take long.
         flush_seconds = 0.0 if is_of_lists else FLUSH_SECONDS
         after_failure = partial(self._surround, self._hooks.after)
-        run = BatchRun(batch, self._states_of, self._mailbox, flush_seconds, after_failure)
+        run = BatchRun(batch, self.marks, self._mailbox, flush_seconds, after_failure)
         if is_of_lists:
             lists, outcomes = run.list_calls(), None
             while group := lists.send(outcomes):

@@ -97,21 +97,14 @@ class Watcher(Protocol):
         """
 
 
+@dataclass(slots=True, eq=False)
 class Settlement:
     """How deliveries of one receipt have ended, each by its member."""
 
-    __slots__ = ("committed", "failures", "released")
-
-    def __init__(
-        self,
-        committed: Iterable[bytes] = (),
-        failures: Iterable[Failure] = (),
-        released: Iterable[bytes] = (),
-    ) -> None:
-        self.committed = list(committed)
-        self.failures = list(failures)
-        self.released = list(released)
-        """The members that are given back."""
+    committed: list[bytes] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    released: list[bytes] = field(default_factory=list)
+    """The members that are given back."""
 
     def __len__(self) -> int:
         return len(self.committed) + len(self.failures) + len(self.released)
@@ -133,21 +126,18 @@ class Settlement:
             yield Settlement(released=members), ack.release(topic, number, receipt, members)
 
 
+@dataclass(slots=True, eq=False)
 class PendingAcks(Settlement):
     """The acknowledgements of one delivery of one slot that Redis does not have yet."""
 
-    __slots__ = ("began_ns", "is_whole", "messages", "repeated")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_whole = False
-        """Whether ``committed`` is the whole delivery. If it is alone in its slot, ``commit_delivery`` sends a count only."""
-        self.repeated = False
-        """Whether they have been sent before, and the answer was lost."""
-        self.messages: dict[bytes, Message] = {}
-        """The messages of ``committed`` and ``failures``, if there is a watcher."""
-        self.began_ns = 0
-        """When these messages were acknowledged, in ns since the epoch, if there are any."""
+    is_whole: bool = False
+    """Whether ``committed`` is the whole delivery. If it is alone in its slot, ``commit_delivery`` sends a count only."""
+    repeated: bool = False
+    """Whether they have been sent before, and the answer was lost."""
+    messages: dict[bytes, Message] = field(default_factory=dict)
+    """The messages of ``committed`` and ``failures``, if there is a watcher."""
+    began_ns: int = 0
+    """When these messages were acknowledged, in ns since the epoch, if there are any."""
 
 
 def _parts(items: list[T]) -> Iterator[list[T]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from django_rmq.core.clock import uptime
@@ -75,78 +76,52 @@ class AsyncCalls(Protocol):
     def stop(self, why: str) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """The messages that one prepare delivered from one slot, until the last of them is reported."""
 
-    __slots__ = (
-        "abandoned",
-        "async_run",
-        "begun",
-        "call_began_at",
-        "confirmed",
-        "cost",
-        "cut",
-        "dropped",
-        "group",
-        "halted",
-        "listener",
-        "messages",
-        "overran_at",
-        "queued",
-        "receipt",
-        "reported",
-        "size",
-        "slot",
-        "stale",
-        "thread",
-        "timeout",
-    )
+    slot: ConsumedSlot
+    listener: ListenerLike
+    receipt: int
+    messages: list[Message]
+    """The messages, in the order of their calls once these have begun."""
+    confirmed: float
+    """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
+    queued: float = field(default_factory=uptime)
+    """The ``uptime`` at which the worker received it."""
+    begun: int = 0
+    """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
+    dispatcher writes ``halted``, then reads this. So no message is both given back and begun."""
+    reported: int = 0
+    """How many of ``messages`` the thread has reported."""
+    stale: set[bytes] = field(default_factory=set)
+    """Members that this worker no longer holds."""
+    call_began_at: float | None = None
+    group: list[Message] = field(default_factory=list)
+    """The list with which a batch listener was called last."""
+    overran_at: float | None = None
+    """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
+    async_run: AsyncCalls | None = None
+    """The calls of an async listener, which can be stopped; None in an executor thread."""
+    halted: bool = False
+    """Whether no more messages of the batch may begin."""
+    dropped: bool = False
+    """Whether also the messages of a list that failed must not be tried one by one."""
+    cut: frozenset[bytes] = frozenset()
+    """Members that the dispatcher has given back itself."""
+    abandoned: bool = False
+    """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
+    thread: Executor | None = None
+    """The executor that has the batch; None while it waits for one, and after its thread was given up."""
+    size: int = 0
+    """The size of its messages in bytes."""
+    cost: float = 0.0
+    """The seconds of work estimated when it was queued."""
+    timeout: float = field(init=False)
+    """Seconds from ``confirmed`` until the first of its messages times out."""
 
-    def __init__(
-        self,
-        slot: ConsumedSlot,
-        listener: ListenerLike,
-        receipt: int,
-        messages: list[Message],
-        confirmed: float,
-    ) -> None:
-        self.slot = slot
-        """The slot's state in the dispatcher."""
-        self.listener, self.receipt = listener, receipt
-        self.messages = messages
-        """The messages, in the order of their calls once these have begun."""
-        self.queued = uptime()
-        """The ``uptime`` at which the worker received it."""
-        self.confirmed = confirmed
-        """The ``uptime`` of the call by which Redis last confirmed that this worker holds the batch."""
-        self.begun = 0
-        """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
-        dispatcher writes ``halted``, then reads this. So no message is both given back and begun."""
-        self.reported = 0
-        """How many of ``messages`` the thread has reported."""
-        self.stale: set[bytes] = set()
-        """Members that this worker no longer holds."""
-        self.call_began_at: float | None = None
-        self.group: list[Message] = []
-        """The list with which a batch listener was called last."""
-        self.overran_at: float | None = None
-        """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
-        self.async_run: AsyncCalls | None = None
-        """The calls of an async listener, which can be stopped; None in an executor thread."""
-        self.halted = False
-        """Whether no more messages of the batch may begin."""
-        self.dropped = False
-        """Whether also the messages of a list that failed must not be tried one by one."""
-        self.cut: frozenset[bytes] = frozenset()
-        """Members that the dispatcher has given back itself."""
-        self.abandoned = False
-        """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
-        self.thread: Executor | None = None
-        """The executor that has the batch; None while it waits for one, and after its thread was given up."""
-        self.size, self.cost = 0, 0.0
-        """The size of its messages in bytes, and the seconds of work estimated when it was queued."""
-        self.timeout: float = messages[0].topic.timeout
-        """Seconds from ``confirmed`` until the first of its messages times out."""
+    def __post_init__(self) -> None:
+        self.timeout = self.messages[0].topic.timeout
 
     @property
     def topic(self) -> Topic:

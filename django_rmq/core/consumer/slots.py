@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
@@ -63,6 +64,7 @@ FETCH_TRANSITIONS = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class ConsumedSlot:
     """The record of one slot: assigned to this worker, or disowned while something of it is still in flight.
 
@@ -73,70 +75,47 @@ class ConsumedSlot:
     ``SlotSchedule`` and ``AckQueue``.
     """
 
-    __slots__ = (
-        "again",
-        "batches",
-        "blocked_by",
-        "cursor",
-        "due",
-        "entry",
-        "epoch",
-        "expected",
-        "fenced_at",
-        "fetch",
-        "has_asked",
-        "home",
-        "is_node_away",
-        "left_alone_until",
-        "not_before",
-        "number",
-        "sleeping_until",
-        "sole_receipt",
-        "state",
-        "thread",
-        "topic",
-        "untaken_since",
-    )
+    topic: Topic
+    number: int
+    thread: int
+    """Serial topics: the index of the one thread that works on this slot while anything of it is in flight."""
+    state: SlotState = SlotState.ASSIGNED
+    home: int = field(init=False)
+    """Serial topics: the index of the thread that works on this slot unless it is taken."""
+    fetch: FetchState = FetchState.IDLE
+    epoch: int | None = None
+    again: bool = False
+    """Whether the slot became ready during a fetch. Then it is fetched again after the answer."""
+    expected: int | None = None
+    """How many messages the next prepare is expected to return; None before the first one."""
+    fenced_at: float = 0.0
+    """The ``uptime`` at which this worker learned that another one has acquired the slot, while it is FENCED."""
+    untaken_since: float | None = None
+    """The monotonic time since which messages are due in a fenced slot and no worker takes them; else None."""
+    due: float = 0.0
+    """Server time in ms at which to prepare; infinity if nothing is known to wait."""
+    entry: int = 0
+    """The number of its valid entry in the heap; 0 if it has none."""
+    not_before: float = 0.0
+    """Monotonic time before which a busy or paused slot is not fetched, unless it is woken."""
+    sleeping_until: int | None = None
+    """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
+    sole_receipt: int = 0
+    """The receipt of a delivery that `commit_delivery` may end, because nothing else can be in flight; 0 if there is none."""
+    left_alone_until: float = 0.0
+    """Monotonic time until which a failing slot is left alone."""
+    is_node_away: bool = False
+    """Whether it is left alone because its node does not answer."""
+    batches: int = 0
+    blocked_by: object | None = None
+    """The batch whose listener exceeded MAX_RUNTIME and has not returned."""
+    has_asked: bool = False
+    """Whether Redis was asked what is in flight beside what a prepare returned, since the last messages began."""
+    cursor: tuple[str, bytes] | None = None
+    """Where prepare continues after members that are in flight."""
 
-    def __init__(self, topic: Topic, number: int, thread: int, state: SlotState = SlotState.ASSIGNED) -> None:
-        self.topic = topic
-        self.number = number
-        self.home = thread
-        """Serial topics: the index of the thread that works on this slot unless it is taken."""
-        self.thread = thread
-        """Serial topics: the index of the one thread that works on this slot while anything of it is in flight."""
-        self.state = state
-        self.fetch = FetchState.IDLE
-        self.epoch: int | None = None
-        self.again = False
-        """Whether the slot became ready during a fetch. Then it is fetched again after the answer."""
-        self.expected: int | None = None
-        """How many messages the next prepare is expected to return; None before the first one."""
-        self.fenced_at = 0.0
-        """The ``uptime`` at which this worker learned that another one has acquired the slot, while it is FENCED."""
-        self.untaken_since: float | None = None
-        """The monotonic time since which messages are due in a fenced slot and no worker takes them; else None."""
-        self.due = 0.0
-        """Server time in ms at which to prepare; infinity if nothing is known to wait."""
-        self.entry = 0
-        """The number of its valid entry in the heap; 0 if it has none."""
-        self.not_before = 0.0
-        """Monotonic time before which a busy or paused slot is not fetched, unless it is woken."""
-        self.sleeping_until: int | None = None
-        """The ms until which Redis wakes this worker if anything can be taken, although it has messages in flight here."""
-        self.sole_receipt = 0
-        """The receipt of a delivery that `commit_delivery` may end, because nothing else can be in flight; 0 if there is none."""
-        self.left_alone_until = 0.0
-        """Monotonic time until which a failing slot is left alone."""
-        self.is_node_away = False
-        """Whether it is left alone because its node does not answer."""
-        self.batches = 0
-        self.blocked_by: object | None = None
-        """The batch whose listener exceeded MAX_RUNTIME and has not returned."""
-        self.has_asked = False
-        """Whether Redis was asked what is in flight beside what a prepare returned, since the last messages began."""
-        self.cursor: tuple[str, bytes] | None = None
-        """Where prepare continues after members that are in flight."""
+    def __post_init__(self) -> None:
+        self.home = self.thread
 
     @property
     def key(self) -> tuple[str, int]:

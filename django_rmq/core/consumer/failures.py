@@ -58,7 +58,14 @@ def log_failure(message: Message, failure: Failure, error: BaseException | None)
         counted(left_out or 0),
         frames,
         exc_info=traced,
-        extra=_fields(message, failure.kind, rmq_retries_left=message.retries_left),
+        extra={
+            "rmq_event": failure.kind,
+            "rmq_topic": topic.name,
+            "rmq_slot": message.slot,
+            "rmq_message": message.name,
+            "rmq_retries_left": message.retries_left,
+            **_label_fields(message),
+        },
     )
 
 
@@ -68,7 +75,13 @@ def _log_cancelled(message: Message) -> None:
         message.name,
         message.topic.name,
         _labelled(message),
-        extra=_fields(message, "cancelled"),
+        extra={
+            "rmq_event": "cancelled",
+            "rmq_topic": message.topic.name,
+            "rmq_slot": message.slot,
+            "rmq_message": message.name,
+            **_label_fields(message),
+        },
     )
 
 
@@ -78,11 +91,9 @@ def _labelled(message: Message) -> str:
     return f" ({', '.join(f'{name} {value}' for name, value in labels.items())})" if labels else ""
 
 
-def _fields(message: Message, event: str, **more: object) -> dict[str, object]:
-    """Return the fields of a log line about a message, with those that its labels add."""
-    named = {"rmq_topic": message.topic.name, "rmq_slot": message.slot, "rmq_message": message.name}
-    labels = {f"rmq_{name}": value for name, value in getattr(message, "labels", {}).items()}
-    return {"rmq_event": event, **named, **more, **labels}
+def _label_fields(message: Message) -> dict[str, str]:
+    """Return the fields that the labels of a message add to a log line."""
+    return {f"rmq_{name}": value for name, value in getattr(message, "labels", {}).items()}
 
 
 def _shown(

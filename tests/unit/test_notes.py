@@ -294,9 +294,6 @@ def test_without_room_nothing_is_recorded_and_nothing_is_overwritten() -> None:
     more[0] = DONE
     more.end()
     assert set(notes.begun().values()) == {False}
-    nowhere = ProgressCells(None).take("t", 0, 1, [b"a"])
-    nowhere[0] = BEGUN
-    nowhere.end()
 
 
 def batch(topic: Topic, slot: ConsumedSlot, score: float = 1.0, receipt: int = 1) -> Batch:

@@ -95,7 +95,7 @@ class AsyncBatch:
     """Runs one batch in the event loop, and reports it to ``mailbox``."""
 
     def __init__(
-        self, batch: Batch, hooks: Hooks, cells: ProgressCells, mailbox: ReportQueue, lag: LoopLag
+        self, batch: Batch, hooks: Hooks, cells: ProgressCells | None, mailbox: ReportQueue, lag: LoopLag
     ) -> None:
         self.task: asyncio.Task[Any] | None = None
         """The call that runs."""
@@ -222,7 +222,7 @@ class AsyncExecutor(threading.Thread):
         self.marks = marks
         self.hangs = False
         """Whether something blocks it for too long; then it gets no more work."""
-        self._cells = ProgressCells(marks)
+        self._cells = None if marks is None else ProgressCells(marks)
         self._mailbox = mailbox
         self._hooks = hooks
         self._lock = threading.Lock()

@@ -6,6 +6,7 @@ messages one by one or in lists. What its error means for a message is decided b
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
@@ -17,7 +18,6 @@ from django_rmq.core.consumer import failures
 from django_rmq.core.consumer.batch import (
     Batch,
     BatchReport,
-    BatchResults,
     ListenerLike,
     Outcome,
     PendingEnd,
@@ -273,6 +273,43 @@ class ProgressNotes(Protocol):
     """Where an executor has the bytes of its batches: ``ThreadNotes`` or ``ProgressCells``."""
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> ProgressStates: ...
+
+
+class BatchResults:
+    """The outcomes of a running batch that its executor has not reported yet."""
+
+    __slots__ = ("batch", "begun", "committed", "failures", "times")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.clear()
+
+    def clear(self) -> None:
+        """Start over after a report."""
+        self.committed: list[bytes] = []
+        self.failures: list[Failure] = []
+        self.times: list[float] = []
+        """Seconds that each call of the listener took."""
+        self.begun = time.monotonic()
+
+    def add(self, outcomes: list[Outcome]) -> bool:
+        """Add the outcomes of the messages of one call; return whether any has failed."""
+        has_failed = False
+        for message, failure in outcomes:
+            if failure is None:
+                self.committed.append(message.delivery.member)
+            else:
+                self.failures.append(failure)
+                has_failed = True
+        return has_failed
+
+    def slice(self, rest: list[Message] | None) -> BatchReport:
+        """Return the report. ``rest`` are the messages that will not begin; None if the batch continues."""
+        released = [message.delivery.member for message in rest or ()]
+        seconds = time.monotonic() - self.begun
+        return BatchReport(
+            self.batch, self.committed, self.failures, released, seconds, rest is not None, self.times
+        )
 
 
 class BatchRun:

@@ -201,17 +201,20 @@ class BatchCells:
 
 
 class ProgressCells:
-    """The cells of one event loop. Without ``marks`` nothing is recorded."""
+    """The cells of one event loop, in its part of the notes.
 
-    def __init__(self, marks: ThreadNotes | None) -> None:
+    In a ring, as that of a thread, others would overwrite the record of a batch that runs for long: batches end in any order.
+    """
+
+    def __init__(self, marks: ThreadNotes) -> None:
         self._marks = marks
-        self.states = marks.states if marks is not None else memoryview(b"")
+        self.states = marks.states
         # The one that was freed first is used first: it is the likeliest to be settled.
-        self._free = deque(range(MARKS if marks is not None else 0))
+        self._free = deque(range(MARKS))
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> BatchCells:
         """Record which messages are next, and return their cells; if too few are free, nothing is recorded."""
-        if self._marks is None or len(self._free) < len(members):
+        if len(self._free) < len(members):
             return BatchCells(self, [])
         places = [self._free.popleft() for _ in members]  # rule: shares_cells
         for place, member in zip(places, members, strict=True):

@@ -195,10 +195,8 @@ class Supervisor:
                 and self._stopping_since is None
                 and all(child.pid and child.notes.is_ready for child in self._children if not child.done)
             )
-        return is_so, {"processes": self.pids, "settled": self._settled()}
-
-    def _settled(self) -> int:
-        return self.processed + sum(child.notes.processed for child in self._children if child.pid)
+        settled = self.processed + sum(child.notes.processed for child in self._children if child.pid)
+        return is_so, {"processes": self.pids, "settled": settled}
 
     def _is_alive(self) -> bool:
         now = time.monotonic()

@@ -279,7 +279,6 @@ class RmqCollector(Collector):
             yield from schedule_tables(recent.schedules)
         yield from _depths(measurement)
         yield from _slots(measurement)
-        yield from _serving(measurement)
         yield from _counters(measurement)
         yield from _histograms(measurement)
 
@@ -369,6 +368,13 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[tuple[str, ...], float]], 
     return MetricTable("gauge", f"rmq_{name}", text, ("topic", *labels), [*rows])
 
 
+def _of_topics(
+    name: str, text: str, topics: Iterable[TopicMetrics], value: Callable[[TopicMetrics], float]
+) -> MetricTable:
+    """Return a gauge that has one value for each of these topics."""
+    return _gauge(name, text, (((one.figures.topic.name,), value(one)) for one in topics))
+
+
 def _depths(topics: list[TopicMetrics]) -> Iterable[Table]:
     counted = [one for one in topics if one.totals is not None]
     yield _gauge(
@@ -381,85 +387,67 @@ def _depths(topics: list[TopicMetrics]) -> Iterable[Table]:
         ),
         "state",
     )
-    yield _gauge(
+    yield _of_topics(
         "messages_due",
         "Messages that could be taken now: waiting, rested after a failure, timed out in flight, or without their lease.",
-        (((one.figures.topic.name,), (one.depth or one.figures).due) for one in counted),
+        counted,
+        lambda one: (one.depth or one.figures).due,
     )
-    yield _gauge(
+    yield _of_topics(
         "oldest_due_age_seconds",
         "Time since the most overdue message of a time topic became due; 0 if no message is due.",
-        (
-            ((one.figures.topic.name,), _age(one, "age_ms", "oldest_due_ms"))
-            for one in topics
-            if not one.figures.topic.is_priority
-        ),
+        [one for one in topics if not one.figures.topic.is_priority],
+        lambda one: _age(one, "age_ms", "oldest_due_ms"),
     )
-    yield _gauge(
+    yield _of_topics(
         "undrained_seconds",
         "Longest time for which a slot of a priority topic has not been empty; 0 if no message waits.",
-        (
-            ((one.figures.topic.name,), _age(one, "undrained_ms", "undrained_since_ms"))
-            for one in topics
-            if one.figures.topic.is_priority
-        ),
+        [one for one in topics if one.figures.topic.is_priority],
+        lambda one: _age(one, "undrained_ms", "undrained_since_ms"),
     )
-    yield _gauge(
+    yield _of_topics(
         "oldest_running_seconds",
         "Time since the first delivery began that runs now, however often it was extended; 0 if nothing runs.",
-        (((one.figures.topic.name,), (one.figures.running_ms or 0) / 1000) for one in topics),
+        topics,
+        lambda one: (one.figures.running_ms or 0) / 1000,
     )
-    yield _gauge(
+    yield _of_topics(
         "messages_unleased",
         "Claimed messages whose lease has ended, and that have not come back yet.",
-        (((one.figures.topic.name,), one.figures.unleased) for one in topics),
+        topics,
+        lambda one: one.figures.unleased,
     )
-    yield _gauge(
+    yield _of_topics(
         "measured_age_seconds",
         "Age of depths: 3 s, at most 11; of topics with very many slots also of counters, which workers sample every minute.",
-        (((one.figures.topic.name,), max(0, one.now_ms - one.sampled_ms) / 1000) for one in counted),
+        counted,
+        lambda one: max(0, one.now_ms - one.sampled_ms) / 1000,
     )
 
 
 def _slots(topics: list[TopicMetrics]) -> Iterable[Table]:
-    yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in topics))
-    serial = [one.figures for one in topics if one.figures.topic.serial and not one.figures.workers_problem]
-    yield _gauge(
-        "slots_owned",
-        "Slots of a serial topic that are assigned to a live worker.",
-        (((one.topic.name,), one.owned_slots) for one in serial),
-    )
-    yield _gauge(
+    yield _of_topics("slots", "Slots.", topics, lambda one: one.figures.topic.slots)
+    served = [one for one in topics if not one.figures.workers_problem]
+    serial = [one for one in served if one.figures.topic.serial]
+    text = "Slots of a serial topic that are assigned to"
+    yield _of_topics("slots_owned", f"{text} a live worker.", serial, lambda one: one.figures.owned_slots)
+    yield _of_topics(
         "slots_unowned",
-        "Slots of a serial topic that are assigned to no live worker.",
-        (((one.topic.name,), one.topic.slots - one.owned_slots) for one in serial),
+        f"{text} no live worker.",
+        serial,
+        lambda one: one.figures.topic.slots - one.figures.owned_slots,
     )
-    yield _gauge(
+    yield _of_topics(
         "slots_paused",
         "Slots that deliver nothing until they are resumed; an estimate for topics with very many slots.",
-        (
-            ((topic.name,), round(figures.paused_slots * topic.slots / max(1, figures.looked_at)))
-            for figures in (one.figures for one in topics)
-            for topic in (figures.topic,)
-        ),
+        topics,
+        lambda one: round(one.figures.paused_slots * one.figures.topic.slots / max(1, one.figures.looked_at)),
     )
-    yield _gauge(
-        "slots_unreadable",
-        "Slots that could not be read.",
-        (((one.figures.topic.name,), len(one.figures.problems)) for one in topics),
-    )
-
-
-def _serving(topics: list[TopicMetrics]) -> Iterable[Table]:
-    figures = [one.figures for one in topics if not one.figures.workers_problem]
-    yield _gauge(
-        "topic_workers",
-        "Live worker processes that serve the topic.",
-        (((one.topic.name,), one.consumers) for one in figures),
-    )
-    yield _gauge(
-        "topic_threads", "Threads of these workers.", (((one.topic.name,), one.threads) for one in figures)
-    )
+    text = "Slots that could not be read."
+    yield _of_topics("slots_unreadable", text, topics, lambda one: len(one.figures.problems))
+    text = "Live worker processes that serve the topic."
+    yield _of_topics("topic_workers", text, served, lambda one: one.figures.consumers)
+    yield _of_topics("topic_threads", "Threads of these workers.", served, lambda one: one.figures.threads)
 
 
 def _age(one: TopicMetrics, age: str, since: str) -> float:

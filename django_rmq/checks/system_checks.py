@@ -1,7 +1,7 @@
 """The system checks: of the settings, of the package, of what a project declares, and of the servers that the settings name.
 
 Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``. The
-package registers the checks, and lists what each id says. What some of them report is found elsewhere:
+package registers the checks. What some of them report is found elsewhere:
 
 =======================  ============================================================================
 id                       where it is found

@@ -21,7 +21,7 @@ from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic, former_slot_counts
 from django_rmq.core.monitoring import events as published_events
 from django_rmq.core.monitoring import history as recorded_history
-from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Latest, Minute
+from django_rmq.core.monitoring.history import EDGES_MS, Depth, HistoryTotals, Minute, MinuteRecord
 from django_rmq.exceptions import OperationRefused, RmqError, WrongType
 from django_rmq.operations import shared_reads, stats
 from django_rmq.operations.authorization import OperationContext, Permission
@@ -85,7 +85,7 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
         record, sums = latest.get(one.topic), totals.get(one.topic)
         problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
         known = None if isinstance(times, RmqError) else times
-        if isinstance(record, Latest):
+        if isinstance(record, MinuteRecord):
             metrics.append(
                 TopicMetrics(
                     one,

@@ -793,15 +793,13 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
         found.topic("order")
 
 
-def test_every_check_is_documented_in_both_places() -> None:
-    assert checks.__doc__ is not None
+def test_every_check_is_documented() -> None:
     folders = [Path(str(module.__file__)).parent for module in (checks, conf)]
     files = [file for folder in folders for file in folder.glob("*.py")]
     files += [Path(str(module.__file__)) for module in (once, of_schedules, of_bodies, typed_bodies)]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EWI]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
-    assert set(re.findall(r"django_rmq\.([EWI]\d{3})", checks.__doc__)) == used
     page = (REFERENCE / "checks.md").read_text()
     parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
     told = dict(zip(parts[::2], parts[1::2], strict=True))

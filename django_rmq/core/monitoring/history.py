@@ -172,6 +172,15 @@ class MinuteRecord(NamedTuple):
     """The counters in ``COUNTED``, and those in ``ALSO_COUNTED`` if they were recorded."""
     late: tuple[int, ...] = ()
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether not all slots were read."""
+        return self.slots < self.asked
+
+    @property
+    def totals(self) -> HistoryTotals:
+        return HistoryTotals(*self.counters)
+
     @classmethod
     def of(cls, sample: Sample, topic: Topic, now_ms: int) -> MinuteRecord:
         scale = topic.slots / sample.slots if sample.slots else 0
@@ -544,17 +553,6 @@ class HistoryTotals:
     """The part of ``failed`` whose listener exceeded HARD_TIMEOUT."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The latest record of a topic."""
-
-    sampled_ms: int
-    depth: Depth
-    totals: HistoryTotals
-    is_scaled: bool
-    """Whether not all slots were read."""
-
-
 def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqError]:
     """Return the current counters of each topic over all its slots, or the error.
 
@@ -584,26 +582,18 @@ def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
     return _answers(broker, [history.times(topic) for topic in topics])
 
 
-def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
+def latest(broker: Broker, topics: Sequence[Topic]) -> list[MinuteRecord | RmqError | None]:
     """Return the latest record of each topic within the last ``LONGEST_GAP_MINUTES``, or None if there is none."""
     if not topics:
         return []
     now = broker.now_ms() // 60_000
     calls = [history.minutes(topic, now - LONGEST_GAP_MINUTES, now) for topic in topics]
     return [
-        records if isinstance(records, RmqError) else _youngest(records)
+        records
+        if isinstance(records, RmqError)
+        else next(filter(None, map(MinuteRecord.parse, reversed(records))), None)
         for records in _answers(broker, calls)
     ]
-
-
-def _youngest(records: Sequence[bytes | None]) -> Latest | None:
-    for raw in reversed(records):
-        record = MinuteRecord.parse(raw)
-        if record is not None:
-            return Latest(
-                record.sampled_ms, record.depth, HistoryTotals(*record.counters), record.slots < record.asked
-            )
-    return None
 
 
 def _together(minutes: list[Minute]) -> Minute:
@@ -629,7 +619,7 @@ def _minute(minute: int, record: MinuteRecord | None, before: MinuteRecord | Non
         record.depth,
         _rates(record, before),
         Lateness(record.late) if any(record.late) else None,
-        record.slots < record.asked,
+        record.is_scaled,
     )
 
 

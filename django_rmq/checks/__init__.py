@@ -11,7 +11,7 @@ first check runs: a web server runs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from django.core.checks import CheckMessage, Tags, register
@@ -23,9 +23,9 @@ TAGS = ("django_rmq", "rmq")
 def _register(name: str, *tags: str, deploy: bool = False) -> Callable[..., list[CheckMessage]]:
     """Register the check ``name`` of ``system_checks``, and return it. The module is imported when the check runs."""
 
-    def check(**kwargs: object) -> list[CheckMessage]:
-        messages: list[CheckMessage] = getattr(import_module(f"{__name__}.system_checks"), name)(**kwargs)
-        return messages
+    def check(databases: Sequence[str] | None = None, **_: object) -> list[CheckMessage]:
+        messages = getattr(import_module(f"{__name__}.system_checks"), name)
+        return [*(messages(databases) if Tags.database in tags else messages())]
 
     check.__name__ = check.__qualname__ = name
     register(check, *TAGS, *tags, deploy=deploy)

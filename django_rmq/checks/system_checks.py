@@ -25,7 +25,6 @@ from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage
@@ -36,7 +35,6 @@ from django_rmq import connections, schedules, typed_bodies
 from django_rmq.conf import Config, SettingsProblem, did_you_mean, read_settings, with_unwritten_identity
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.connections import coordinators
-from django_rmq.core.model.server_checks import Flaw
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
@@ -49,28 +47,22 @@ NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
 
 
-def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_settings() -> Iterator[CheckMessage]:
     """Check ``settings.RMQ`` and the CACHES alias it names."""
     read_project()
     config, problems = read_settings()
-    if config is None:
-        return [AppError(message, hint=hint or None, id=id_) for id_, message, hint in problems]
-    return list(_paths(config))
+    yield from map(_message_of, problems) if config is None else _paths(config)
 
 
-def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_package() -> Iterator[CheckMessage]:
     """Check that no other package has the files of the module ``django_rmq``."""
-    other = next(filter(_is_foreign, distributions(name=NAMESAKE)), None)
-    if other is None:
-        return []
-    return [
-        AppError(
+    if (other := next(filter(_is_foreign, distributions(name=NAMESAKE)), None)) is not None:
+        yield AppError(
             f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
             "import name: each of the two packages overwrites files of the other or hides it.",
             hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
             id="django_rmq.E014",
         )
-    ]
 
 
 def _is_foreign(installed: Distribution) -> bool:
@@ -86,7 +78,7 @@ def _is_foreign(installed: Distribution) -> bool:
     )
 
 
-def _paths(config: Config) -> list[CheckMessage]:
+def _paths(config: Config) -> Iterator[CheckMessage]:
     """Check the dotted paths in the settings that are otherwise imported only when needed."""
     paths = {}
     if config.coordinator not in ("redis", "zookeeper"):
@@ -98,42 +90,33 @@ def _paths(config: Config) -> list[CheckMessage]:
         paths['RMQ["ADMIN"]["FORMATTER"]'] = formatter
     elif formatter is not None:
         paths.update({f'RMQ["ADMIN"]["FORMATTER"]["{topic}"]': path for topic, path in formatter.items()})
-    problems: list[CheckMessage] = []
     for place, path in paths.items():
         try:
             target = import_string(path)
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            problems.append(
-                AppError(
-                    sentence(f"{place} is {path!r}, which cannot be imported: {reason}"), id="django_rmq.E008"
-                )
-            )
+            message = sentence(f"{place} is {path!r}, which cannot be imported: {reason}")
+            yield AppError(message, id="django_rmq.E008")
         else:
             if not callable(target):
                 message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
-                problems.append(AppError(message, id="django_rmq.E008"))
-    return problems
+                yield AppError(message, id="django_rmq.E008")
 
 
-def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_zookeeper() -> Iterator[CheckMessage]:
     """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
     config, _ = read_settings()
     if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
-        return []
+        return
     try:
         coordinators.check_coordinator()
     except ServerRefused as error:
-        return [
-            AppError(
-                sentence(error), hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031"
-            )
-        ]
+        hint = 'Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].'
+        yield AppError(sentence(error), hint=hint, id="django_rmq.E031")
     except ServerTrouble as error:
-        return [AppError(sentence(error), hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
+        yield AppError(sentence(error), hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")
     except ConfigurationError as error:
-        return [AppError(sentence(error), id="django_rmq.E032")]
-    return []
+        yield AppError(sentence(error), id="django_rmq.E032")
 
 
 _FLAWS = {
@@ -146,135 +129,109 @@ _FLAWS = {
 }
 
 
-def check_identity(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_identity() -> Iterator[CheckMessage]:
     """Say what topics cannot do whose settings leave IDENTITY out."""
     config, _ = read_settings()
-    names = [] if config is None else with_unwritten_identity(config)
-    if not names:
-        return []
+    if config is None or not (names := with_unwritten_identity(config)):
+        return
     message = (
         f'IDENTITY is "body", because it is not set, for {", ".join(names)}: equal bodies are one message. Sends take no '
         "key=, headers=, expires=, max_retries= and timeout=; ORIGIN, ACCUMULATE, once= and schedules are not possible."
     )
     hint = 'Write "IDENTITY": "body" where that is meant, and "key" elsewhere, before the first message: it changes only while '
-    return [AppInfo(message, hint=f"{hint}the topic is empty.", id="django_rmq.I003")]
+    yield AppInfo(message, hint=f"{hint}the topic is empty.", id="django_rmq.I003")
 
 
-def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_testing() -> Iterator[CheckMessage]:
     """Report settings that are meant for tests."""
     config, _ = read_settings()
-    if config is None or not config.testing:
-        return []
-    message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
-    return [AppError(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
+    if config is not None and config.testing:
+        message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
+        yield AppError(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")
 
 
-def check_broker_in_memory(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
-) -> list[CheckMessage]:
+def check_broker_in_memory() -> Iterator[CheckMessage]:
     """Report that a broker in memory lacks what it runs on."""
     config, _ = read_settings()
-    if config is None or config.broker != "memory" or is_installed():
-        return []
-    message = 'RMQ["TESTING"] or RMQ["BROKER"] = "memory" needs fakeredis, which is not installed.'
-    return [AppWarning(message, hint=f"Install it: {INSTALL}", id="django_rmq.W015")]
+    if config is not None and config.broker == "memory" and not is_installed():
+        message = 'RMQ["TESTING"] or RMQ["BROKER"] = "memory" needs fakeredis, which is not installed.'
+        yield AppWarning(message, hint=f"Install it: {INSTALL}", id="django_rmq.W015")
 
 
-def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_redis() -> Iterator[CheckMessage]:
     """Ask Redis whether it may lose messages, takes writes, and refuses something that RMQ needs."""
     config = read_project()
     if config is None or config.broker == "memory":
-        return []
+        return
     try:
         flaws = connections.server_flaws(config.topics.values())
     except ServerTrouble as error:
-        return [AppError(sentence(error), hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
-    return [_flaw_message(flaw, is_strict=config.durability == "strict") for flaw in flaws]
+        yield AppError(sentence(error), hint='Check RMQ["REDIS"].', id="django_rmq.E040")
+        return
+    for flaw in flaws:
+        id_ = _FLAWS[flaw.name]
+        if config.durability == "strict" and flaw.is_lasting:
+            id_ = id_.replace("W", "E")
+        yield _message_of(SettingsProblem(id_, flaw.message, flaw.hint))
 
 
-def _flaw_message(flaw: Flaw, *, is_strict: bool) -> CheckMessage:
-    id_ = _FLAWS[flaw.name]
-    if is_strict and flaw.is_lasting:
-        id_ = id_.replace("W", "E")
-    kind = AppError if ".E" in id_ else AppWarning
-    return kind(flaw.message, hint=flaw.hint, id=id_)
-
-
-def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_outbox() -> Iterator[CheckMessage]:
     """Check that the outbox may be in some database."""
     config = read_project()
     if config is None or not config.uses_outbox or storage.aliases():
-        return []
+        return
     message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
     hint = "Allow the migration of django_rmq to the databases in whose transactions you send."
-    return [AppError(message, hint=hint, id="django_rmq.E050")]
+    yield AppError(message, hint=hint, id="django_rmq.E050")
 
 
-def check_outbox_tables(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: object
-) -> list[CheckMessage]:
+def check_outbox_tables() -> Iterator[CheckMessage]:
     """Ask the databases whether they have the table of the outbox."""
     config = read_project()
-    if config is None or not config.uses_outbox:
-        return []
-    return [
-        AppError(sentence(reason), hint=_UNTIL_MIGRATED, id="django_rmq.E051")
-        if alias == DEFAULT_DB_ALIAS
-        else AppWarning(sentence(reason), hint=f"{_UNTIL_MIGRATED} {_FORBID}", id="django_rmq.W051")
-        for alias, reason in contents.missing()
-    ]
+    hint = "Until then, a send in a transaction of this database raises ConfigurationError."
+    for alias, reason in contents.missing() if config is not None and config.uses_outbox else ():
+        if alias == DEFAULT_DB_ALIAS:
+            yield AppError(sentence(reason), hint=hint, id="django_rmq.E051")
+        else:
+            forbid = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."
+            yield AppWarning(sentence(reason), hint=f"{hint} {forbid}", id="django_rmq.W051")
 
 
-_UNTIL_MIGRATED = "Until then, a send in a transaction of this database raises ConfigurationError."
-_FORBID = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."
-
-
-def check_bodies(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_bodies() -> Iterator[CheckMessage]:
     """Import the types of bodies, and check that their topics can have them."""
     config = read_project()
-    if config is None:
-        return []
-    return [
-        AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
-        for topic in config.topics.values()
-        for problem in typed_bodies.problems(topic)
-    ]
+    for topic in config.topics.values() if config is not None else ():
+        for problem in typed_bodies.problems(topic):
+            yield AppError(problem.message, hint=problem.hint or None, id=f"django_rmq.{problem.id}")
 
 
-def check_schedules(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_schedules() -> Iterator[CheckMessage]:
     """Import the listeners of every app and check the schedules of the settings and of ``@schedule``."""
     config = read_project()
     if config is None:
-        return []
+        return
     try:
         declared = schedules.declared_schedules()
     except ConfigurationError as error:
-        return [AppError(sentence(error), id="django_rmq.E074")]
-    return [
-        AppError(problem.message, hint=problem.hint or None, id=problem.id)
-        for schedule in declared.values()
-        for problem in schedules.problems(config, schedule)
-    ]
+        yield AppError(sentence(error), id="django_rmq.E074")
+        return
+    for schedule in declared.values():
+        yield from map(_message_of, schedules.problems(config, schedule))
 
 
-def check_tasks(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_tasks() -> Iterator[CheckMessage]:
     """Check the backends of TASKS beyond what ``check_settings`` finds."""
     config = read_project()
     if config is None:
-        return []
-    problems: list[CheckMessage] = [problem for backend in config.tasks.values() for problem in _of(backend)]
-    if not problems:
-        problems = [
-            AppError(
-                f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.',
-                id="django_rmq.E089",
-            )
-            for module, error in jobs.import_each(jobs.declared_modules(config))
-        ]
-    return problems
+        return
+    problems = [problem for backend in config.tasks.values() for problem in _of_backend(backend)]
+    yield from problems
+    for module, error in jobs.import_each(jobs.declared_modules(config)) if not problems else ():
+        message = f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.'
+        yield AppError(message, id="django_rmq.E089")
 
 
-def _of(backend: TaskBackend) -> Iterator[CheckMessage]:
+def _of_backend(backend: TaskBackend) -> Iterator[CheckMessage]:
     place = f'TASKS["{backend.alias}"]'
     if not has_framework(backend.package):
         has_none = "this version of Django has no tasks" if not backend.package else "it takes their tasks"
@@ -296,46 +253,38 @@ NAMED = 10
 """The number of topics without a listener that are named; of more there is one warning for all."""
 
 
-def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: object) -> list[CheckMessage]:
+def check_listeners() -> Iterator[CheckMessage]:
     """Import the listeners of every app and check that there are topics, and that each has exactly one listener."""
     config = read_project()
     if config is None:
-        return []
-    problems: list[CheckMessage] = []
+        return
     failed = listener_registry.discover()
     if not config.topics:
-        problems.append(
-            AppWarning(
-                'RMQ["TOPICS"] is empty: no message can be sent.',
-                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
-                id="django_rmq.W002",
-            )
-        )
+        hint = 'RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.'
+        yield AppWarning('RMQ["TOPICS"] is empty: no message can be sent.', hint=hint, id="django_rmq.W002")
     for one in failed:
         if isinstance(one.error, ConfigurationError):
             kind = "E021" if isinstance(one.error, listener_registry.DuplicateListener) else "E022"
-            problems.append(AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}"))
+            yield AppError(sentence(f"{one.module}: {one.error}"), id=f"django_rmq.{kind}")
         else:
             message = f"The listeners in {one.module} cannot be imported: {one.reason}"
-            problems.append(AppError(sentence(message), id="django_rmq.E020"))
+            yield AppError(sentence(message), id="django_rmq.E020")
     for topic, listener in listener_registry.listeners().items():
-        declared = config.topics.get(topic)
+        declared, message = (
+            config.topics.get(topic),
+            f'{listener.name} ({listener.location}) listens to "{topic}"',
+        )
         if declared is None:
             hint = did_you_mean(topic, config.topics)
-            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{hint}'
-            problems.append(AppError(message, id="django_rmq.E023"))
+            yield AppError(f'{message}, which is not in RMQ["TOPICS"]{hint}', id="django_rmq.E023")
         elif not declared.listener:
-            message = (
-                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
-            )
-            problems.append(AppError(message, id="django_rmq.E024"))
+            yield AppError(f"{message}, which has LISTENER: False.", id="django_rmq.E024")
         if listener.using is not None:
-            problems += map(_of_once, once.problems(config, listener))
-            problems += map(_of_once, once.warnings(config, listener))
+            yield from map(_message_of, once.problems(config, listener))
+            yield from map(_message_of, once.warnings(config, listener))
     # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
-        problems += _missing(config)
-    return problems
+        yield from _missing(config)
 
 
 def _missing(config: Config) -> Iterator[CheckMessage]:
@@ -360,25 +309,23 @@ def _missing(config: Config) -> Iterator[CheckMessage]:
         )
 
 
-def check_tables(
-    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: object
-) -> list[CheckMessage]:
+def check_tables(databases: Sequence[str] | None) -> Iterator[CheckMessage]:
     """Ask the databases of listeners with ``once`` whether they have the table that it needs.
 
     A warning, because ``migrate`` refuses to run after an error.
     """
-    config = read_project()
-    if config is None or not databases:
-        return []
+    if read_project() is None or not databases:
+        return
     aliases = {*listener_registry.once_databases().values()} & {*databases}
     # A database that does not answer is reported when something needs it.
     problems_of, _ = ask_each(sorted(aliases), once.missing_table)
-    return [_of_once(problem) for answer in problems_of.values() for problem in answer]
+    for answer in problems_of.values():
+        yield from map(_message_of, answer)
 
 
-def _of_once(problem: SettingsProblem) -> CheckMessage:
+def _message_of(problem: SettingsProblem) -> CheckMessage:
     kind = AppWarning if problem.id.startswith("django_rmq.W") else AppError
-    return kind(problem.message, hint=problem.hint, id=problem.id)
+    return kind(problem.message, hint=problem.hint or None, id=problem.id)
 
 
 class _OldIds(CheckMessage):

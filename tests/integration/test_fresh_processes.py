@@ -49,7 +49,7 @@ django.setup()
 
 CHECKS = """
 settings.DATABASE_ROUTERS = [Nowhere()]
-from django_rmq.checks import system_checks as checks
+from django_rmq import checks
 
 ordered = sorted(name for name in vars(checks) if name.startswith("check_"))
 if sys.argv[1] == "reversed":

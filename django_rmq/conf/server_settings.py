@@ -117,9 +117,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     if alias not in caches:
         hint = did_you_mean(alias, caches)
         problems.report(
-            "E009",
-            f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}",
-            _EXAMPLE,
+            "E009", f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}", _EXAMPLE
         )
         return None
     cache = caches[alias]

@@ -271,6 +271,3 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
 def _lease_ms(topic: Topic) -> int:
     """Return how long a silent worker keeps its permits: its messages are in flight until they time out."""
     return topic.timeout * 1000 + 1000
-
-
-__all__ = ["UNLIMITED", "RateLimitShare", "RateLimits", "return_permits"]

@@ -137,14 +137,10 @@ def instruments() -> Instruments:
     meter = metrics.get_meter("django_rmq", __version__, schema_url=SCHEMA_URL)
     return Instruments(
         meter.create_counter(
-            SENT_MESSAGES,
-            "{message}",
-            "Number of messages producer attempted to send to the broker.",
+            SENT_MESSAGES, "{message}", "Number of messages producer attempted to send to the broker."
         ),
         meter.create_counter(
-            CONSUMED_MESSAGES,
-            "{message}",
-            "Number of messages that were delivered to the application.",
+            CONSUMED_MESSAGES, "{message}", "Number of messages that were delivered to the application."
         ),
         meter.create_histogram(
             OPERATION_DURATION,

@@ -23,65 +23,40 @@ class Ledger:
     def __getitem__(self, name: str) -> int:
         return self.counters.get(name, 0)
 
+    def _sum(self, *names: str) -> int:
+        return sum(map(self.__getitem__, names))
+
     @property
     def live_drift(self) -> int:
         """The number of messages present minus the number accounted for: above 0 after foreign ZADDs, below 0 after a loss."""
-        came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"] + self["restored"]
-        went = sum(
-            self[name]
-            for name in (
-                "committed",
-                "cancelled",
-                "acked",
-                "removed",
-                "purged",
-                "lapsed",
-                "dropped",
-                "died",
-                "moved_out",
-            )
+        came = self._sum("stored", "foreign", "revived", "moved_in", "restored")
+        went = self._sum(
+            "committed", "cancelled", "acked", "removed", "purged", "lapsed", "dropped", "died", "moved_out"
         )
         return went + self.store + self.prepare + self.retry + self.claimed - came
 
     @property
     def dead_drift(self) -> int:
-        went = sum(
-            self[name]
-            for name in (
-                "dead_merged",
-                "revived",
-                "replay_merged",
-                "removed_dead",
-                "purged_dead",
-                "moved_dead_out",
-            )
+        came = self._sum("died", "lapsed", "moved_dead_in", "restored_dead")
+        went = self._sum(
+            "dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead", "moved_dead_out"
         )
-        came = self["died"] + self["lapsed"] + self["moved_dead_in"] + self["restored_dead"]
         return went + self.dead - came
 
     @property
     def delivery_drift(self) -> int:
-        ended = sum(
-            self[name]
-            for name in (
-                "committed",
-                "cancelled",
-                "failed",
-                "expired",
-                "released",
-                "rejected",
-                "ended_marked",
-            )
+        ended = self._sum(
+            "committed", "cancelled", "failed", "expired", "released", "rejected", "ended_marked"
         )
         return ended + self.prepare - self["prepared"]
 
     @property
     def claim_drift(self) -> int:
-        return self["acked"] + self["claim_returned"] + self.claimed - self["claimed"]
+        return self._sum("acked", "claim_returned") + self.claimed - self["claimed"]
 
     @property
     def send_drift(self) -> int:
-        return self["stored"] + self["merged"] + self["replaced"] - self["sent"]
+        return self._sum("stored", "merged", "replaced") - self["sent"]
 
     @property
     def balanced(self) -> bool:

@@ -102,10 +102,7 @@ class MixedSend:
         return (call_of([self._messages[i] for i in indexes]) for indexes in trip)
 
     def receive(
-        self,
-        trip: list[list[int]],
-        replies: Sequence[Any],
-        confirmed: tuple[int | None, bool | None] | None,
+        self, trip: list[list[int]], replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
     ) -> None:
         """Complete the results."""
         for indexes, reply in zip(trip, replies, strict=True):

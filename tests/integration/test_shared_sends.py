@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.test import override_settings
@@ -195,7 +196,7 @@ def block(seconds: float) -> None:
 
 
 def test_a_send_succeeds_though_the_loop_is_blocked_for_longer_than_its_time_out(
-    monkeypatch: pytest.MonkeyPatch,
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def send() -> list[str]:
         await prepared()
@@ -203,10 +204,12 @@ def test_a_send_succeeds_though_the_loop_is_blocked_for_longer_than_its_time_out
         assert shared is not None
         await asend_message("jobs", 1)
         monkeypatch.setattr(shared, "_seconds", 0.5)
+        # Redis answers while the loop is blocked, and not before.
+        redis_client.execute_command("CLIENT", "PAUSE", 300, "ALL")
         sends = [asyncio.create_task(asend_message("jobs", number)) for number in range(2, 5)]
         for _ in range(20):
             await asyncio.sleep(0)
-        # The calls are written by now. Redis answers, and nobody reads it.
+        # The calls are written by now.
         block(0.8)
         return [(await each).status for each in sends]
 

@@ -97,7 +97,7 @@ def _scale(path: Path) -> dict[str, str]:
 
 
 PARTS: dict[str, tuple[str, Callable[[Path], dict[str, str]]]] = {
-    "lone": ("benchmarks.peers lone", partial(_peers, "lone")),
+    "lone": ("benchmarks.peers lone --rounds 5", partial(_peers, "lone")),
     "works": ("benchmarks", _works),
     "peers": ("benchmarks.peers", partial(_peers, "peers")),
     "scale": ("benchmarks.scale", _scale),

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from traceback import format_exception
 from typing import Any, TypeVar
@@ -323,13 +323,14 @@ async def arun(message: Message) -> None:
 
 
 async def _whole(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work``. If the task is stopped meanwhile, this returns only after ``work`` has."""
+    """Do ``work``. However often the task is stopped meanwhile, this returns only after ``work`` has."""
     working = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        # A thread cannot be cancelled, and the message must not be acknowledged before its record is complete.
-        return await working
+    while not working.done():
+        # A thread cannot be cancelled, and the message must not be acknowledged before its record is complete. Unlike an
+        # ``await`` of ``working``, this does not pass a cancellation on to it.
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([working])
+    return working.result()
 
 
 def _is_heard(attempt: Attempt, name: str) -> bool:

@@ -16,7 +16,8 @@ from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic, TopicType
-from tests.support.workers import Heard, HeldListener, Worker, audit, eventually, send, total
+from tests.support.servers import TcpProxy
+from tests.support.workers import Heard, HeldListener, Worker, audit, client_of, eventually, send, total
 
 FIFO = Topic("mails", TopicType.FIFO, slots=1, timeout=300)
 MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=1, time_range_ms=0)
@@ -116,6 +117,37 @@ def test_a_push_that_is_lost_with_its_connection_is_found_by_the_next_subscripti
     heard.wait(len(bodies), 20)
     eventually(lambda: total(broker, FIFO, "committed") == len(bodies), "their commit")
     assert heard.bodies == bodies
+
+
+def test_a_push_is_found_though_its_connection_is_dead_without_an_error(
+    broker: Any, proxy: TcpProxy, warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.core.consumer.mailbox.CHECK_SECONDS", 0.5)
+    through_proxy = client_of(proxy.url)
+    monkeypatch.setattr(broker, "_subscription_client", lambda: through_proxy)
+    heard = Heard()
+    worker, _ = warm(heard)
+    proxy.swallow()
+    send(broker, FIFO, ["lost"])
+    assert total(broker, FIFO, "prepared") == 2, "it was pushed"
+    eventually(lambda: not worker.dispatcher._capacity.is_subscribed, "the worker giving up its subscription")
+    proxy.let_through()
+    assert heard.wait(2, 20) == ["first", "lost"]
+
+
+def test_a_subscription_that_nothing_is_published_to_stays(
+    broker: Any, warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.core.consumer.mailbox.CHECK_SECONDS", 0.0)
+    checks: list[object] = []
+    worker, _ = warm(Heard())
+    wakeups = worker.dispatcher._mailbox._wakeups
+    assert wakeups is not None
+    check = wakeups[1].check
+    monkeypatch.setattr(wakeups[1], "check", lambda: checks.append(check()))
+    eventually(lambda: len(checks) >= 3, "three checks")
+    assert worker.dispatcher._mailbox._wakeups is wakeups
+    assert worker.dispatcher._capacity.is_subscribed
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ class Wakeups(Subscription[Woken]):
         super().__init__(heard, channels | ({inbox} - {b""}))
         self._inbox = inbox
 
+    def check(self) -> None:
+        """Do nothing: a subscription in memory has no connection that may be dead."""
+
     def stop_pushes(self) -> None:
         """Refuse pushes from now on. ``get`` returns those that were made before."""
         self.channels = self.channels - {self._inbox}

@@ -42,6 +42,9 @@ Woken: TypeAlias = tuple[str, int] | Pushed
 class WakeupSubscription(Subscription[Woken], Protocol):
     """A subscription to wake-ups, and perhaps to an inbox."""
 
+    def check(self) -> None:
+        """Ask the server for an answer, which ``get`` reads. Raises ``RmqError`` if nothing has come since the last question."""
+
     def stop_pushes(self) -> None:
         """Refuse pushes from now on. ``get`` returns those that were made before."""
 

@@ -368,10 +368,11 @@ class Dispatcher:
             self._mailbox.read(left)
 
     def _look(self) -> None:
-        """Replace threads that have died or hang, about once a second."""
+        """Replace threads that have died or hang, and a subscription whose connection is dead, about once a second."""
         if time.monotonic() >= self.thread_watch.due:
             self._replacer.clear_dead()
             self.thread_watch.look()
+            self._mailbox.check_wakeups()
 
     # --- what the mailbox brings
 

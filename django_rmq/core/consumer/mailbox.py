@@ -145,6 +145,9 @@ class Bell:
 PART_SECONDS = 0.1
 """Maximum seconds of waiting for the rest of a wake-up of which a part has come. What TLS sends for itself is such a part."""
 
+CHECK_SECONDS = 5.0
+"""Seconds between two checks of the subscription. Two of them are shorter than most time-outs of deliveries."""
+
 SELECTABLE = 1024
 """The first descriptor that ``select`` cannot wait for (FD_SETSIZE)."""
 
@@ -160,6 +163,7 @@ class Mailbox:
         """Whether the dispatcher waits and nobody has rung, and whether a report of commits lets it sleep on."""
         self._wakeups: tuple[int, WakeupSubscription] | None = None
         """The subscription, and the descriptor of its socket."""
+        self._next_check = 0.0
         self._bell, self._poll = Bell(), select.poll()
         self._poll.register(self._bell.descriptor, select.POLLIN)
 
@@ -235,6 +239,19 @@ class Mailbox:
         self._wakeups = wakeups.fileno(), wakeups
         self._poll.register(wakeups.fileno(), select.POLLIN)
 
+    def check_wakeups(self) -> None:
+        """Check every few seconds that the subscription still receives something; its connection may be dead without an error."""
+        if self._wakeups is None or time.monotonic() < self._next_check:
+            return
+        # This process may not have run for a while. Then the answer to the last check has come, and was not read yet.
+        self.process_items()
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        try:
+            if self._wakeups is not None:
+                self._wakeups[1].check()  # rule: trusts_a_silent_subscription
+        except RmqError:
+            self._lose_wakeups()
+
     def stop_listening(self) -> None:
         """Close the subscription, if there is one."""
         if self._wakeups is not None:
@@ -261,8 +278,11 @@ class Mailbox:
             for woken in wakeups.get(PART_SECONDS):
                 self.handle(woken if isinstance(woken, Pushed) else Wake(*woken))
         except RmqError:
-            self.stop_listening()
-            self.handle(SubscriptionLost())
+            self._lose_wakeups()
+
+    def _lose_wakeups(self) -> None:
+        self.stop_listening()
+        self.handle(SubscriptionLost())
 
 
 def _is_of_commits(item: MailboxItem) -> bool:

@@ -403,7 +403,8 @@ class _Subscription:
             # redis-py would ask first whether there is something to read, which takes half as long again.
             sock.settimeout(timeout)
         try:
-            _, channel, data = connection.read_response(disconnect_on_error=False, push_request=True)
+            # The answer to PING has no channel: it is the word and an empty text.
+            channel, data = connection.read_response(disconnect_on_error=False, push_request=True)[-2:]
         except redis.TimeoutError:
             return None
         return channel, data
@@ -431,8 +432,23 @@ class Wakeups(_Subscription):
     ) -> None:
         super().__init__(client, channels | {inbox: ""} if inbox else channels)
         self._inbox, self._read_push = inbox, read_push
+        self._awaits_answer = False
         self.has_pushes = bool(inbox)
         """Whether ``get`` may still return what a send has pushed."""
+
+    def check(self) -> None:
+        """Ask the server for an answer, which ``get`` reads. Raises ``RmqError`` if nothing has come since the last question.
+
+        A router or a firewall may forget a connection that is idle. Then neither end gets an error, and what is published is
+        lost, also what was pushed.
+        """
+        if self._awaits_answer:
+            raise ServerUnavailable("Redis does not answer on the connection of the subscription")
+        try:
+            self._pubsub.connection.send_command("PING")
+        except RedisError as error:
+            raise translate(error) from error
+        self._awaits_answer = True
 
     def stop_pushes(self) -> None:
         """Refuse pushes from now on. ``get`` returns those that were made before."""
@@ -450,6 +466,7 @@ class Wakeups(_Subscription):
         woken: list[Woken] = []
         try:
             while message := self._read(timeout):
+                self._awaits_answer = False
                 channel, data = message
                 # Any program may publish on the channel; the slow poll finds what its notice may have meant.
                 with suppress(ValueError, KeyError):

@@ -1,7 +1,7 @@
 """Failures: the outcome that a listener's error gives its message, the text that is stored, and the log lines of outcomes.
 
-Nothing here raises, because the message has to end whatever its error is. Whether it is tried again or dies, and how long a
-retry waits, is decided in Redis by ``lua/slot/_retries.lua``.
+Nothing here raises, because the message has to end whatever its error is. Whether it is tried again or dies is decided in Redis
+by ``lua/slot/_deaths.lua``, and how long a retry waits by ``lua/slot/_retries.lua``.
 
 Failures that repeat are logged less and less often: the first of a kind at once, with its traceback. A kind is a topic,
 the consequence (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.

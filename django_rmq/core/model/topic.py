@@ -90,6 +90,8 @@ class Topic:
     timeout: int = 30
     """Seconds from prepare or extend until a delivery counts as timed out."""
     max_retries: int = 16
+    """How often a message that fails is tried again before it dies: with 16, it is delivered at most 17 times. A message may have
+    a lower limit of its own."""
     backoff: BackOff = field(default_factory=BackOff)
     default_priority: int | None = None
     """priority topics: the priority of a send that gives none. None if each send must give one."""

@@ -61,7 +61,7 @@ if keyed or failed or #marked > 0 then
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: ack.end_marked
   if #done > 0 and (keyed or failed) then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
@@ -162,7 +162,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: _scores.note_undrained
@@ -220,7 +220,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: ack.end_marked
 -- include: ack.give_back
 -- include: _scores.note_undrained
@@ -363,7 +363,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: ack.give_back
 -- include: _retries.backoff
 -- include: _retries.end_failed

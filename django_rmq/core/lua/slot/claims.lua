@@ -53,7 +53,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: ack.give_back
 -- include: _retries.backoff
 -- include: _retries.end_failed
@@ -309,7 +309,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: claims.leases
@@ -414,7 +414,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: claims.leases

@@ -103,7 +103,7 @@ if in_flight > 0 or rests or claimed then
 -- include: _accumulation.bodies
 -- include: _deaths.record
 -- include: ack.end_delivery
--- include: _retries.end_for_good
+-- include: _deaths.end_for_good
 -- include: ack.give_back
 -- include: _retries.backoff
 -- include: _retries.end_failed

@@ -47,8 +47,8 @@ logger = safe_logger("django_rmq.consumer")
 
 MODEL = "processedmessage"
 
-_POSTGRES_IN_ERROR = 3
-"""libpq's PQTRANS_INERROR: a statement has failed, and COMMIT will roll back."""
+_POSTGRES_IN_TRANSACTION = 2
+"""libpq's PQTRANS_INTRANS. In any other state COMMIT will roll back, or there is nothing left to commit."""
 
 _warned: set[str] = set()
 """Topics of which a message without an origin was already logged."""
@@ -188,8 +188,8 @@ def _check_kept(connection: BaseDatabaseWrapper, row: int | None) -> None:
         reason = "it has closed the connection"
     elif connection.needs_rollback or _has_lost_transaction(connection, row):
         reason = (
-            "it has called set_rollback(True), or has caught an error of the database without an atomic block "
-            "inside the try"
+            "it has called set_rollback(True), has ended its transaction in SQL, or has caught an error of the "
+            "database without an atomic block inside the try"
         )
     else:
         return
@@ -204,7 +204,7 @@ def _has_lost_transaction(connection: BaseDatabaseWrapper, row: int | None) -> b
     ``row``: the id of a row that the transaction has inserted at its beginning.
     """
     if connection.vendor == "postgresql":
-        return bool(connection.connection.info.transaction_status == _POSTGRES_IN_ERROR)
+        return bool(connection.connection.info.transaction_status != _POSTGRES_IN_TRANSACTION)
     if connection.vendor == "sqlite":
         return not connection.connection.in_transaction
     # MySQL rolls back the whole transaction at a deadlock, and begins another one with the next statement. Most

@@ -203,6 +203,21 @@ def test_an_error_of_sql_that_is_caught_is_a_failure_only_where_it_spoils_the_tr
         assert effects() == []
 
 
+def test_a_transaction_that_was_rolled_back_in_sql_is_a_failure_where_the_driver_tells() -> None:
+    def listener(message: Message) -> None:
+        write(message)
+        with connections[ALIAS].cursor() as cursor:
+            cursor.execute("ROLLBACK")
+
+    (outcome,) = call(listener, sent("a"))
+    if connections[ALIAS].vendor == "mysql":
+        assert outcome is None
+    else:
+        assert outcome is not None
+        assert "NotCommitted" in outcome.error
+    assert effects() == []
+
+
 @pytest.mark.parametrize("batch_size", [None, 10])
 @pytest.mark.parametrize("writes_on", [False, True])
 def test_a_transaction_that_was_lost_to_a_deadlock_is_a_failure(

@@ -32,8 +32,8 @@ from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 from django.utils.translation import gettext as _
 
 from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.replies import Area, LocateReply
 from django_rmq.core.model.status import QUEUES
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.labels import Text
 from django_rmq.core.model.body_codec import encode_body, exact_json
-from django_rmq.core.model.limits import FASTEST, LARGEST, LONGEST_WAIT, MAX_TIMEOUT, SHORTEST_WAIT, SLOWEST
+from django_rmq.core.model.bounds import FASTEST, LARGEST, LONGEST_WAIT, MAX_TIMEOUT, SHORTEST_WAIT, SLOWEST
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage, OperationRefused

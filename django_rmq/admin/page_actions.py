@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_rmq.admin.forms import TYPED_TIME, TypedTimeField
 from django_rmq.admin.labels import STATES, Text
-from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.bounds import MAX_PRIORITY
 from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ActionResult, BulkRun, Filter, Operations, Permission

@@ -22,7 +22,7 @@ from django_rmq.admin.dashboard import DashboardRow, findings_panel, pinned, rea
 from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import STATES, StateLabel, audited, state_label, timing_text
 from django_rmq.admin.page import Pages, back_of, number, topic_page
-from django_rmq.core.model.limits import LIMITS
+from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, WrongType
 from django_rmq.operations import Operations, Permission

@@ -20,8 +20,7 @@ from rest_framework import serializers
 from rest_framework.settings import api_settings
 
 from django_rmq.api.schema import shaped
-from django_rmq.core.model.keys import MAX_SLOTS
-from django_rmq.core.model.limits import (
+from django_rmq.core.model.bounds import (
     BATCH,
     FASTEST,
     LARGEST,
@@ -34,6 +33,7 @@ from django_rmq.core.model.limits import (
     is_number,
     is_whole,
 )
+from django_rmq.core.model.keys import MAX_SLOTS
 from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage

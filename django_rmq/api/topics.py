@@ -10,7 +10,7 @@ from rest_framework import serializers
 from django_rmq.api import requests
 from django_rmq.api.requests import Fields
 from django_rmq.api.view import Json, ResponseSerializer, RmqView, maybe, route
-from django_rmq.core.model.limits import LIMITS
+from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Permission, TopicLimits
 from django_rmq.operations.sends import body_schema

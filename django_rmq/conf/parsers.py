@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from django_rmq.core.model import limits, redis_url
+from django_rmq.core.model import bounds, redis_url
+from django_rmq.core.model.bounds import LARGEST, is_whole
 from django_rmq.core.model.keys import check_prefix
-from django_rmq.core.model.limits import LARGEST, is_whole
 from django_rmq.durations import (
     LONGEST,
     AmbiguousDuration,
@@ -299,7 +299,7 @@ def _plain(value: object, depth: int = 0) -> str:
         # An address that lacks its scheme may still have a login before @, or a password after ?.
         return "a str that may hold a password" if set("@?") & set(value) else repr(value)
     if isinstance(value, _HARMLESS):
-        return limits.abbreviated(value)
+        return bounds.abbreviated(value)
     if depth < 2 and isinstance(value, (list, tuple)):
         return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
     return kind(value)

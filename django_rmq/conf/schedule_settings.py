@@ -22,8 +22,8 @@ from django_rmq.conf.parsers import (
     whole_seconds,
 )
 from django_rmq.conf.topic_settings import read_defaults, read_topic
+from django_rmq.core.model.bounds import LONGEST_WAIT
 from django_rmq.core.model.keys import TOPIC_NAME
-from django_rmq.core.model.limits import LONGEST_WAIT
 from django_rmq.core.model.schedule import CATCH_UP, Schedule
 from django_rmq.core.model.topic import Topic
 

@@ -40,7 +40,7 @@ from django_rmq.conf.server_settings import (
 )
 from django_rmq.conf.task_settings import TaskBackend, read_tasks, with_task_topics
 from django_rmq.conf.topic_settings import read_topics
-from django_rmq.core.model.limits import MAX_REPLICAS, SHUTDOWN_SECONDS
+from django_rmq.core.model.bounds import MAX_REPLICAS, SHUTDOWN_SECONDS
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, UnknownTopic

@@ -25,8 +25,8 @@ from django_rmq.conf.parsers import (
     text,
 )
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
+from django_rmq.core.model.bounds import MAX_RETRIES_LIMIT
 from django_rmq.core.model.keys import check_topic_name
-from django_rmq.core.model.limits import MAX_RETRIES_LIMIT
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 

@@ -32,8 +32,7 @@ from django_rmq.conf.parsers import (
     whole,
     whole_seconds,
 )
-from django_rmq.core.model.keys import check_slots, check_topic_name
-from django_rmq.core.model.limits import (
+from django_rmq.core.model.bounds import (
     BATCH,
     FASTEST,
     LONGEST_WAIT,
@@ -44,6 +43,7 @@ from django_rmq.core.model.limits import (
     SLOWEST,
     is_number,
 )
+from django_rmq.core.model.keys import check_slots, check_topic_name
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.durations import duration_text
 from django_rmq.exceptions import ConfigurationError

@@ -9,7 +9,7 @@ from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from django_rmq.core.commands import fetch, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 

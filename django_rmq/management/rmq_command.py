@@ -22,9 +22,9 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
-from django_rmq.core.model import limits
+from django_rmq.core.model import bounds
 from django_rmq.core.model.body_codec import dumps
-from django_rmq.core.model.limits import LARGEST, MAX_AGE
+from django_rmq.core.model.bounds import LARGEST, MAX_AGE
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.supervisor import handling_signals
 from django_rmq.durations import InvalidDuration, parse_duration
@@ -368,9 +368,9 @@ def at_least(low: float, kind: type[int | float] = int) -> Callable[[str], float
         except ValueError:
             raise ArgumentTypeError(f"{text[:80]!r} is not a number") from None
         if not value >= low:
-            raise ArgumentTypeError(f"must be at least {low:g}, got {limits.abbreviated(value)}")
+            raise ArgumentTypeError(f"must be at least {low:g}, got {bounds.abbreviated(value)}")
         if value > high:
-            raise ArgumentTypeError(f"must be at most {high}, got {limits.abbreviated(value)}")
+            raise ArgumentTypeError(f"must be at most {high}, got {bounds.abbreviated(value)}")
         return value
 
     return parse

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, attempt, run_all
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import abbreviated, is_number
+from django_rmq.core.model.bounds import abbreviated, is_number
 from django_rmq.core.model.replies import Entry, Page
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble

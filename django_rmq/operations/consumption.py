@@ -25,17 +25,11 @@ from django_rmq.core.commands import ack, fetch, inspect, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
+from django_rmq.core.model.bounds import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
+from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import (
-    BATCH,
-    MAX_DURATION_MS,
-    abbreviated,
-    is_number,
-    is_whole,
-    limited,
-    retries_left,
-)
 from django_rmq.core.model.replies import Delivery, Failure, Prepared
+from django_rmq.core.model.scores import retries_left
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify

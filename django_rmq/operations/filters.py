@@ -12,7 +12,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.model.limits import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
+from django_rmq.core.model.bounds import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
 from django_rmq.core.model.replies import Entry, cause_of
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused

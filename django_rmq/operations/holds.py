@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from django_rmq import message_tracking
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.limits import is_retry, limited
+from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
+from django_rmq.core.model.scores import is_retry
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of, sealed_id

@@ -18,8 +18,8 @@ from django.utils.module_loading import import_string
 from django_rmq.conf import get_config
 from django_rmq.core.model.body_codec import decode_body, encode_json, exact_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of
-from django_rmq.core.model.limits import is_retry, retries_left
 from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class, read_record
+from django_rmq.core.model.scores import is_retry, retries_left
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage

@@ -22,7 +22,7 @@ from django_rmq import message_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import abbreviated, is_whole
+from django_rmq.core.model.bounds import abbreviated, is_whole
 from django_rmq.core.model.replies import Area, DescribeReply, Entry, Page
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of

@@ -23,7 +23,7 @@ from uuid import uuid4
 from django_rmq import connections
 from django_rmq.core.commands import stored_results
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.limits import ChangedLimits
+from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.monitoring import history

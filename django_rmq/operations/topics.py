@@ -19,8 +19,8 @@ from django_rmq.conf.topic_settings import SETTINGS_OF_TYPES, TOPIC_KEYS
 from django_rmq.core import reslotting, topic_registration
 from django_rmq.core.commands import limits
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits, check_limit, limited
 from django_rmq.core.model.keys import Definitions
-from django_rmq.core.model.limits import LIMITS, ChangedLimits, check_limit, limited
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.reslotting import Reslotting
 from django_rmq.core.topic_registration import Difference

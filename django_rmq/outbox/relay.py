@@ -30,8 +30,8 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.body_codec import check_size
+from django_rmq.core.model.bounds import MAX_PRIORITY
 from django_rmq.core.model.envelope import envelope_of
-from django_rmq.core.model.limits import MAX_PRIORITY
 from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing

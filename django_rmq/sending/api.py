@@ -7,7 +7,8 @@ transaction the producer sends it at once. ``remove_message`` and ``cancel_messa
 A transaction belongs to a thread, so a send from a coroutine has to run in the thread of Django's ORM. A send that neither a
 transaction nor a receiver of signals concerns needs no thread: it may go over the connection that its event loop shares.
 
-Member, score and slot come from ``producer.placement``, as do the checks of options and times.
+Score and slot come from ``producer.placement``, as do the checks of options and times; which sends are one message is decided in
+``producer.identity``.
 
 Tests see every send through ``observers``. This module ends at ``Producer.attempt``, which talks to Redis.
 """

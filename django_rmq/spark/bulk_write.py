@@ -22,7 +22,7 @@ from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.commands.insert import transaction_time
 from django_rmq.core.commands.script_call import Answers, Packed
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer

@@ -23,7 +23,7 @@ from uuid import uuid4
 from django_rmq.core.commands import ack, claims, inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import BATCH, CLAIM_STEP, LARGEST
+from django_rmq.core.model.bounds import BATCH, CLAIM_STEP, LARGEST
 from django_rmq.core.model.replies import Claimed, ClaimRead, Counts, Driver
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from django_rmq.core.model.body_codec import decode_json, encode_json
+from django_rmq.core.model.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
 from django_rmq.core.model.envelope import Envelope, basis_bytes, encode_envelope
-from django_rmq.core.model.limits import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, check_stored_basis
 from django_rmq.durations import AMBIGUOUS, InvalidDuration, milliseconds, parse_duration

@@ -14,8 +14,8 @@ import pyarrow as pa
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import decode_envelope, encode_envelope
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing, score_at_once

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django_rmq.core.model.bounds import MAX_RETRIES_LIMIT, abbreviated, is_whole
 from django_rmq.core.model.keys import check_slots
-from django_rmq.core.model.limits import MAX_RETRIES_LIMIT, abbreviated, is_whole
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.exceptions import ConfigurationError

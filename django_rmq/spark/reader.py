@@ -32,9 +32,10 @@ from pyspark.sql.types import (
 
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import content_of, raw_body
-from django_rmq.core.model.limits import BATCH, is_retry, retries_left
 from django_rmq.core.model.replies import Death, Entry, FailureRecord
+from django_rmq.core.model.scores import is_retry, retries_left
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of

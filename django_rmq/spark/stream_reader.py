@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.commands import claims, inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.model.bounds import BATCH, LARGEST
 from django_rmq.core.model.envelope import raw_body
-from django_rmq.core.model.limits import BATCH, LARGEST
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, reached

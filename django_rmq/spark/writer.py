@@ -29,8 +29,8 @@ from pyspark.sql.types import StructType
 from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.body_codec import DEEPEST, decode_json, encode_decoded, exact_json
+from django_rmq.core.model.bounds import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.limits import LONGEST_WAIT, MAX_PRIORITY, SHORTEST_WAIT
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.bulk_send import takes_bodies
 from django_rmq.core.producer.placement import Outgoing, check_priority

@@ -23,8 +23,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django_rmq import schedules as scheduled
 from django_rmq.conf import get_config
 from django_rmq.core.consumer.batch_run import Coroutine
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.delivered_message import ListenerFunction, Message
-from django_rmq.core.model.limits import BATCH
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.tasks import execution as tasks

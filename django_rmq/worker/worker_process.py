@@ -34,7 +34,7 @@ from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.dead_retention import trim_dead
 from django_rmq.core.duties import Duty, DutyThread
 from django_rmq.core.log import LogThrottle, name_worker, safe_logger
-from django_rmq.core.model.limits import ChangedLimits, limited
+from django_rmq.core.model.changed_limits import ChangedLimits, limited
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest

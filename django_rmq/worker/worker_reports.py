@@ -37,7 +37,7 @@ from django_rmq.core.commands.reports import (
 from django_rmq.core.commands.stored_actions import read_actions
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.limits import ChangedLimits
+from django_rmq.core.model.changed_limits import ChangedLimits
 from django_rmq.core.model.replies import MAX_TEXT, cut_error
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import (

@@ -12,9 +12,9 @@ import pytest
 
 from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.keys import SlotKeys, slot_keys
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery, Failure, Prepared, Sent
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.testing import Clock

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.model.limits import MAX_PRIORITY
+from django_rmq.core.model.bounds import MAX_PRIORITY
 from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.model.bounds import BATCH, NEVER
 from django_rmq.core.model.keys import SlotKeys
-from django_rmq.core.model.limits import BATCH, NEVER
 from django_rmq.core.model.replies import Acquired
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
+from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot

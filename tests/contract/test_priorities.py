@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
+from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each

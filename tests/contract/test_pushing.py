@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.commands.broker_interface import WakeupSubscription
-from django_rmq.core.model.limits import NEVER
+from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.replies import Prepared, Pushed
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import WrongType

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.limits import BATCH, MAX_PRIORITY
+from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved

@@ -9,8 +9,8 @@ import pytest
 from redis.crc import key_slot
 
 from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.limits import NEVER
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each

@@ -20,8 +20,8 @@ from django.urls import reverse
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import limits
+from django_rmq.core.model.changed_limits import ChangedLimits, decode_limits, limited
 from django_rmq.core.model.keys import changed_limits_key
-from django_rmq.core.model.limits import ChangedLimits, decode_limits, limited
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.rate_limits import RateLimits
 from django_rmq.exceptions import InvalidRequest

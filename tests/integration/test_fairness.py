@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
 from tests.support.brokers import Broker, OracleBroker

@@ -21,8 +21,8 @@ from django_rmq.core import lua
 from django_rmq.core.commands import insert, operate
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.script_call import AtSlots
+from django_rmq.core.model.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.model.envelope import Envelope, encode_envelope
-from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Area, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused

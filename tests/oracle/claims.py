@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django_rmq.core.model.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.model.keys import consumer_key
-from django_rmq.core.model.limits import BATCH, CLAIM_STEP
 from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
 from tests.oracle.ack import end_expired, has_expired, supersede_resting
 from tests.oracle.fetch import Entry, due_entries

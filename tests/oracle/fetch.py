@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from django_rmq.core.model.bounds import BATCH, NEVER
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.limits import BATCH, NEVER
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType

@@ -12,9 +12,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model import keys as stored_hashes
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import (
     RECORDS,
     Area,

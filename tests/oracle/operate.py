@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands.operate import Deleted
+from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, trash_key
-from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.model.replies import RECORDS, Death, OrphansReply, Restored
 from django_rmq.exceptions import ServerRefused
 from tests.oracle.accumulate import collects, dead_body, join, joined_death

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from django_rmq.core.commands.insert import SENTINEL
-from django_rmq.core.model.limits import BATCH, NEVER
+from django_rmq.core.model.bounds import BATCH, NEVER
 from django_rmq.core.model.replies import Delivery, Pushed, Sent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, NEVER
 from django_rmq.core.model.keys import slot_keys, wake_channel
-from django_rmq.core.model.limits import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, NEVER
 from django_rmq.core.model.replies import MOST, FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from django_rmq.core.model.limits import BATCH, MAX_RETRIES_LIMIT
+from django_rmq.core.model.bounds import BATCH, MAX_RETRIES_LIMIT
 from tests.oracle.accumulate import join
 from tests.oracle.ack import Copy, die, end_failed, give_back, go_on, release_one
 from tests.oracle.keyspace import bounded

@@ -30,9 +30,9 @@ from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import Woken, run_all
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call
+from django_rmq.core.model.bounds import MAX_PRIORITY, NEVER
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.keys import slot_keys, trash_key
-from django_rmq.core.model.limits import MAX_PRIORITY, NEVER
 from django_rmq.core.model.replies import (
     Area,
     Death,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.model import limits
+from django_rmq.core.model import bounds
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Delivery
@@ -47,7 +47,7 @@ HOSTILE: list[Any] = [
 ]
 CONSUMER = UUID(int=1)
 HUNDRED_YEARS_MS = 36_525 * 86_400_000
-each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: limits.abbreviated(value)[:20])
+each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: bounds.abbreviated(value)[:20])
 anything = st.one_of(
     st.integers(),
     st.integers(-20, 20).map(lambda n: n * 10**400),
@@ -98,7 +98,7 @@ def test_a_number_out_of_bounds_is_refused_with_a_sentence(name: str, value: Any
 def test_no_number_whatever_is_another_error(value: Any) -> None:
     for name, check in REFUSALS.items():
         # A wait that is allowed would be waited for.
-        if name in ("wait", "max") and limits.is_number(value) and 0 <= value <= 1000:
+        if name in ("wait", "max") and bounds.is_number(value) and 0 <= value <= 1000:
             continue
         try:
             check(value)
@@ -108,11 +108,11 @@ def test_no_number_whatever_is_another_error(value: Any) -> None:
 
 @given(anything)
 def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) -> None:
-    assert len(limits.abbreviated(value)) <= 80
-    if limits.is_number(value):
+    assert len(bounds.abbreviated(value)) <= 80
+    if bounds.is_number(value):
         assert float(value) == value
         assert str(round(value))
-    assert limits.is_whole(value) == (limits.is_number(value) and isinstance(value, int))
+    assert bounds.is_whole(value) == (bounds.is_number(value) and isinstance(value, int))
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) 
     ],
 )
 def test_the_result_of_a_back_off_function_is_limited(seconds: Any, ms: int) -> None:
-    assert limits.delay_ms(seconds) == ms
+    assert bounds.delay_ms(seconds) == ms
 
 
 @pytest.mark.parametrize("seconds", [math.nan, "soon", object(), Decimal("1.5"), True])
 def test_what_is_no_delay_is_an_error_of_the_listener(seconds: Any) -> None:
     with pytest.raises(ValueError, match="a delay must be seconds, a timedelta or text such as"):
-        limits.delay_ms(seconds)
+        bounds.delay_ms(seconds)
     with pytest.raises(
         ValueError, match=r"message\.retry\(delay=\) must be seconds, a timedelta or text such as"
     ):
@@ -144,9 +144,9 @@ def test_what_is_no_delay_is_an_error_of_the_listener(seconds: Any) -> None:
 
 
 def test_the_bounds_themselves_are_taken() -> None:
-    assert check_time_range(limits.MAX_DURATION_MS) == limits.MAX_DURATION_MS
-    assert check_fixed_time(limits.MAX_INSTANT_MS) == limits.MAX_INSTANT_MS
-    latest = datetime.fromtimestamp(limits.MAX_INSTANT_MS / 1000, UTC)
-    assert instant_ms("fixed_time", latest) == limits.MAX_INSTANT_MS
-    Filter(older_than=limits.MAX_AGE, newer_than=0).check(TIMED, "dead")
-    Limits(messages=1, seconds=0.001, rate=limits.LARGEST).check()
+    assert check_time_range(bounds.MAX_DURATION_MS) == bounds.MAX_DURATION_MS
+    assert check_fixed_time(bounds.MAX_INSTANT_MS) == bounds.MAX_INSTANT_MS
+    latest = datetime.fromtimestamp(bounds.MAX_INSTANT_MS / 1000, UTC)
+    assert instant_ms("fixed_time", latest) == bounds.MAX_INSTANT_MS
+    Filter(older_than=bounds.MAX_AGE, newer_than=0).check(TIMED, "dead")
+    Limits(messages=1, seconds=0.001, rate=bounds.LARGEST).check()

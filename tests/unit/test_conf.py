@@ -17,7 +17,7 @@ from django_rmq import checks, conf, typed_bodies
 from django_rmq import schedules as of_schedules
 from django_rmq import typed_bodies as of_bodies
 from django_rmq.conf import Config, SettingsProblem, get_config, read_settings
-from django_rmq.core.model.limits import abbreviated
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.worker import once

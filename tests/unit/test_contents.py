@@ -27,7 +27,8 @@ from django_rmq.core.model.envelope import (
 )
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing, draw_members
+from django_rmq.core.producer.identity import draw_members
+from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker

@@ -23,8 +23,8 @@ from django_rmq.core.consumer.shared_notes import (
     mark_of,
 )
 from django_rmq.core.consumer.slots import ConsumedSlot
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Delivery, FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing, draw_members
+from django_rmq.core.producer.identity import draw_members
+from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge, TopicFull, UnknownTopic
 from django_rmq.outbox.relay import LONGEST_REST_MS, REFUSALS, Stored, folded, next_attempt, outgoing

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import due_of, priority_of, retries_left
 from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.scores import due_of, priority_of, retries_left
 from django_rmq.core.model.topic import Topic, TopicType
 
 MERGE = Topic("m", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, identity="key", max_retries=5)

@@ -20,8 +20,8 @@ from django_rmq.core.commands.script_call import (
     form,
     moment,
 )
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.keys import check_slots, read_store_key
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Acquired, Delivery, HeldReply, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 

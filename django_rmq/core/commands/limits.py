@@ -12,8 +12,8 @@ from django_rmq.core.commands.script_call import (
     number,
     pairs,
 )
+from django_rmq.core.model.changed_limits import ChangedLimits, decode_limits
 from django_rmq.core.model.keys import bucket_key, changed_limits_key, limits_key
-from django_rmq.core.model.limits import ChangedLimits, decode_limits
 from django_rmq.core.model.replies import Allowance
 from django_rmq.core.model.topic import Topic
 

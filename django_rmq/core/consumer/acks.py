@@ -22,8 +22,8 @@ from django_rmq.core.consumer.batch import BatchReport
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 

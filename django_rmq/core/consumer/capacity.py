@@ -17,7 +17,7 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.consumer.batch import Batch, InFlight, ListenerLike
 from django_rmq.core.consumer.mailbox import LimitsChange
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotTable
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.rate_limits import RateLimits

@@ -49,8 +49,8 @@ from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotTable
 from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.bounds import SHUTDOWN_SECONDS
 from django_rmq.core.model.keys import read_wakeup
-from django_rmq.core.model.limits import SHUTDOWN_SECONDS
 from django_rmq.core.model.replies import Delivery, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble

@@ -25,7 +25,7 @@ from django_rmq.core.consumer.fetch_planner import FetchPlan, FetchPlanner
 from django_rmq.core.consumer.mailbox import ShutdownState
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotState
-from django_rmq.core.model.limits import NEVER
+from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.replies import Delivery, Prepared, Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved

@@ -26,7 +26,7 @@ from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.replies import Acquired, HeldReply
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 

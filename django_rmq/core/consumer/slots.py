@@ -16,7 +16,7 @@ from enum import Enum
 from itertools import count
 
 from django_rmq.core.clock import ServerClock
-from django_rmq.core.model.limits import NEVER
+from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.topic import Topic
 
 

@@ -1,7 +1,7 @@
 """Encode bodies as bytes and decode them: equal bodies become equal bytes, so that their messages merge.
 
 Bytes that another program has stored are decoded without a loss of digits, because people may read, edit and replay them. What
-surrounds a body in Redis is the subject of ``envelope``. When two sends are the same message is said in ``producer.placement``.
+surrounds a body in Redis is the subject of ``envelope``. When two sends are the same message is said in ``producer.identity``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
-from django_rmq.core.model.limits import abbreviated
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 

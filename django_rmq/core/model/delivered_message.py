@@ -1,7 +1,7 @@
 """The message that a listener gets: its body, its limits, and what the listener may report about its delivery.
 
 It reads only what the delivery brought from Redis. Extending and reporting are calls of a ``DeliveryControl``, which the worker
-or the REST consumer passes. Which sends are the same message is said in ``producer.placement``.
+or the REST consumer passes. Which sends are the same message is said in ``producer.identity``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from django_rmq.core.log import opaque_name
 from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.bounds import abbreviated, is_number
 from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
-from django_rmq.core.model.limits import abbreviated, due_of, is_number, priority_of
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
+from django_rmq.core.model.scores import due_of, priority_of
 from django_rmq.core.model.topic import BodyType, Topic
 from django_rmq.core.threads import call_in_thread
 from django_rmq.durations import Duration

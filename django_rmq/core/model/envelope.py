@@ -2,7 +2,7 @@
 
 Scripts read the first bytes of an envelope, so its form is part of the protocol. Members that hold their own envelope, and the
 values that are derived from a stored message (its key, body, slot basis and origin), are here as well. Which member a send has is
-decided by ``core.producer.placement``.
+decided by ``core.producer.identity``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_rmq.core.model.body_codec import ExactNumber, decode_body, encode_json
-from django_rmq.core.model.limits import abbreviated
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from django_rmq.core.model.limits import abbreviated
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import ConfigurationError, WrongType
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b, sha1
 from typing import NamedTuple, TypeVar
 
-from django_rmq.core.model.limits import LARGEST, MAX_ERROR_BYTES
+from django_rmq.core.model.bounds import LARGEST, MAX_ERROR_BYTES
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from math import floor, isfinite
 from types import MappingProxyType
 from typing import Literal, TypedDict, cast
 
+from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.limits import abbreviated
 from django_rmq.core.model.replies import (
     Death,
     FailureRecord,

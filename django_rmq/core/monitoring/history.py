@@ -27,7 +27,7 @@ from django_rmq.core.commands import history
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.limits import BATCH, LARGEST
+from django_rmq.core.model.bounds import BATCH, LARGEST
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Sample, Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble

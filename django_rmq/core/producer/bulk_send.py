@@ -18,12 +18,13 @@ from django_rmq.core.commands import send
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import LARGEST_HELD, Envelope, basis_bytes, encode_envelope
-from django_rmq.core.model.limits import BATCH
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import Outgoing, Placement, basis_of_field, draw_members, line_basis
+from django_rmq.core.producer.identity import draw_members
+from django_rmq.core.producer.placement import Outgoing, Placement, basis_of_field, line_basis
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 ROUND_TRIP = 6_000

@@ -1,10 +1,6 @@
-"""The placement of a message: its body and its options, which are checked, become its member, its slot and its score.
+"""The placement of a message: its body and its options, which are checked, become its slot and its score.
 
-Here times become milliseconds, and it is decided which sends are one message.
-
-Sends with the same topic, slot and member are one message. The member is the key (IDENTITY "key"), or else the encoded body
-(``body_codec``). On fifo topics each send without a key draws a member of its own, so it is another message. What becomes of a
-send whose message is there already is decided by the script of its type, such as ``send_merge``.
+Here times become milliseconds. Its member, and so which sends are one message, is decided in ``identity``.
 
 The rule by which a message has its slot is ``slot_of``: nowhere else is it written, except where it is computed for many messages
 at once. Here nothing contacts a server: ``producer`` sends.
@@ -14,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,16 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from zlib import crc32
 
 from django_rmq.core.model.body_codec import encode_body
-from django_rmq.core.model.envelope import (
-    LARGEST_HELD,
-    MARK,
-    WIDTH,
-    Envelope,
-    basis_bytes,
-    encode_envelope,
-    new_origin,
-)
-from django_rmq.core.model.limits import (
+from django_rmq.core.model.bounds import (
     LONGEST_WAIT,
     MAX_DURATION_MS,
     MAX_INSTANT_MS,
@@ -45,7 +31,15 @@ from django_rmq.core.model.limits import (
     is_number,
     is_whole,
 )
+from django_rmq.core.model.envelope import (
+    LARGEST_HELD,
+    Envelope,
+    basis_bytes,
+    encode_envelope,
+    new_origin,
+)
 from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
+from django_rmq.core.producer.identity import keyed_member
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 
@@ -399,7 +393,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
-        return places.outgoing(topic, basis, sent_member(topic, raw, None), score)
+        return places.outgoing(topic, basis, raw, score)
     content = Envelope(
         raw,
         0 if expires is None else check_fixed_time(expires, name="expires"),
@@ -410,7 +404,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    member = sent_member(topic, raw, key)
+    member = keyed_member(topic, key)
     envelope = encode_envelope(content)
     # Scripts look for expiries and limits beside the member only.
     if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:
@@ -459,46 +453,6 @@ def line_basis(topic: Topic) -> bytes | None:
     On a strict topic they stand in one line; their drawn members would scatter them.
     """
     return topic.name.encode() if topic.is_strict and topic.slot_basis is None else None
-
-
-def sent_member(topic: Topic, raw: bytes, key: object) -> bytes:
-    """Return the member of a send with the encoded body ``raw``. Sends with the same one are one message."""
-    if topic.identity == "body":
-        return raw
-    return draw_members(1)[0] if key is None and topic.is_fifo else check_key(key)
-
-
-def member_of(topic: Topic, body: object, key: object) -> bytes:
-    """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
-    if topic.keyed:
-        if key is None:
-            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
-        return check_key(key)
-    if key is not None:
-        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")
-    return encode_body(topic, body)
-
-
-def check_key(key: object) -> bytes:
-    """Return a key as the member that Redis holds; without a key, a generated one."""
-    if key is None:
-        # As unlikely to come twice as a UUID, and made in a third of the time.
-        return os.urandom(16).hex().encode()
-    if not isinstance(key, str) or not key:
-        raise InvalidMessage(f"key must be a non-empty str, got {abbreviated(key)}")
-    try:
-        member = key.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessage(f"key {key!r} is not valid Unicode") from None
-    if len(member) > MAX_KEY_BYTES:
-        raise InvalidMessage(f"key has {len(member)} bytes, more than {MAX_KEY_BYTES}")
-    return member
-
-
-def draw_members(count: int) -> list[bytes]:
-    """Return random members, which are as unlikely as UUIDs to occur twice."""
-    drawn = os.urandom(count * (WIDTH - 1))
-    return [MARK + drawn[at : at + WIDTH - 1] for at in range(0, len(drawn), WIDTH - 1)]
 
 
 MAX_HEADER_BYTES = 8_192

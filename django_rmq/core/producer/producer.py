@@ -15,20 +15,13 @@ from zlib import crc32
 from django_rmq.core.commands import operate, send
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.script_call import Call
-from django_rmq.core.model.limits import BATCH, MAX_REPLICAS, abbreviated
+from django_rmq.core.model.bounds import BATCH, MAX_REPLICAS, abbreviated
 from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.send_results import STORED, Durability, SendResult, SendResults, SendStatus
 from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.bulk_send import BulkSend, send_trips, takes_bodies, trip_spans
-from django_rmq.core.producer.placement import (
-    OPTIONS,
-    Outgoing,
-    Placement,
-    basis_of,
-    built,
-    member_of,
-    score_of,
-)
+from django_rmq.core.producer.identity import member_of
+from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, score_of
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 T = TypeVar("T")

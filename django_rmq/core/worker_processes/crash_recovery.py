@@ -17,7 +17,7 @@ from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.fetch import all_held
 from django_rmq.core.consumer.failures import ran_too_long
 from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
-from django_rmq.core.model.limits import BATCH
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.unserved_topics import time_outs

@@ -25,7 +25,7 @@ from typing import Any
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.forked_copies import SignalHandler
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.limits import SHUTDOWN_SECONDS
+from django_rmq.core.model.bounds import SHUTDOWN_SECONDS
 from django_rmq.core.worker_processes.child_process import (
     CLEAN,
     DONE_FOR_GOOD,

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.model.limits import LIMITS, ChangedLimits
+from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
 from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions

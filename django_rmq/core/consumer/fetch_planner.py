@@ -1,7 +1,8 @@
 """The fetch planner decides which slots a worker fetches next.
 
 When a slot is due is decided by ``slots``, and how many messages a fetch asks for by ``capacity``. ``fetch_round_trips`` sends
-the plan, and processes the answers. Which of the fetched batches runs next is decided by ``run_order``.
+the plan, and processes the answers. Redis decides in ``lua/slot/_choice.lua`` which messages of a slot come next, and
+``run_order`` which of the fetched batches runs next.
 """
 
 from __future__ import annotations

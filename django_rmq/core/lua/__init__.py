@@ -5,7 +5,7 @@ The line ``-- script: commit`` begins a script, named like the function of ``cor
 loaded as ``"workers/beat"``.
 
 The line ``-- section: budget`` begins a section: code that several scripts share. A section that defines one function
-has its name. The files whose names begin with an underscore have only sections, which scripts of several subjects include.
+has its name. The files whose names begin with an underscore have only sections, one subject each.
 
 A script's header names its keys and declares its arguments (`header`). What a key holds is declared once: those of a slot in
 ``slot/_keys.lua``, others at the head of their file. In the code of a script, these comments, each on a separate line, stand for

@@ -1,8 +1,8 @@
--- Deaths: whether a message that has failed is tried again, dies or is dropped (`end_for_good`), and its record in Dead. A waiting
--- message whose time is over expires when a delivery or a claim finds it.
+-- Deaths: whether a message that has failed is tried again, dies or is dropped (`end_for_good`), and its record in Dead. A
+-- waiting message whose time is over expires when a delivery or a claim finds it.
 --
--- It dies when it has no retries left: of `Topic.max_retries` (core/model/topic.py), or of its own limit if that is lower. Both are
--- read in _retries, which also has how long it rests before it is tried again.
+-- A message that fails dies if no retry is left of `Topic.max_retries` (core/model/topic.py), or of its own limit if that is
+-- lower. How many are left, and how long a message rests before the next one, is computed in _retries.
 
 -- section: end_for_good
 -- Decide whether a message that has failed is tried again, dies, or is dropped for a newer send.

@@ -1,4 +1,4 @@
--- Scores: numbers without lost digits, and what a score says of its message.
+-- Scores: numbers without lost digits, and what a score says of its message. _choice decides which due message is taken next.
 --
 -- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
 --

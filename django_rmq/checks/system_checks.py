@@ -6,7 +6,8 @@ package registers the checks. What some of them report is found elsewhere:
 =======================  ============================================================================
 id                       where it is found
 =======================  ============================================================================
-E001 to E003, E105       ``conf.parsers``
+E001, E002               ``conf.sections``
+E003, E105               ``conf.parsers``
 E004 to E006, E095       ``conf.topic_settings``
 E007, E009 to E012       ``conf.server_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER

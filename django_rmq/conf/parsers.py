@@ -1,21 +1,17 @@
-"""Parsers of the settings: of a value, of a section (unknown keys are refused here), and the problems that they find.
+"""Parsers of values of the settings, and the printable form of what they refuse, which reveals no password.
 
-A parser of a value returns it, or raises ``InvalidSetting`` with the required form. ``setting`` makes a field of a section with
-its parser. Reading goes on after a problem, so that all are found. Their sentences reveal no passwords. What contradicts
-another setting is found where a section is read.
+A parser returns the value, or raises ``InvalidSetting`` with the required form. ``sections`` applies the parsers, and refuses
+unknown keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from django_rmq.core.model import bounds, redis_url
 from django_rmq.core.model.bounds import LARGEST, is_whole
@@ -30,15 +26,6 @@ from django_rmq.durations import (
 )
 from django_rmq.exceptions import ConfigurationError
 
-Keys = Mapping[str, tuple[str, Callable[[object], object]]]
-"""Settings key -> (field of the dataclass, parser of its value)."""
-
-
-def setting(parse: Callable[[object], object], default: object, *, is_secret: bool = False) -> Any:
-    """Return a field whose value ``parse`` reads from the settings; neither the section nor a problem shows a secret one."""
-    parse = secret(parse) if is_secret else parse
-    return field(default=default, repr=not is_secret, metadata={"parse": parse})
-
 
 def secret(parse: Callable[[object], object]) -> Callable[[object], object]:
     """Return a parser of a value that no problem shows, because a password may stand there, if only by mistake."""
@@ -51,15 +38,6 @@ def secret(parse: Callable[[object], object]) -> Callable[[object], object]:
             raise
 
     return parse_secret
-
-
-def keys_of(section: Any) -> Keys:
-    """Return the keys of a section of the settings, from the fields of its dataclass."""
-    return {
-        one.name.upper(): (one.name, one.metadata["parse"])
-        for one in fields(section)
-        if "parse" in one.metadata
-    }
 
 
 class InvalidSetting(Exception):
@@ -315,62 +293,3 @@ def printable_error(error: BaseException) -> str:
     """Return the first line of an error that a module of the project raised."""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{text[:157]}..." if len(text) > 160 else text
-
-
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown ``name``, with the nearest known name if one is near."""
-    choices = {str(choice).lower(): str(choice) for choice in known}
-    lowered = str(name).lower()
-    near = get_close_matches(lowered, choices, 1, 0.6) or [
-        one for one in choices if one.startswith(f"{lowered}_")
-    ]
-    return f"; did you mean {choices[near[0]]!r}?" if near else "."
-
-
-class SettingsProblem(NamedTuple):
-    """A problem in the settings, as a sentence with the value found and the value required."""
-
-    id: str
-    message: str
-    hint: str = ""
-
-
-class Problems(list[SettingsProblem]):
-    """Collects problems."""
-
-    def report(self, problem_id: str, message: str, hint: str = "") -> None:
-        self.append(SettingsProblem(f"django_rmq.{problem_id}", message, hint))
-
-
-Values = dict[str, Any]
-"""Values of a section of the settings: as the project has written them by key, or parsed by field."""
-
-
-def read_section(problems: Problems, place: str, given: object, keys: Iterable[str]) -> Values:
-    """Return ``given`` without unknown keys; report those, and a value that is not a dict."""
-    if not isinstance(given, Mapping):
-        problems.report("E001", f"{place} is {kind(given)}: it must be a dict.")
-        return {}
-    allowed = list(keys)
-    for key in given:
-        if key not in allowed:
-            problems.report(
-                "E002",
-                f"{place} has the unknown key {printable(key)}{did_you_mean(key, allowed)}",
-                f"Allowed here: {', '.join(sorted(allowed))}.",
-            )
-    return {key: value for key, value in given.items() if key in allowed}
-
-
-def read_values(problems: Problems, place: str, given: object, keys: Keys) -> Values:
-    """Return the parsed values by field; report those that cannot be used."""
-    values = {}
-    for key, value in read_section(problems, place, given, keys).items():
-        name, parse = keys[key]
-        try:
-            values[name] = parse(value)
-        except InvalidSetting as wanted:
-            seen = f"{kind(value)} that cannot be used" if wanted.is_secret else printable(value)
-            message = f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
-            problems.report(wanted.problem_id, message, wanted.hint)
-    return values

@@ -19,20 +19,16 @@ from django.utils.module_loading import import_string
 
 from django_rmq.conf.parsers import (
     InvalidSetting,
-    Problems,
-    did_you_mean,
     dotted_path,
-    keys_of,
     kind,
     matching,
     one_of,
     optional,
     printable,
-    read_values,
     seconds,
     secret,
-    setting,
 )
+from django_rmq.conf.sections import Problems, did_you_mean, keys_of, read_values, setting
 from django_rmq.core.model import redis_url
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"

@@ -19,18 +19,18 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf import parsers
-from django_rmq.conf.parsers import (
+from django_rmq.conf.parsers import printable
+from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
+from django_rmq.conf.sections import (
     Keys,
     Problems,
     SettingsProblem,
     did_you_mean,
     keys_of,
-    printable,
     read_section,
     read_values,
     setting,
 )
-from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
 from django_rmq.conf.server_settings import (
     RedisServer,
     ZooKeeper,

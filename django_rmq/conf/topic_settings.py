@@ -1,6 +1,6 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
-Unknown keys are reported by ``parsers``. The result is a ``Topic`` for each name. The default of an option is that of the
+``sections`` refuses unknown keys. The result is a ``Topic`` for each name. The default of an option is that of the
 field of ``core.model.topic.Topic``. ``connections`` checks whether Redis knows the topic with the same options.
 """
 
@@ -15,9 +15,6 @@ from django.utils.module_loading import import_string
 
 from django_rmq.conf.parsers import (
     InvalidSetting,
-    Keys,
-    Problems,
-    Values,
     boolean,
     dotted_path,
     in_ms,
@@ -26,12 +23,12 @@ from django_rmq.conf.parsers import (
     printable,
     printable_error,
     quoting,
-    read_values,
     seconds,
     text,
     whole,
     whole_seconds,
 )
+from django_rmq.conf.sections import Keys, Problems, Values, read_values
 from django_rmq.core.model.bounds import (
     BATCH,
     FASTEST,

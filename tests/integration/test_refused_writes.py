@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import html
@@ -9,7 +10,7 @@ import io
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,25 @@ from django.test import Client, override_settings
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq import connections, send_message
+from django_rmq import SendResult, asend_message, connections, send_message, send_messages
 from django_rmq.checks import check_redis
 from django_rmq.conf import get_config
 from django_rmq.core.commands import operate
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.server_checks import ServerInfo
-from django_rmq.exceptions import ServerFull, ServerTrouble
+from django_rmq.exceptions import ServerFull, ServerTrouble, ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Finding, HealthThresholds
 from django_rmq.worker import startup
 from example_project.demo.redis_server import redis_server_binaries
+from tests.support.brokers import Broker
 from tests.support.rights import rights
-from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, ask
-from tests.support.workers import eventually
+from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
+from tests.support.workers import Heard, Worker, client_of, eventually
+from tests.support.workers import send as sent
 
 TOPICS = {"work": {"TYPE": "fixed_time", "SLOTS": 4, "LISTENER": False}}
 
@@ -189,6 +192,69 @@ def test_a_read_only_replica_is_seen_and_also_one_that_takes_writes_which_are_lo
         assert "whose writes are lost" in said()
         pair.promote()
         assert [one.is_well for one in findings()] == [True]
+
+
+@contextlib.contextmanager
+def fixed_address() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a primary, and what lets its replica take over behind it: connections to the former one stay."""
+    with ReplicaPair() as pair, TcpProxy(pair.primary.port) as address:
+
+        def fail_over() -> None:
+            eventually(lambda: ask(pair.primary.port, "WAIT", 1, 1_000) == 1, "the replica having all writes")
+            pair.promote()
+            ask(pair.primary.port, "REPLICAOF", "127.0.0.1", pair.replica.port)
+            address.target_port = pair.replica.port
+
+        yield address.url, fail_over
+
+
+def due() -> datetime:
+    return timezone.now() + timedelta(days=1)
+
+
+SENDS: dict[str, Callable[[], object]] = {
+    "one": lambda: send_message("work", 1, fixed_time=due()),
+    "several": lambda: send_messages("work", [1, 2], fixed_time=due()),
+    "the first with a basis": lambda: send_message("work", 1, fixed_time=due(), slot_basis="a"),
+}
+
+
+@pytest.mark.parametrize("send_more", [pytest.param(way, id=name) for name, way in SENDS.items()])
+def test_sends_find_the_primary_that_has_taken_over_behind_a_fixed_address(
+    send_more: Callable[[], object],
+) -> None:
+    with fixed_address() as (url, fail_over), connected(url):
+        send()
+        fail_over()
+        with pytest.raises(ServerUnavailable, match="read only"):
+            send_more()
+        send_more()
+
+
+def test_shared_sends_find_the_primary_that_has_taken_over_behind_a_fixed_address() -> None:
+    async def send_all() -> SendResult:
+        for number in range(3):
+            await asend_message("work", number, fixed_time=due())
+        assert connections.get_shared_connection() is not None
+        await asyncio.to_thread(fail_over)
+        with pytest.raises(ServerUnavailable, match="read only"):
+            await asend_message("work", 4, fixed_time=due())
+        return await asend_message("work", 4, fixed_time=due())
+
+    with fixed_address() as (url, fail_over), connected(url):
+        assert asyncio.run(send_all()).status == "stored"
+
+
+def test_a_worker_finds_the_primary_that_has_taken_over_behind_a_fixed_address() -> None:
+    heard = Heard()
+    with fixed_address() as (url, fail_over), connected(url):
+        broker, topic = connections.get_broker("worker"), get_config().topic("work")
+        with Worker(broker, topic, heard) as worker:
+            worker.asleep()
+            fail_over()
+            with client_of(url) as client:
+                sent(Broker(client), topic, list(range(8)), fixed_time=broker.now_ms())
+            heard.wait(8)
 
 
 def test_memory_is_reported_from_four_fifths_of_the_limit(caplog: pytest.LogCaptureFixture) -> None:

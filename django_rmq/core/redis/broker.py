@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply, Single
@@ -35,7 +36,7 @@ from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Definition, Topic, redefined
 from django_rmq.core.redis import clients, wire
 from django_rmq.core.redis.clients import Events, Wakeups, named, translate
-from django_rmq.exceptions import RmqError, WrongType
+from django_rmq.exceptions import RmqError, ServerUnavailable, WrongType
 
 T = TypeVar("T")
 
@@ -206,7 +207,7 @@ class RedisBroker:
         try:
             return self.client.execute_command(*command)
         except RedisError as error:
-            raise translate(error) from error
+            raise self.exchange.translate(error) from error
 
     def _on_all(self, commands: Sequence[wire.Command]) -> dict[str, list[Reply]]:
         """Return the plain answers, or ``RedisError``, of each server, by the addresses of nodes ("": the only server)."""
@@ -279,6 +280,17 @@ class ServerConnection:
                 raise translate(reply) from reply
         self._has_scripts = True
 
+    def translate(self, error: RedisError) -> RmqError:
+        """Return the package's error for one of the driver's. A server that refuses writes gets no more commands over the
+        connections that rest: behind a fixed address they lead to the former primary, and new ones to its successor.
+        """
+        trouble = translate(error)
+        # A node of a cluster says by itself which other one is the primary.
+        is_former = isinstance(trouble, ServerUnavailable) and trouble.refuses_writes
+        if is_former and isinstance(self.client, redis.Redis):
+            self.client.connection_pool.disconnect(inuse_connections=False)
+        return trouble
+
     def scripts_are_lost(self) -> None:
         """Record that the server lacks some script: the next pipeline loads all of them again."""
         self._has_scripts = False
@@ -309,7 +321,7 @@ class ServerConnection:
                 self.client.execute_command(*wire.load_script(script))
                 return self.ask(packed)
         except RedisError as error:
-            raise translate(error) from error
+            raise self.translate(error) from error
 
     def ask(self, packed: bytes) -> Reply:
         """Run one command as the driver does without retries, but without its bookkeeping, which takes half of the time."""
@@ -519,7 +531,7 @@ class RedisPipeline:
             if isinstance(reply, NoScriptError):
                 return self._run_again(call)
             if isinstance(reply, RedisError):
-                return explain(call, self.prefix, translate(reply))
+                return explain(call, self.prefix, self._exchange.translate(reply))
             return call.read(reply, self.prefix)
         except RmqError as error:
             return error

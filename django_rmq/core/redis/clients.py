@@ -153,8 +153,10 @@ class Pool(RenewingPool):
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         """Close all connections, or only those that rest."""
-        while self._resting:
-            super().release(self._resting.pop())
+        # Other threads take connections from the list meanwhile.
+        with suppress(IndexError):
+            while True:
+                super().release(self._resting.pop())
         super().disconnect(inuse_connections)
 
 

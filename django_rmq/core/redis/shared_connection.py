@@ -23,7 +23,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from django_rmq.core.commands.script_call import Call, Reply
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import ServerConnection, explain
-from django_rmq.core.redis.clients import translate
+from django_rmq.exceptions import ServerUnavailable
 
 T = TypeVar("T")
 
@@ -81,7 +81,11 @@ class SharedConnection:
             loaded = await self._ask(wire.packed(wire.load_script(call.script)))
             reply = loaded if isinstance(loaded, RedisError) else await self._ask(packed)
         if isinstance(reply, RedisError):
-            raise explain(call, self._exchange.prefix, translate(reply)) from reply
+            trouble = self._exchange.translate(reply)
+            # After a fail-over behind a fixed address another connection leads to the present primary.
+            if isinstance(trouble, ServerUnavailable) and trouble.refuses_writes:
+                self._readable = None
+            raise explain(call, self._exchange.prefix, trouble) from reply
         return call.read(reply, self._exchange.prefix)
 
     def _ask(self, packed: bytes) -> asyncio.Future[Reply]:

@@ -138,7 +138,7 @@ def json_of(flag: str, text: str) -> object:
     """Read JSON that a person has typed."""
     try:
         return exact_json(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{flag} is not JSON: {error}") from None
 
 

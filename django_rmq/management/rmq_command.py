@@ -128,7 +128,11 @@ class RmqCommand(BaseCommand):
             return
         if not sys.stdin.isatty():
             raise UsageError(f"{question} Use --no-input if the command cannot ask")
-        if input(f"{question} Type {wanted} to continue: ").strip() != wanted:
+        try:
+            answer = input(f"{question} Type {wanted} to continue: ").strip()
+        except (EOFError, KeyboardInterrupt):  # Ctrl-D and Ctrl-C
+            answer = ""
+        if answer != wanted:
             raise CommandError("nothing was done", returncode=1)
 
     def print_json(self, value: object) -> None:

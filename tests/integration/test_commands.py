@@ -33,6 +33,7 @@ from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.management.commands.rmqstats import COLUMNS
+from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
@@ -211,6 +212,29 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
     run("rmqreplay", "orders", "--key", "k", code=2)
     run("rmqreplay", "orders", "--id", one, "--new-body", "{", code=2)
     assert run("rmqreplay", "orders", "--id", one, "--new-body", "7", code=1).startswith("orders: 1 waiting")
+
+
+class LeftTerminal:
+    """A terminal on which a person types Ctrl-C, or Ctrl-D."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        if self._key == "Ctrl-C":
+            raise KeyboardInterrupt
+        return ""
+
+
+@pytest.mark.parametrize("key", ["Ctrl-C", "Ctrl-D"])
+def test_a_question_that_a_person_leaves_is_not_confirmed(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr(sys, "stdin", LeftTerminal(key))
+    with pytest.raises(CommandError, match="nothing was done") as raised:
+        RmqCommand().confirm("All will be sent again.", "yes", {"interactive": True})
+    assert raised.value.returncode == 1
 
 
 def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:

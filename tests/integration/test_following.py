@@ -223,10 +223,12 @@ def test_the_command_shows_one_message(still: Clock, capsys: pytest.CaptureFixtu
     [
         (["kept", "--id", "1", "--key", "k"], "by --id, or by --key or --body"),
         (["kept", "--body", "{"], "not JSON"),
+        (["kept", "--body", "[" * 100_000], "not JSON"),
         (["--body", "1"], "give that topic"),
         (["kept", "forgotten", "--body", "1"], "give that topic"),
     ],
 )
 def test_the_command_says_what_is_wrong(still: Clock, arguments: list[str], why: str) -> None:
-    with pytest.raises(CommandError, match=why):
+    with pytest.raises(CommandError, match=why) as raised:
         call_command("rmqstats", *arguments)
+    assert raised.value.returncode == 2

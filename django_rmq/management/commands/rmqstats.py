@@ -11,8 +11,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django.core.management import CommandError
-
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management.commands import rmqschedules
 from django_rmq.management.messages import (
@@ -26,6 +24,7 @@ from django_rmq.management.messages import (
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
+    UsageError,
     age_of_oldest,
     ago,
     at_least,
@@ -147,7 +146,7 @@ class Command(RmqCommand):
     def _show_message(self, operations: Operations, options: Options) -> None:
         """Show what is known about one message."""
         if len(options["topics"]) != 1:
-            raise CommandError("--id, --key and --body name a message of one topic: give that topic.")
+            raise UsageError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
         status = operations.status(topic.name, **name_of(topic, options))
         waits = status.state in ("waiting", "resting")

@@ -95,7 +95,7 @@ def _line(pages: Pages, operations: Operations, one: OutboxRow) -> dict[str, obj
     if one.raw is None or topic is None:
         text = _("%(size)s bytes") % {"size": one.size}
     elif one.act in ("remove", "cancel") and topic.keyed:
-        text = visible(one.raw.decode())
+        text = visible(one.raw.decode("utf-8", "backslashreplace"))
     else:
         text = summary(topic, one.raw, key=one.key)
     return {

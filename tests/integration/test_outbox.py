@@ -50,6 +50,7 @@ from django_rmq import (
     signals,
 )
 from django_rmq.conf import get_config
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import raw_body
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import broker as pipeline
@@ -896,6 +897,13 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     ]
     dashboard = person.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
     assert url in dashboard
+
+
+def test_the_admin_lists_the_removal_of_a_message_whose_key_is_no_text(staff: Callable[..., Client]) -> None:
+    """Another program may have sent it. A person has named it by its id."""
+    left_behind(lambda: remove_message("keyed", id=message_id(0, b"\xffkey")))
+    page = staff("view_topic", "view_bodies").get(reverse("admin:django_rmq_topic_outbox"))
+    assert (page.status_code, "\\xffkey" in page.content.decode()) == (200, True)
 
 
 def test_an_outbox_that_ages_is_red(staff: Callable[..., Client]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from copy import copy
 from datetime import datetime
 from functools import cache, partial, wraps
 from inspect import getdoc
@@ -303,9 +304,14 @@ class RmqView(APIView):
         permission = topic_permission()
         rule = None
         if permission is not None:
-            rule = TopicRule(
-                lambda topic, _needed: permission.has_object_permission(self.request, self, topic)
-            )
+
+            def ask(topic: Topic, needed: Permission) -> bool:
+                # An action may require more than its route, for example that which a request undoes.
+                view = copy(self)
+                view.needed = needed
+                return bool(permission.has_object_permission(self.request, view, topic))
+
+            rule = TopicRule(ask)
         # A project may have None in place of Django's anonymous user.
         user: object = self.request.user
         return Operations(Actor.of_user(user or AnonymousUser(), "rest", rule))
@@ -317,7 +323,7 @@ class RmqView(APIView):
     def topic(self, name: str) -> Topic:
         """Return a topic; one that the user must not know of gets the same error as one that does not exist."""
         try:
-            return self.operations.declared(name)
+            return self.operations.declared(name, self.needed)
         except UnknownTopic:
             raise errors.NotFound(f"There is no topic {name[:100]!r}.") from None
 

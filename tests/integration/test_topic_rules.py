@@ -321,6 +321,38 @@ def test_an_action_on_a_hidden_topic_is_refused_and_does_nothing(shop: Any) -> N
     assert state_of(shop) == before
 
 
+def test_what_the_rule_forbids_of_a_topic_cannot_be_done_over_rest_in_another_way(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, client = Operations(Actor("shell", "command")), person()
+    store(shop, SEEN, shop.now_ms(), b"gone-pear")
+    shell.delete_all(SEEN, "store", Filter(text="gone-pear")).result()
+    action = shell.start_action(SEEN, "purge", "store").action.id
+    deletion = next(one.id for one in shell.undoable() if one.topic == SEEN)
+    before, forbidden = state_of(shop), {Permission.PURGE, Permission.DELETE, Permission.EDIT}
+
+    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
+        return topic.name == SEEN and view.needed not in forbidden
+
+    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    dead = message_id(0, b"dead-pear")
+    requests: list[tuple[str, object]] = [
+        (f"topics/{SEEN}/background/", {"action": "purge", "state": "dead", "filter": {}}),
+        (f"topics/{SEEN}/messages/{dead}/replay/", {"body": {"for": "another"}}),
+        (f"deletions/{deletion}/undo/", {}),
+        (f"background/{action}/stop/", {}),
+    ]
+    for path, body in requests:
+        answer = client.post(f"/api/rmq/{path}", body, content_type="application/json")
+        assert (answer.status_code, answer.json()["code"]) == (404, "topic_not_found"), path
+    assert state_of(shop) == before
+    forbidden.clear()
+    for path, body in requests:
+        answer = client.post(f"/api/rmq/{path}", body, content_type="application/json")
+        assert answer.status_code in (200, 202), answer.content
+    assert state_of(shop) != before
+
+
 def state_of(broker: Any) -> tuple[object, ...]:
     counted = [broker.count(get_config().topic(name), slot) for name in (SEEN, HIDDEN) for slot in (0, 1)]
     # What is due, and since when, changes with the time: on a slow machine the deliveries time out meanwhile.

@@ -1,9 +1,10 @@
 """Batch read: reads topics without changing anything, as rows of Arrow.
 
 The slots are divided between tasks, the partitions of the frame. A task reads every entry exactly once that is present
-throughout, whatever changes meanwhile, because it pages by a cursor of (score, member). Members and scores alone are read
-by rank, many per round trip, which is faster. Ranks change, except in a sealed claim, so each page begins with the row before
-it. If that row is not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
+throughout, whatever changes meanwhile, because it pages by a cursor of (score, member); a re-slotting, which moves entries
+between slots, fails it. Members and scores alone are read by rank, many per round trip, which is faster. Ranks change, except in
+a sealed claim, so each page begins with the row before it. If that row is not after what has been read, an earlier entry was
+removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import content_of, raw_body
 from django_rmq.core.model.replies import Death, Entry, FailureRecord
 from django_rmq.core.model.scores import is_retry, retries_left
-from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.core.model.topic import Definition, Topic, slot_counts
+from django_rmq.exceptions import ConfigurationError, SlotMoved
 from django_rmq.spark.broker_connection import RetryPolicy, broker_of, topic_of
 from django_rmq.spark.source_options import SourceOptions
 
@@ -348,6 +349,22 @@ class RowRange(NamedTuple):
     topic: Topic
     slot: int
     queue: str
+    reslotting: int
+    """The number of the topic's last re-slotting."""
+
+
+def last_reslotting(name: str, definition: Definition) -> int:
+    """Return the number of a topic's last re-slotting, 0 if there was none. Raises ``SlotMoved`` while one is under way."""
+    if len(slot_counts(definition)) > 1:
+        raise _moves(name)
+    return int(definition.get("reslot", {}).get("number", 0))
+
+
+def _moves(name: str) -> SlotMoved:
+    return SlotMoved(
+        f"topic {name} is re-slotted meanwhile: a read would miss some messages that move, and have others twice. "
+        "Read again when the re-slotting has ended"
+    )
 
 
 class ReadTask(InputPartition):
@@ -392,13 +409,14 @@ class Reader(DataSourceReader):
         sizes: list[int] = []
         for name in self._topics:
             topic = topic_of(name, definitions.of(name))
+            reslotting = last_reslotting(name, definitions[name])
             slots = self._options.slots(topic.slots)
             calls = [inspect.count(topic, slot) for slot in slots]
             for slot, counts in zip(slots, walk(broker, calls), strict=True):
                 for queue in self._queues:
                     size = counts.claimed if queue == "claim" else int(getattr(counts, queue))
                     if size:
-                        pieces.append(RowRange(topic, slot, queue))
+                        pieces.append(RowRange(topic, slot, queue, reslotting))
                         sizes.append(size)
         tasks = min(len(pieces), self._options.task_count(sum(sizes)))
         return [ReadTask([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
@@ -409,7 +427,7 @@ class Reader(DataSourceReader):
             return
         schema = arrow_schema(self._schema)
         broker = broker_of(self._options)
-        for topic, slot, queue in partition.pieces:
+        for topic, slot, queue, _ in partition.pieces:
             if not topic.keyed and not self._metadata:
                 live = LiveRows(broker, self._patience, topic, slot, queue, self._low, self._high)
                 for rows in live.pages():
@@ -436,6 +454,12 @@ class Reader(DataSourceReader):
                 cursor = page.cursor
                 if cursor is None:
                     break
+        # What was read before a re-slotting began is right, so each task looks when it has read everything.
+        definitions = self._patience(broker.definitions)
+        for name, reslotting in {(piece.topic.name, piece.reslotting) for piece in partition.pieces}:
+            definition = definitions.of(name)
+            if definition is not None and last_reslotting(name, definition) != reslotting:
+                raise _moves(name)
 
 
 class PushdownReader(Reader):

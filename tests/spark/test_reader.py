@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
+from django_rmq.core import reslotting
 from django_rmq.core.model.topic import TopicType
+from django_rmq.exceptions import SlotMoved
 from django_rmq.spark import reader
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.reader import METADATA, LiveRows, PushdownReader, RowPosition
+from django_rmq.spark.reader import COLUMNS, METADATA, LiveRows, PushdownReader, Reader, RowPosition
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import MakeQueue, Queue
 
@@ -107,6 +109,28 @@ def test_a_place_is_behind_a_member_or_behind_a_score() -> None:
     rows = [b"a", b"1", b"b", b"1", b"c", b"2"]
     places = RowPosition(1.0), RowPosition(1.0, b"a"), RowPosition(0.5, b"z"), RowPosition(2.0, b"c")
     assert [place.passed(rows) for place in places] == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize("metadata", ["false", "true"])
+@pytest.mark.parametrize("until", ["begun", "moved", "finished", "before"])
+def test_a_read_during_which_the_topic_is_reslotted_says_so(
+    queue: MakeQueue, until: str, metadata: str
+) -> None:
+    topic = queue(slots=2)
+    topic.send([*range(40)])
+    given = SourceOptions({**topic.options, "includeMetadata": metadata}, READ, "spark.read")
+    reader = Reader(given, METADATA if metadata == "true" else COLUMNS)
+    tasks = reader.partitions() if until != "before" else []
+    change = reslotting.begin(topic.broker, topic.topic, 8)
+    assert change is not None
+    if until != "begun":
+        reslotting.move(topic.broker, change)
+    if until == "finished":
+        reslotting.finish(topic.broker, change)
+    with pytest.raises(SlotMoved, match="Read again when the re-slotting has ended"):
+        assert [list(reader.read(task)) for task in tasks or reader.partitions()]
+    reslotting.finish(topic.broker, change)
+    assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 40
 
 
 # --- filters that are pushed down

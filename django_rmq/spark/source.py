@@ -65,7 +65,9 @@ def _schema(options: SourceOptions) -> StructType:
 
 
 def _check(schema: StructType, options: SourceOptions) -> None:
-    if schema.fieldNames() != _schema(options).fieldNames():
+    # Spark may declare the same columns as never NULL.
+    given, fixed = ([(field.name, field.dataType) for field in one] for one in (schema, _schema(options)))
+    if given != fixed:
         raise ConfigurationError(
             f"the schema of format rmq is fixed: {_schema(options).simpleString()}; read value, then decode it"
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -97,11 +97,14 @@ def printable_row(batch: pa.RecordBatch, row: int) -> str:
 
 
 def _cell(column: pa.Array) -> object:
-    """Return the one value of a column, also one that Python cannot represent: text that is not UTF-8, the year 10000."""
-    try:
-        return column[0].as_py()
-    except (ValueError, OverflowError, KeyError, pa.ArrowException):
-        return column.cast(pa.binary() if pa.types.is_string(column.type) else pa.string())[0].as_py()
+    """Return the one value of a column, in another form if Python cannot represent it.
+
+    Such values are text that is not UTF-8, the year 10000, and instants in a zone that Arrow does not know, such as GMT+8.
+    """
+    for kind in (column.type, pa.binary(), pa.timestamp("us"), pa.string()):
+        with suppress(ValueError, OverflowError, KeyError, pa.ArrowException):
+            return column.cast(kind)[0].as_py()
+    return f"a value of type {column.type}"
 
 
 def folder_of(path: str) -> tuple[fs.FileSystem, str]:
@@ -122,32 +125,26 @@ class BadRows:
     The file appears when the task ends. A task that is tried again replaces it.
     """
 
-    def __init__(self, path: str | None, run: str) -> None:
+    def __init__(self, path: str | None, write: str) -> None:
         self.are_kept = path is not None
         self.count = 0
-        self._path, self._run = path, run
+        self._path, self._write = path, write
+        """The folder, and the name of the write."""
         self._writer: pq.ParquetWriter | None = None
 
     def keep(self, rows: pa.RecordBatch, why: Sequence[str]) -> None:
         """Add rows to the file."""
         table = pa.Table.from_batches([rows]).append_column(REFUSED, pa.array(why, pa.string()))
         if self._writer is None:
-            files, folder = folder_of(self._path or "")
-            name = f"{self._name()}.parquet"
-            self._files, self._hidden, self._shown = files, f"{folder}/.{name}", f"{folder}/{name}"
-            self._writer = pq.ParquetWriter(self._hidden, table.schema, filesystem=files)
+            self._files, folder = folder_of(self._path or "")
+            task = TaskContext.get()
+            name = self._write if task is None else f"{self._write}-{task.partitionId():05d}"
+            # Spark may run two attempts at one task at the same time: a speculative one, or one that it takes for dead.
+            attempt = 0 if task is None else task.taskAttemptId()
+            self._hidden, self._shown = f"{folder}/.{name}-{attempt}.parquet", f"{folder}/{name}.parquet"
+            self._writer = pq.ParquetWriter(self._hidden, table.schema, filesystem=self._files)
         self._writer.write_table(table)
         self.count += len(why)
-
-    def _name(self) -> str:
-        task = TaskContext.get()
-        if task is None:
-            return self._run
-        query, batch = (
-            task.getLocalProperty(f"{name}") for name in ("sql.streaming.queryId", "streaming.sql.batchId")
-        )
-        of = self._run if query is None else f"{query}-{batch}"
-        return f"{of}-{task.partitionId():05d}"
 
     def __enter__(self) -> None: ...
 
@@ -232,7 +229,7 @@ class PartitionSend:
         broker = broker_of(self._options)
         producer = Producer(broker)
         targets: dict[str, Target] = {}
-        bad = BadRows(self._bad_rows, self._run)
+        bad = BadRows(self._bad_rows, self._write_name())
         counts: Counter[str] = Counter()
         with bad:
             try:
@@ -252,6 +249,10 @@ class PartitionSend:
             raise TopicFull(f"topic {names} is full: {counts['refused']} of {sent} messages were refused")
         counts[LEFT_OUT] += bad.count
         return Written(dict(+counts))
+
+    def _write_name(self) -> str:
+        """Return the name of this write, by which files of bad rows are called."""
+        return self._run
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each topic. Rows without a topic have the topic ''."""
@@ -487,3 +488,9 @@ class StreamWriter(PartitionSend, DataSourceStreamArrowWriter):
         if not hasattr(datasource, "DataSourceStreamArrowWriter"):
             raise too_old("stream writes", "4.1")
         super().__init__(options, schema, overwrite=overwrite)
+
+    def _write_name(self) -> str:
+        # A batch that is repeated replaces its files. Batch writes of foreachBatch do not: one batch may have several.
+        task = cast("TaskContext", TaskContext.get())
+        query, batch = map(task.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
+        return f"{query}-{batch}"

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.reader import COLUMNS
 from django_rmq.spark.source import RmqDataSource
 from tests.spark.conftest import MakeQueue, Queue, begin, finish
 from tests.support.workers import eventually
@@ -242,6 +244,23 @@ def test_a_wrong_option_is_an_error_of_the_source(
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         RmqDataSource({**queue().options, **options}).schema()
+
+
+@pytest.mark.parametrize("method", ["reader", "streamReader"])
+@pytest.mark.parametrize(("column", "kind"), [("value", StringType()), ("slot", LongType())])
+def test_another_schema_is_an_error_of_the_source(
+    queue: MakeQueue, method: str, column: str, kind: DataType
+) -> None:
+    schema = StructType(
+        [StructField(one.name, kind if one.name == column else one.dataType) for one in COLUMNS]
+    )
+    with pytest.raises(ConfigurationError, match="is fixed: struct<value:binary,score:double,"):
+        getattr(RmqDataSource(queue().options), method)(schema)
+
+
+def test_columns_that_are_never_null_are_no_other_schema(queue: MakeQueue) -> None:
+    schema = StructType([StructField(field.name, field.dataType, nullable=False) for field in COLUMNS])
+    assert list(RmqDataSource(queue().options).reader(schema).partitions()) == []
 
 
 def test_a_wrong_option_is_an_error_on_the_driver(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:

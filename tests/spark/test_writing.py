@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.spark.writer import Written
+from django_rmq.spark.writer import Written, printable_row
 from tests.spark.conftest import MakeQueue, Queue, begin, finish, refused_in
 
 LATER = 2_000_000_000_000
@@ -186,6 +187,18 @@ def test_text_that_is_not_utf_8_is_refused(queue: MakeQueue, columns: list[str],
     assert topic.depth("store") == 0
 
 
+def test_an_error_shows_values_that_python_cannot_read(queue: MakeQueue) -> None:
+    """Texts that are not UTF-8 may be large ones, and Java knows zones that Arrow does not."""
+    raw = pa.array([b'"\xff"'], pa.large_binary())
+    texts = pa.LargeStringArray.from_buffers(1, *raw.buffers()[1:])
+    at = pa.array([0], pa.timestamp("us", "GMT+8"))
+    row = {"value": texts, "fixed_time": at, "year": pa.array([YEAR_10000], pa.timestamp("us", "GMT+8"))}
+    assert printable_row(pa.record_batch(row), 0) == (
+        "{'value': b'\"\\xff\"', 'fixed_time': datetime.datetime(1970, 1, 1, 0, 0), "
+        "'year': 'a value of type timestamp[us, tz=GMT+8]'}"
+    )
+
+
 def test_bad_rows_are_left_out_on_request_and_are_in_files(
     queue: MakeQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +241,46 @@ def test_a_task_that_fails_leaves_no_file_of_bad_rows(queue: MakeQueue, tmp_path
     with pytest.raises(OSError, match="the source is gone"):
         writer.write(batches())
     assert list(tmp_path.iterdir()) == []
+
+
+class Task:
+    """What a task knows of itself, in a batch of a query."""
+
+    def __init__(self, attempt: int) -> None:
+        self.taskAttemptId, self.partitionId = lambda: attempt, lambda: 0
+        self.getLocalProperty = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}.get
+
+
+def test_two_attempts_at_one_task_at_a_time_leave_a_whole_file(
+    queue: MakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = queue(TopicType.RANGE_MERGE).writer("value", badRows=str(tmp_path))
+    bad = batch_of(value=(pa.string(), ["{"] * 64_000))
+
+    def attempt(number: int, *, meanwhile: Callable[[], object] = int) -> Written:
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield bad
+            meanwhile()
+            monkeypatch.setattr("pyspark.TaskContext.get", lambda: Task(number))
+            yield bad
+
+        monkeypatch.setattr("pyspark.TaskContext.get", lambda: Task(number))
+        return writer.write(batches())
+
+    written = attempt(1, meanwhile=lambda: attempt(2))
+    assert written.counts == {"left out": 128_000}
+    assert len(refused_in(tmp_path)) == 128_000 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_writes_of_one_batch_keep_their_bad_rows_beside_each_other(
+    queue: MakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function for foreachBatch may write twice into one folder."""
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: Task(1))
+    topic = queue(TopicType.RANGE_MERGE)
+    for text in ("{", "["):
+        topic.write_batch(batch_of(value=(pa.string(), [text])), badRows=str(tmp_path))
+    assert {row["value"] for row in refused_in(tmp_path)} == {"{", "["}
 
 
 def test_times_are_compared_with_the_clock_of_the_server(

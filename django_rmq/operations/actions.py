@@ -385,6 +385,7 @@ def _act_in_slot(
     # A replay acts on dead messages alone, so the state of the others is read for their outcome.
     if act is not REPLAY:
         return outcomes | dict.fromkeys(missing, "gone")
+    # The script refuses to describe more than 100 members.
     for first in range(0, len(missing), 100):
         part = missing[first : first + 100]
         reply = context.broker.run(inspect.describe_messages(topic, slot, part))

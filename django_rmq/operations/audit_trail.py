@@ -114,6 +114,7 @@ def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:
 
 def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> int:
     """Write a LogEntry, or rewrite the ``known`` one of this user and topic; return its primary key."""
+    # These models cannot be imported in a project that has not installed the admin.
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
@@ -128,7 +129,7 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
             return known
     created = LogEntry.objects.create(
         user_id=actor.user.pk,
-        content_type_id=ContentType.objects.get_for_model(Topic, for_concrete_model=False).pk,
+        content_type_id=ContentType.objects.get_for_model(Topic).pk,
         object_id=topic,
         object_repr=topic or "workers",
         action_flag=CHANGE,

@@ -127,6 +127,7 @@ class Actor:
         """Return the actor for a command: the user of the system. ``as_shown``: it sees bodies as formatters show them."""
         try:
             name = getpass.getuser()
+        # In a container the process may run as a number without a user. Python before 3.13 raises KeyError then.
         except (KeyError, OSError):
             name = str(os.getuid())
         return cls(

@@ -42,7 +42,10 @@ from django_rmq.operations.messages import checked
 from django_rmq.operations.undo import Trash, open_trash
 
 LINE_MS = 10_002
-"""The ms after a due time in which a fifo topic has a place for a message."""
+"""The ms after a due time in which a fifo topic has a place for a message.
+
+The script tries 10,001 of them, and takes the next one if all are full.
+"""
 
 PURGEABLE = ("waiting", "resting", "dead")
 
@@ -423,6 +426,7 @@ def run_part(
     done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
     """
     lease, token = f"action{action}", uuid4().hex
+    # The name of the lease stands for its content, so the answer is never that the content is another one.
     word, _answer = broker.run(stored_results.begin_request(lease, lease, token, LEASE_MS))
     if word != "new":
         return False
@@ -448,6 +452,7 @@ def run_part(
             _end(broker, stored, problem=str(error))
             return True
     finally:
+        # An empty answer frees the lease, so that another worker need not wait for its end.
         broker.run(stored_results.store_answer(lease, token, b"", LEASE_MS))
 
 
@@ -477,6 +482,7 @@ def _do_part(
         more = Counter(progress.outcomes) - before
         for outcome, messages in more.items():
             pipeline.add(stored_actions.count_action(action.id, outcome, messages))
+        # It counts from one look at the server's clock, because another look would cost each step a round trip.
         at_ms = now_ms + round((time.monotonic() - began) * 1000)
         pipeline.add(stored_actions.write_action(action.id, "beat", f"{at_ms} {worker}"))
         asked = pipeline.add(stored_actions.read_stop(action.id))
@@ -485,6 +491,7 @@ def _do_part(
         if asked.get() or is_over():
             break
     action_progress.outcomes = dict(counted + before)
+    # The next part would begin at the same message, and find as little in the same time.
     is_stuck = wanted.compares and not progress.done and not progress.is_complete
     problem = "; ".join(progress.problems[:5])
     if is_stuck and not is_over():
@@ -516,6 +523,7 @@ def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False,
     action = progress.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
     broker.run(stored_actions.write_action(action.id, "ended", json.dumps(ended)))
+    # The audit trail needs only the key of the user, who may have been deleted since the action began.
     user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
     note = action.described if is_complete else f"{action.described}, incomplete"
     if progress.stopped_by:

@@ -52,6 +52,7 @@ def unsealed(topic: str, slot: int, text: str) -> int | None:
     A receipt that was signed with a key of SECRET_KEY_FALLBACKS is valid.
     """
     number, dot, mark = text.partition(".")
+    # ``isdecimal`` accepts the digits of all scripts. Microseconds have 16 digits until the year 2286.
     if not (dot and number.isdecimal() and number.isascii() and len(number) <= 16):
         raise InvalidRequest(f"{text[:60]!r} is not a receipt")
     try:
@@ -177,6 +178,7 @@ class Settlements:
 
     def _retries_left(self, slot: int, members: Sequence[bytes]) -> dict[bytes, int]:
         retries = {}
+        # The script refuses to describe more than 100 members.
         for start in range(0, len(members), 100):
             part = members[start : start + 100]
             answers = self._broker.run(inspect.describe_messages(self._topic, slot, part))
@@ -390,6 +392,7 @@ def _holding(slot: int, receipt: int) -> str:
 
 def _lease_ms(topic: Topic) -> int:
     """Return how long a silent delivery counts as in flight: until it has timed out."""
+    # Prepare has only the second of a delivery, which therefore times out up to a second later.
     return topic.timeout * 1000 + 1000
 
 

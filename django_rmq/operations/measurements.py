@@ -197,7 +197,7 @@ def _actions(names: Collection[str]) -> list[Annotation]:
     from django_rmq.models import Topic
 
     try:
-        of_topics = ContentType.objects.get_for_model(Topic, for_concrete_model=False)
+        of_topics = ContentType.objects.get_for_model(Topic)
         # The newest by their keys: the table has no index of times.
         rows = LogEntry.objects.filter(content_type=of_topics, object_id__in=names).order_by("-pk")
         return [

@@ -52,7 +52,7 @@ RUN = 16
 """The number of neighbouring dead messages that are counted together, because short reads would take longer."""
 
 SCANNED_AT_ONCE = 62 * RUN
-"""The number of dead messages of a slot that one script counts."""
+"""The number of dead messages of a slot that one script counts: whole runs, of the 1,000 messages that it may read."""
 
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 """Multiples of it, without their whole part, are spread evenly between 0 and 1, however many there are."""

@@ -80,6 +80,7 @@ def _value_at(value: object, path: str) -> object:
     for step in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(step)
+        # ``int`` raises an error for thousands of digits, and no list has an index of more than nine.
         elif isinstance(value, list) and step.isdecimal() and int(step[:9]) < len(value):
             value = value[int(step[:9])]
         else:

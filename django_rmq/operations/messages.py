@@ -604,6 +604,7 @@ def search_messages(
     named = _named(context, [one.topic for one in figures], text)
     copies = {_place(one): one for one in named}
     looked_at, is_complete, problems, searched = 0, True, dict[str, None](), set[str]()
+    # An id names the message that was looked for, so a search of all lists would only take time.
     is_id = any(_identity(one.topic, text) for one in named[:1])
     lists = [] if is_id or len(_bytes(text)) > LONGEST_NEEDLE else list(_lists(figures))
     for topic, state, depth in lists:

@@ -36,7 +36,7 @@ STEP_SECONDS = 60.0
 """Seconds in which the relay of a database has to make a step; then it is left alone. A step takes a few seconds."""
 
 _inquiries: dict[tuple[int, str], ParallelReads[Any]] = {}
-"""The last inquiry to each database, by process and alias."""
+"""The last inquiry to each database, by process and alias: a fork has none of the threads of its parent."""
 
 T = TypeVar("T")
 
@@ -228,6 +228,7 @@ def _do(
 
 def _parsed(name: str) -> tuple[str, int]:
     database, colon, number = name.rpartition(":")
+    # A primary key of 64 bits has at most 19 digits.
     if not (colon and number.isascii() and number.isdigit() and len(number) < 20):
         raise InvalidRequest(
             _("%(id)r is not a row of the outbox; the id of one is like default:12") % {"id": name[:80]}

@@ -214,6 +214,7 @@ def run_once(
     ``RequestRunning`` and the errors of ``spend``.
     """
     name, token = _name(actor, key), uuid4().hex
+    # A client that repeats a request may write the names of an object in another order.
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     word, answer = broker.run(stored_results.begin_request(name, fingerprint, token, ATTEMPT_MS))
     if word == "other":
@@ -240,5 +241,6 @@ def run_once(
 
 
 def _name(actor: Actor, key: str = "") -> str:
+    # Names of actors and keys of clients may hold any character, and the key in Redis only letters and digits.
     who = getattr(actor.user, "pk", None) or actor.name
     return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]

@@ -245,6 +245,7 @@ def share_answer(key: tuple[object, ...], ask: Callable[[], T], seconds: float) 
         # A thread that has waited gets the answer of the attempt that it waited for, also an error. Otherwise every waiting
         # thread would find out by itself, one after the other, that Redis does not answer.
         if shared.error is not None and shared.ended > began:
+            # Each thread raises an error of its own, because raising one changes its traceback.
             raise type(shared.error)(str(shared.error)) from shared.error
         if shared.answer is not None and shared.ended + seconds > began:
             answer: T = shared.answer

@@ -516,6 +516,7 @@ def _count_held(pipeline: BrokerPipeline, surveyed_topics: Iterable[_SurveyedTop
 
     def take() -> None:
         for some, answer in asked:
+            # After an error these slots have no counts. They are then counted one by one, which finds the bad one.
             for (surveyed, slot), counts in zip(some, _known(answer) or (), strict=False):
                 surveyed.counts[slot] = counts
 

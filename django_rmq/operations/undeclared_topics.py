@@ -172,6 +172,7 @@ def retire(
         raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete them")
     if undeclared.dead and not (delete or dead):
         raise OperationRefused(f"topic {name} holds messages ({undeclared}): move or delete the dead ones")
+    # A rested message goes from Retry to Store. In this order it is found even if it does so meanwhile.
     live = ("retry", "store")
     parts: list[Iterator[BulkProgress]] = []
     if target is not None:
@@ -265,6 +266,7 @@ def _move_some(
         # none.
         if arrived:
             broker.run(operate.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
+    # The plus leaves out outcomes with the count 0.
     return +outcomes
 
 
@@ -273,6 +275,7 @@ def _placed(
 ) -> Outgoing | None:
     """Return a message as ``target`` takes it, or None if its slot there cannot be computed."""
     envelope = entry.envelope
+    # The body of a dead message is kept with its death: a live copy with the same key has another one.
     if state == "dead" and entry.record:
         envelope = Death.parse(entry.record).envelope
     basis = stored_basis(target, entry.member, envelope)

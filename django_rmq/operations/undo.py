@@ -56,6 +56,7 @@ class Trash:
         """Return the trash of an action; if it has begun already, with what it has kept so far."""
         now_ms = broker.now_ms()
         deletions = broker.run(stored_actions.read_deletions())
+        # All records are in one hash, whose fields cannot expire one by one before Redis 7.4.
         old = [one.id for one in deletions if now_ms >= one.until_ms]
         if old:
             broker.run(stored_actions.forget_deletions(old))
@@ -82,6 +83,7 @@ class Trash:
     def run(self, broker: Broker, calls: Iterable[Call[Any]]) -> list[Any]:
         """Run calls that delete, as ``run_all`` does; return the answer of each, or its error."""
         calls = list(calls)
+        # All calls run in one round trip, so none of them can use what another one leaves of its share.
         share = (MOST_MESSAGES - self.kept) // max(1, len(calls))
         if not calls or share <= 0 or self._size <= 0 or not self._is_recorded(broker):
             return run_all(broker, calls)

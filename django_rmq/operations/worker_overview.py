@@ -291,6 +291,7 @@ def ask_worker(
     pipeline = context.broker.pipeline()
     # The time makes a repeated request another one.
     asked = pipeline.add(reports.ask_worker(member.id, f"{request} {context.broker.now_ms()}"))
+    # The request comes first, because Redis sets no expiry for a key that is not there.
     ended = pipeline.add(reports.end_requests(REQUEST_MS))
     pipeline.execute()
     asked.get()

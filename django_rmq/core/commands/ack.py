@@ -30,7 +30,10 @@ def _of_all(size: int) -> Callable[[bytes], list[str]]:
 
 
 ENOUGH = 16
-"""From this number of messages on, the outcome of a whole delivery is noted once for all of them."""
+"""From this number of messages on, the outcome of a whole delivery is noted once for all of them.
+
+A status looks through these notes one after the other, so there must not be many short ones.
+"""
 
 
 def commit_delivery(

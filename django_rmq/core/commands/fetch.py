@@ -40,6 +40,7 @@ def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
             rows, lefts, envelopes, suspect, timeout = [*reply[5:], *_ABSENT[len(reply) :]]
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
+            # ``repeat`` never ends, so a strict ``zip`` would raise an error.
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
             due, receipt, is_suspect = moment(reply[1]), int(reply[3]), suspect == b"suspect"
@@ -84,6 +85,7 @@ def _held(reply: list[Reply]) -> list[HeldReply] | None:
         # slot, which was no number. Nobody can end such a delivery, so it times out, and must not hide the others.
         receipt, original, *mark = (record if record and record[:1].isdigit() else b"0 0").split(b" ")
         original, _, timeout = original.partition(b":")
+        # The last three digits of a score in Prepare are the retries left.
         delivery = Delivery(member, float(original), int(float(score)) % 1000, envelope)
         held.append(HeldReply(delivery, int(receipt), bool(mark), int(timeout) if timeout else None))
     return held

@@ -175,6 +175,7 @@ def restore(topic: Topic, slot: int, act: str, cursor: str = "0", limit: int = 2
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
     """Stop deliveries of the slot, or resume them. Answers paused, resumed or unchanged."""
+    # The script publishes the number of the slot, which its keys have only within their names.
     return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word)
 
 

@@ -96,6 +96,7 @@ def ask_worker(worker: str, request: str) -> Call[int]:
 
 def end_requests(after_ms: int) -> Call[int]:
     """Let Redis forget all requests to workers ``after_ms`` from now."""
+    # The whole hash expires, because a single field cannot before Redis 7.4.
     return RedisCommand("PEXPIRE", _REQUESTS, (after_ms,), int)
 
 

@@ -52,6 +52,7 @@ class KeyPlace(Protocol):
 def _chosen(names: tuple[str, ...]) -> Callable[[tuple[bytes, ...]], tuple[bytes, ...]]:
     """Return a function that picks the keys with these names from all keys of a slot."""
     places = [SlotKeys._fields.index(name) for name in names]
+    # ``itemgetter`` of a single place returns the key itself, and not a tuple.
     if len(places) == 1:
         (place,) = places
         return lambda keys: (keys[place],)

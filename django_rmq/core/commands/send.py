@@ -75,6 +75,7 @@ _one_merged = _sent([math.nan])
 def _in_line(reply: Reply) -> Sequence[Sent]:
     """Parse the places in the line of a fifo topic."""
     if not _is_of_one(reply) and reply[0] == b"stored":
+        # Redis cuts off the fraction of a number that a script returns, so the script returns whole steps.
         return list(map(_new_sent, zip(repeat("stored"), [steps / 1024 for steps in reply[1]])))
     return _one_merged(reply)
 

@@ -36,6 +36,7 @@ def write_action(action: str, field: str, value: str) -> Call[int]:
 
 def count_action(action: str, outcome: str, messages: int) -> Call[int]:
     """Count messages with an outcome of an action; return how many it has by now."""
+    # A worker may go on after its lease, beside the next one. HINCRBY adds up what both have done.
     return RedisCommand("HINCRBY", _ACTIONS, (f"{action}:did.{outcome}", messages), int)
 
 

@@ -62,6 +62,7 @@ def plan_tick(
 
     ``walls``: what ``local_times_text`` returns. Answers planned, early or lost.
     """
+    # The record has the CRC and no slot, because the slot count may change before the tick is written.
     own = (name, generation, before, instant, topic, crc, walls)
     return Call("schedules/plan_tick", Named(_schedule_key, name), own, word)
 

@@ -155,7 +155,7 @@ def panel(
         cursor = ""
     columns = operations.config.admin.columns_of(topic.name)
     note = ""
-    if sees_content(operations.actor) and not sees_stored(operations.actor, topic.name):
+    if sees_content(operations.actor, topic.name) and not sees_stored(operations.actor, topic.name):
         note = _("Bodies of this topic are redacted and cannot be searched.")
     cause = cause_text(listing.copies) if wanted.cause else ""
     return {

@@ -150,9 +150,13 @@ def is_redacted(topic: str) -> bool:
     return get_config().admin.formatter_of(topic) is not None
 
 
-def sees_content(actor: Actor) -> bool:
-    """Return whether ``actor`` sees bodies, keys, headers and errors, as far as a formatter shows them."""
-    return actor.may(Permission.VIEW_BODIES)
+def sees_content(actor: Actor, topic: str) -> bool:
+    """Return whether ``actor`` sees bodies, keys, headers and errors of a topic, as far as a formatter shows them."""
+    may_see = actor.may(Permission.VIEW_BODIES)
+    if actor.rule is None or not may_see:
+        return may_see
+    declared = known_settings().topics.get(topic)
+    return declared is not None and actor.rule.permits(declared, Permission.VIEW_BODIES)
 
 
 def sees_formatted(actor: Actor, topic: str) -> bool:
@@ -165,12 +169,13 @@ def sees_stored(actor: Actor, topic: str) -> bool:
 
     A search reveals what bodies contain, letter by letter.
     """
-    return sees_content(actor) and not sees_formatted(actor, topic)
+    return sees_content(actor, topic) and not sees_formatted(actor, topic)
 
 
 def require_search(actor: Actor, topic: str) -> None:
     """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
-    actor.require(Permission.VIEW_BODIES)
+    if not sees_content(actor, topic):
+        raise NotPermitted(f"{actor.name} lacks the permission {Permission.VIEW_BODIES.full_name}")
     if not sees_stored(actor, topic):
         raise OperationRefused(
             _("the bodies of topic %(topic)s are redacted, and cannot be searched") % {"topic": topic}

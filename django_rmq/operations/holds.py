@@ -78,7 +78,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     Raises the errors of ``get``; ``MessageGone`` only if nothing is known about the message.
     """
     topic = context.permitted(name, Permission.VIEW)
-    hidden = not sees_content(context.actor)
+    hidden = not sees_content(context.actor, topic.name)
     identity = identified(context, topic, message_id)
     places = whereabouts(context, topic, identity)
     held_by: list[Hold] = []

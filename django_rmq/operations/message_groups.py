@@ -337,7 +337,7 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
         for score, slot, member in some:
             rank = ranks.get((slot, member))
             name = id_of(topic, slot, member, "dead", score, rank, sealed=sealed)
-            log_id = sealed_id(topic.name, slot, member) if sees_content(context.actor) else name
+            log_id = sealed_id(topic.name, slot, member) if sees_content(context.actor, topic.name) else name
             members_of[key].samples.append(GroupSample(name, log_id))
     rows = _ordered("error", members_of, deaths.looked_at)
     return MessageGroups(

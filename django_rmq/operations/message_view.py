@@ -129,7 +129,7 @@ ErrorView = Literal["stored", "redacted", "hidden"]
 
 def error_view(actor: Actor, topic: Topic) -> ErrorView:
     """Return by which text ``actor`` distinguishes causes of failures; that of a redacted topic is the same for all."""
-    if not sees_content(actor):
+    if not sees_content(actor, topic.name):
         return "hidden"
     return "redacted" if is_redacted(topic.name) else "stored"
 

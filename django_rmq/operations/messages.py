@@ -439,7 +439,7 @@ def listing(
         descending = queue == "dead" or (queue == "store" and topic.is_priority)
     order = Order(topic, queue, descending, wanted)
     actor, broker = context.actor, context.broker
-    form = Shown(hidden=not sees_content(actor), sealed=not sees_stored(actor, topic.name))
+    form = Shown(hidden=not sees_content(actor, topic.name), sealed=not sees_stored(actor, topic.name))
     page = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
     return replace(page, copies=as_shown(context.actor, topic, page.copies))
 
@@ -500,7 +500,7 @@ def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[
     at, reply = locate_message(context, topic, message_id)
     if at is None or reply is None:
         raise gone(topic, message_id)
-    hidden = not sees_content(context.actor)
+    hidden = not sees_content(context.actor, topic.name)
     copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=hidden))
     return as_shown(context.actor, topic, copies)
 

@@ -233,7 +233,7 @@ def test_what_runs_has_the_buttons_that_the_rule_permits(
         assert 'value="cancel"' in shown and "Show stack" in shown, page
 
     def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
-        return topic.name == SEEN and view.needed in (Permission.VIEW, permitted)
+        return topic.name == SEEN and view.needed in (Permission.VIEW, Permission.VIEW_BODIES, permitted)
 
     monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
     for page in pages:
@@ -351,6 +351,37 @@ def test_what_the_rule_forbids_of_a_topic_cannot_be_done_over_rest_in_another_wa
         answer = client.post(f"/api/rmq/{path}", body, content_type="application/json")
         assert answer.status_code in (200, 202), answer.content
     assert state_of(shop) != before
+
+
+def test_what_messages_hold_is_shown_of_those_topics_of_which_the_rule_permits_it(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, rest = addresses(SEEN), f"/api/rmq/topics/{SEEN}/messages/"
+    shown = [
+        *(f"{pages['change']}?tab={tab}" for tab in ("store", "dead", "prepare")),
+        *(pages[name] for name in ("message", "causes", "topic_causes", "raw")),
+        f"{pages['search']}?q=no+p",
+        *(f"{pages['export']}?tab=dead&as={form}" for form in ("csv", "jsonl")),
+        *(f"{rest}?state={state}" for state in ("waiting", "dead")),
+        f"{rest}{message_id(0, b'dead-pear')}/",
+        "/api/rmq/causes/",
+    ]
+    searches = [f"{rest}?state=dead&text=pear", f"{rest}-/?key=dead-pear"]
+    client, forbidden = person(), {Permission.VIEW_BODIES}
+
+    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
+        return topic.name == SEEN and view.needed not in forbidden
+
+    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    for address in shown:
+        assert "pear" not in text(client.get(address)), address
+    for address in searches:
+        assert client.get(address).status_code == 403, address
+    forbidden.clear()
+    for address in shown:
+        assert "pear" in text(client.get(address)), address
+    for address in searches:
+        assert client.get(address).status_code == 200, address
 
 
 def state_of(broker: Any) -> tuple[object, ...]:

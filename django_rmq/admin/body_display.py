@@ -9,7 +9,6 @@ or a terminal (controls, bidirectional marks, invisible ones) are shown by their
 from __future__ import annotations
 
 import json
-import logging
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -21,9 +20,7 @@ from django.utils.translation import gettext as _
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations.authorization import is_redacted
-from django_rmq.operations.message_view import format_body
-
-logger = logging.getLogger("django_rmq.admin")
+from django_rmq.operations.message_view import format_body, log_failed_formatter
 
 MAX_SHOWN = 65_536
 """Maximum number of characters of a body that a page shows; the rest is in the download."""
@@ -64,8 +61,8 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
         if isinstance(value, str):
             return _text("text", value, formatted=True)
         return _json(value, formatted=True)
-    except Exception:
-        logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
+    except Exception as error:  # noqa: BLE001 - whatever a function of the project raises
+        log_failed_formatter(topic.name, "body", error)
         return ShownBody("withheld", (("", _("The formatter of this topic failed. See the log.")),))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from django.utils.module_loading import import_string
 
 from django_rmq.conf import get_config
+from django_rmq.core.consumer.failures import name_of
 from django_rmq.core.model.body_codec import decode_body, encode_json, exact_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of
 from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class, read_record
@@ -109,9 +111,20 @@ def _formatted(topic: Topic, raw: bytes) -> tuple[object, str]:
             return b64encode(shown).decode(), "base64"
         encode_json(shown)
         return shown, "text" if isinstance(shown, str) else "json"
-    except Exception:
-        logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
+    except Exception as error:  # noqa: BLE001 - whatever a function of the project raises
+        log_failed_formatter(topic.name, "body", error)
         return None, "withheld"
+
+
+def log_failed_formatter(topic: str, part: str, error: Exception) -> None:
+    """Log that a formatter failed: the class of its error, and where it was raised.
+
+    The text of the error may quote the message, and error reporters collect the variables of its frames.
+    """
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error(
+        "The formatter of topic %s failed (%s); the %s is withheld.\n%s", topic, name_of(error), part, frames
+    )
 
 
 def copy_as_json(copy: MessageCopy) -> dict[str, object]:
@@ -161,8 +174,8 @@ def redacted(copy: MessageCopy) -> MessageCopy:
             continue
         try:
             shown[part] = kind(method(name, stored))
-        except Exception:
-            logger.exception("The formatter of topic %s failed; the %s is withheld.", name, part)
+        except Exception as error:  # noqa: BLE001 - whatever a function of the project raises
+            log_failed_formatter(name, part, error)
     return replace(copy, **shown)
 
 

@@ -624,18 +624,22 @@ class Cards:
         return dict.fromkeys(headers, "***")
 
     def error(self, topic: str, error: str) -> str:
-        raise ValueError("it cannot read that")
+        raise ValueError(f"it cannot read {error}")
 
 
 show_cards = Cards()
 
 
-@pytest.mark.parametrize("formatter", ["redact", "show_cards", "missing"])
+def reject_cards(topic: str, body: Any) -> str:
+    raise ValueError(f"it cannot read {body}")
+
+
+@pytest.mark.parametrize("formatter", ["redact", "show_cards", "reject_cards", "missing"])
 def test_keys_headers_and_slot_bases_of_a_redacted_topic_are_shown_by_its_formatter_alone(
     boss: Client, broker: Broker, formatter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = topic_of("keyed")
-    envelope = Envelope(b'{"card":"9999"}', 0, "cardnumber basis", {"sender": "cardnumber header"})
+    envelope = Envelope(b'{"card":"cardnumber 9999"}', 0, "cardnumber basis", {"sender": "cardnumber header"})
     broker.send_replace(topic, 0, [1_000], [b"cardnumber-77"], [encode_envelope(envelope)])
     taken = broker.prepare(topic, 0, "W", None, 10)
     failure = Failure(b"cardnumber-77", "rejected", None, "shop.Boom: cardnumber error")
@@ -648,12 +652,15 @@ def test_keys_headers_and_slot_bases_of_a_redacted_topic_are_shown_by_its_format
         shown = [text(page), text(boss.get(url("message", "keyed", message_id))), text(rest)]
         (copy,) = rest.json()["results"]
         assert "cardnumber" not in "".join(shown) + caplog.text
+        # Error reporters collect the variables of the frames.
+        assert formatter == "missing" or not any(record.exc_info for record in caplog.records)
         assert "shop.Boom" in shown[0] and copy["error_class"] == "shop.Boom"
         if formatter == "show_cards":
             assert all("key 77" in one for one in shown)
             assert copy["headers"] == {"sender": "***"}
-            assert "the error is withheld" in caplog.text
+            assert "failed (ValueError); the error is withheld" in caplog.text
         else:
+            assert formatter != "reject_cards" or "failed (ValueError); the body is withheld" in caplog.text
             assert (copy["key"], copy["headers"]) == (None, {})
         assert (copy["slot_basis"], copy["error"]) == (None, "")
         # Who is trusted with everything sees what is stored.

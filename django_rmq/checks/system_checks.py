@@ -39,7 +39,8 @@ from django_rmq.connections import coordinators
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
-from django_rmq.outbox import contents, storage
+from django_rmq.outbox import row_lists
+from django_rmq.outbox.rows import aliases
 from django_rmq.tasks import is_installed as has_framework
 from django_rmq.tasks import jobs
 from django_rmq.worker import listener_registry, once
@@ -179,7 +180,7 @@ def check_redis() -> Iterator[CheckMessage]:
 def check_outbox() -> Iterator[CheckMessage]:
     """Check that the outbox may be in some database."""
     config = read_project()
-    if config is None or not config.uses_outbox or storage.aliases():
+    if config is None or not config.uses_outbox or aliases():
         return
     message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
     hint = "Allow the migration of django_rmq to the databases in whose transactions you send."
@@ -190,7 +191,7 @@ def check_outbox_tables() -> Iterator[CheckMessage]:
     """Ask the databases whether they have the table of the outbox."""
     config = read_project()
     hint = "Until then, a send in a transaction of this database raises ConfigurationError."
-    for alias, reason in contents.missing() if config is not None and config.uses_outbox else ():
+    for alias, reason in row_lists.missing() if config is not None and config.uses_outbox else ():
         if alias == DEFAULT_DB_ALIAS:
             yield AppError(sentence(reason), hint=hint, id="django_rmq.E051")
         else:

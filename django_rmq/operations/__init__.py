@@ -77,7 +77,7 @@ from django_rmq.operations.worker_overview import (
     running_messages,
     worker_overview,
 )
-from django_rmq.outbox.contents import Waiting
+from django_rmq.outbox.row_lists import Waiting
 
 
 class Operations(OperationContext):

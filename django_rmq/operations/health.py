@@ -45,7 +45,7 @@ from django_rmq.operations.shared_reads import (
 from django_rmq.operations.stats import TopicStats
 from django_rmq.operations.undeclared_topics import UndeclaredTopic
 from django_rmq.operations.worker_overview import WorkerOverview, worker_overview
-from django_rmq.outbox.contents import Waiting
+from django_rmq.outbox.row_lists import Waiting
 
 TOTAL_SECONDS = 7.0
 """Maximum duration of a check: probes wait ten seconds, and a command needs one or two to start."""

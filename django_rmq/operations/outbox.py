@@ -24,10 +24,10 @@ from django_rmq.exceptions import InvalidRequest, ServerUnavailable
 from django_rmq.operations.audit_trail import chosen as chosen_note
 from django_rmq.operations.audit_trail import record_outcomes
 from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
-from django_rmq.outbox import contents, relay, storage
-from django_rmq.outbox.contents import FoundRows, Waiting
+from django_rmq.outbox import relay, row_lists
 from django_rmq.outbox.relay import RelayStep, envelope_in
-from django_rmq.outbox.storage import aliases
+from django_rmq.outbox.row_lists import FoundRows, Waiting
+from django_rmq.outbox.rows import aliases, delete
 
 ANSWER_SECONDS = 5.0
 """Seconds for which a question about the outbox waits for the databases."""
@@ -98,8 +98,8 @@ def outbox_as_known(
     """Return the same as ``outbox``, from the databases that answer within ``seconds``."""
     context.actor.require(Permission.VIEW)
     names = context.known(names)
-    parts, problems = _ask_each(contents.waiting, ANSWER_SECONDS if seconds is None else seconds)
-    waits = contents.together(one for part in parts for one in part)
+    parts, problems = _ask_each(row_lists.waiting, ANSWER_SECONDS if seconds is None else seconds)
+    waits = row_lists.together(one for part in parts for one in part)
     return Known([one for one in waits if names is None or one.topic in names], problems)
 
 
@@ -116,7 +116,7 @@ def outbox_rows(
     if names is not None:
         # PostgreSQL refuses a query with NUL in a text. No row can have such a topic.
         names = [name for name in names if "\0" not in name]
-    ask = partial(contents.rows, topics=names, refused=refused, limit=limit)
+    ask = partial(row_lists.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
     rows = [one for part in parts for one in part][:limit]
     return Known([_shown(context, one) for one in rows], problems)
@@ -208,14 +208,14 @@ def _do(
     database = ""
     try:
         for database, number in map(_parsed, ids):
-            topic = contents.topic_of(database, number)
+            topic = row_lists.topic_of(database, number)
             if topic is None or (known is not None and topic not in known):
                 gone += 1
             else:
                 chosen[database, topic].append(number)
         # Another process may have sent or deleted rows since their topics were read, so the rows that were changed
         # are counted.
-        act_on = contents.retry if word == "retried" else storage.delete
+        act_on = row_lists.retry if word == "retried" else delete
         for (database, topic), numbers in chosen.items():
             count = act_on(database, numbers)
             done, gone = done + count, gone + len(numbers) - count

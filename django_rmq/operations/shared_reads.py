@@ -37,7 +37,7 @@ from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
 from django_rmq.operations.topics import changed_limits
 from django_rmq.operations.undeclared_topics import UndeclaredTopic, some_stranded
 from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
-from django_rmq.outbox.contents import Waiting
+from django_rmq.outbox.row_lists import Waiting
 
 KEPT_MS = 2_000
 """Milliseconds for which Redis keeps a survey: the shortest interval at which a page asks. 0: surveys are not shared."""

@@ -6,7 +6,7 @@ share the work, and one that stands still stops none of the others. Where the da
 holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
 ``core.duties`` begins the relay again after some seconds.
 
-Which rows a send of the project itself may delete is decided by ``storage``. ``folded`` and ``outgoing`` turn the rows of one
+Which rows a send of the project itself may delete is decided by ``rows``. ``folded`` and ``outgoing`` turn the rows of one
 message into messages to send. They need neither a database nor Redis.
 """
 
@@ -36,7 +36,7 @@ from django_rmq.core.model.send_results import Durability, SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.exceptions import CallerError, InvalidMessage, LostRace, RmqError, ServerTrouble, TopicFull
-from django_rmq.outbox.storage import (
+from django_rmq.outbox.rows import (
     aliases,
     delete,
     has_table,

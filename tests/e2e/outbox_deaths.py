@@ -60,9 +60,8 @@ def intend(topic: str, name: str, value: int | None) -> None:
 def arm(point: str, at: int) -> None:
     """Have this process die when it comes to ``point`` for the time numbered ``at``."""
     from django_rmq.core.producer.producer import Producer
-    from django_rmq.outbox import relay, storage
-    from django_rmq.outbox import storage as sql
-    from django_rmq.outbox.storage import OutboxSend
+    from django_rmq.outbox import relay, rows
+    from django_rmq.outbox.rows import OutboxSend
     from django_rmq.sending import on_commit
 
     countdown = itertools.count(1)
@@ -95,8 +94,8 @@ def arm(point: str, at: int) -> None:
         "after-commit": lambda: before(on_commit, "_flush"),
         "after-look": lambda: after(OutboxSend, "__init__"),
         "after-send": lambda: after(Producer, "attempt"),
-        "in-delete": lambda: before(sql, "delete_free"),
-        "after-delete": lambda: after(storage, "conclude"),
+        "in-delete": lambda: before(rows, "delete_free"),
+        "after-delete": lambda: after(rows, "conclude"),
         "relay-holds": lambda: after(relay, "_hold"),
         "relay-sent": lambda: after(Producer, "attempt"),
         "relay-before-commit": lambda: after(relay, "_send"),

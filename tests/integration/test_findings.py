@@ -37,7 +37,7 @@ from django_rmq.operations import (
     undeclared_topics,
 )
 from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
-from django_rmq.outbox.contents import Waiting
+from django_rmq.outbox.row_lists import Waiting
 from django_rmq.testing import Clock
 from tests.integration.test_health import NOW, die, in_memory, late, run
 from tests.support.reports import REPORT, join

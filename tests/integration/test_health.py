@@ -34,8 +34,8 @@ from django_rmq.metrics import collector
 from django_rmq.operations import Actor, Operations, health, outbox, stats
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
 from django_rmq.operations.outbox import Known
-from django_rmq.outbox import contents
-from django_rmq.outbox.contents import Waiting
+from django_rmq.outbox import row_lists
+from django_rmq.outbox.row_lists import Waiting
 from django_rmq.testing import Clock
 from tests.support.brokers import OracleBroker, project_on
 from tests.support.servers import RedisServer
@@ -354,7 +354,7 @@ def test_what_does_not_end_in_time_is_trouble_and_the_rest_is_told(monkeypatch: 
 
     monkeypatch.setattr(health, "TOTAL_SECONDS", 0.2)
     monkeypatch.setattr(coordinators, "survey_zookeeper", hang)
-    monkeypatch.setattr(contents, "waiting", hang)
+    monkeypatch.setattr(row_lists, "waiting", hang)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})
     topics = {"work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False}}
@@ -381,7 +381,7 @@ def test_a_database_that_hangs_leaves_out_the_metrics_of_the_outbox_only(
     monkeypatch.setattr(collector, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: False)
     monkeypatch.setattr(outbox, "_inquiries", {})
-    monkeypatch.setattr(contents, "waiting", hang)
+    monkeypatch.setattr(row_lists, "waiting", hang)
     with in_memory(TOPIC, OUTBOX=True):
         collecting = collector.RmqCollector()
 

@@ -56,10 +56,9 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations, outbox
-from django_rmq.outbox import contents as outbox_looking
 from django_rmq.outbox import relay as outbox_relay
-from django_rmq.outbox import storage
-from django_rmq.outbox import storage as outbox_databases
+from django_rmq.outbox import row_lists
+from django_rmq.outbox import rows as outbox_rows
 from django_rmq.outbox.relay import REFUSALS, Stored, relay
 from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
@@ -206,7 +205,7 @@ def test_without_a_key_there_is_no_older_row_to_ask_for(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_message("jobs", 0, key="k")
-    monkeypatch.setattr(storage, "SURE_SECONDS", 60)
+    monkeypatch.setattr(outbox_rows, "SURE_SECONDS", 60)
     with django_assert_num_queries(0):
         send_message("jobs", 0)
     begin_and_commit, row_and_deletion = 2, 2
@@ -432,7 +431,7 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
 
 def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
     def relay_late() -> None:
-        time.sleep(2 * storage.SURE_SECONDS)
+        time.sleep(2 * outbox_rows.SURE_SECONDS)
         assert relay_due().sent == 1
 
     with before_each_flush(relay_late), transaction.atomic():
@@ -660,11 +659,11 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
     finally:
         with connection.schema_editor() as editor:
             editor.create_model(OutboxMessage)
-        outbox_databases._missing.clear()
+        outbox_rows._missing.clear()
 
 
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
-    failing = mock.patch("django_rmq.outbox.storage.insert", side_effect=OperationalError("disk full"))
+    failing = mock.patch("django_rmq.outbox.rows.insert", side_effect=OperationalError("disk full"))
     with failing, transaction.atomic():
         with pytest.raises(OperationalError, match="disk full"):
             send_message("renders", 1, priority=100)
@@ -674,7 +673,7 @@ def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
 
 
 def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "WRITTEN_HERE", frozenset[str]())
+    monkeypatch.setattr(outbox_rows, "WRITTEN_HERE", frozenset[str]())
     left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
     assert [row.score for row in rows()] == [*range(100, 300)]
     make_due()
@@ -710,7 +709,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.outbox.storage.delete_free", side_effect=OSError("gone")),
+        mock.patch("django_rmq.outbox.rows.delete_free", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)
@@ -752,8 +751,8 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         answer(alias, None)
         return outbox_relay.RelayStep(sent=2, rows=2)
 
-    def rows(alias: str, *_: Any, **__: Any) -> list[outbox_looking.FoundRows]:
-        return answer(alias, [outbox_looking.FoundRows(alias, row, "", None)])
+    def rows(alias: str, *_: Any, **__: Any) -> list[row_lists.FoundRows]:
+        return answer(alias, [row_lists.FoundRows(alias, row, "", None)])
 
     for module in (outbox, outbox_relay):
         monkeypatch.setattr(module, "aliases", lambda: ["hangs", "answers"])
@@ -761,10 +760,8 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(outbox, "_inquiries", {})
     monkeypatch.setattr(outbox, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(outbox, "STEP_SECONDS", 1.0)
-    monkeypatch.setattr(
-        outbox_looking, "waiting", lambda alias: answer(alias, [outbox_looking.Waiting("renders", 3)])
-    )
-    monkeypatch.setattr(outbox_looking, "rows", rows)
+    monkeypatch.setattr(row_lists, "waiting", lambda alias: answer(alias, [row_lists.Waiting("renders", 3)]))
+    monkeypatch.setattr(row_lists, "rows", rows)
     monkeypatch.setattr(outbox_relay, "relay", relay)
     try:
         yield asked
@@ -850,7 +847,7 @@ def test_a_database_that_fails_stops_no_other_one_of_a_command(monkeypatch: pyte
 
     monkeypatch.setattr(outbox, "aliases", lambda: ["gone", DEFAULT_DB_ALIAS])
     monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: True)
-    monkeypatch.setattr(outbox_looking, "waiting", lambda alias: [])
+    monkeypatch.setattr(row_lists, "waiting", lambda alias: [])
     monkeypatch.setattr(outbox_relay, "_relayed", relayed)
     left_behind(lambda: send_message("renders", 1, priority=100))
     make_due()
@@ -941,7 +938,7 @@ def test_an_outbox_that_ages_is_red(staff: Callable[..., Client]) -> None:
     assert "rmq-tile rmq-is-alarm" in viewer.get(outbox).content.decode()
     OutboxMessage.objects.update(due_ms=None, error="InvalidMessage: too long")
     assert link() == (True, "2 refused")
-    with mock.patch.object(outbox_looking, "waiting", side_effect=OperationalError("no connection")):
+    with mock.patch.object(row_lists, "waiting", side_effect=OperationalError("no connection")):
         assert link() == (True, "unreadable")
 
 
@@ -955,7 +952,7 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
 
     left_behind(lambda: send_message("renders", 1, priority=100))
     url = reverse("admin:django_rmq_topic_outbox")
-    with mock.patch("django_rmq.outbox.contents.rows", side_effect=refuse):
+    with mock.patch("django_rmq.outbox.row_lists.rows", side_effect=refuse):
         shown = staff("view_topic").get(url, {"topic": "\0"})
     assert shown.status_code == 200
     assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
@@ -972,7 +969,7 @@ def test_lists_of_large_rows_are_bounded_and_each_row_is_shown(staff: Callable[.
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * outbox_looking.LIST_BYTES
+    assert peak < 4 * row_lists.LIST_BYTES
     assert page.count("1048578 bytes") == 37
     assert page.count("&quot;xxxxxxxxxx&quot;") == 40
     assert [one["size"] for one in listed] == [12, MEGABYTE + 2] * 40
@@ -1031,7 +1028,7 @@ def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     assert found["rmq_outbox_messages", "renders", "waiting"] == 1
     assert found["rmq_outbox_messages", "keyed", "waiting"] == 0
     assert 90 <= found["rmq_outbox_oldest_seconds", "renders"] < 120
-    with mock.patch("django_rmq.outbox.contents.waiting", side_effect=OperationalError("gone")):
+    with mock.patch("django_rmq.outbox.row_lists.waiting", side_effect=OperationalError("gone")):
         found = collected()
     assert found["rmq_up",] == 1
     assert not any(name.startswith("rmq_outbox") for name, *_ in found)

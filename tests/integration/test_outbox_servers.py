@@ -19,8 +19,8 @@ from django_rmq import send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.database_access import threads_of_duties
 from django_rmq.models import OutboxMessage
-from django_rmq.outbox import contents
 from django_rmq.outbox import relay as outbox_relay
+from django_rmq.outbox import row_lists
 from django_rmq.outbox.relay import relay
 from tests.support.brokers import direct
 from tests.support.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
@@ -256,16 +256,16 @@ def test_a_list_reads_the_contents_of_so_many_rows_as_fit() -> None:
     write_large_rows(ALIAS, "renders", 40)
     tracemalloc.start()
     try:
-        found = contents.rows(ALIAS)
+        found = row_lists.rows(ALIAS)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * contents.LIST_BYTES
+    assert peak < 4 * row_lists.LIST_BYTES
     assert [len(one.row.member) or one.unread for one in found] == [12, MEGABYTE + 2] * 20
     assert [bool(one.unread) for one in found[::2]] == [False] * 20, "small rows behind large ones fit"
     assert [bool(one.unread) for one in found[1::2]] == [False] * 3 + [True] * 17
-    assert contents.topic_of(ALIAS, found[-1].row.id) == "renders"
-    assert contents.topic_of(ALIAS, 0) is None
+    assert row_lists.topic_of(ALIAS, found[-1].row.id) == "renders"
+    assert row_lists.topic_of(ALIAS, 0) is None
 
 
 def test_a_restart_of_the_database_is_one_line_in_the_log(

@@ -18,7 +18,7 @@ from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge, TopicFull, UnknownTopic
 from django_rmq.outbox.relay import LONGEST_REST_MS, REFUSALS, Stored, folded, next_attempt, outgoing
-from django_rmq.outbox.storage import identity_of
+from django_rmq.outbox.rows import identity_of
 from tests.support.brokers import OracleBroker, direct
 
 NOW = 1_790_000_000_000

@@ -14,7 +14,7 @@ from django.db.models import Count, Min, Q, QuerySet
 
 from django_rmq.database_access import ask_each
 from django_rmq.outbox.relay import LIGHT, Stored
-from django_rmq.outbox.storage import (
+from django_rmq.outbox.rows import (
     RowValues,
     aliases,
     explained,

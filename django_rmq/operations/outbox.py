@@ -26,7 +26,7 @@ from django_rmq.operations.audit_trail import record_outcomes
 from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
 from django_rmq.outbox import relay, row_lists
 from django_rmq.outbox.relay import RelayStep, envelope_in
-from django_rmq.outbox.row_lists import FoundRows, Waiting
+from django_rmq.outbox.row_lists import ListedRow, Waiting
 from django_rmq.outbox.rows import aliases, delete
 
 ANSWER_SECONDS = 5.0
@@ -236,7 +236,7 @@ def _parsed(name: str) -> tuple[str, int]:
     return database, int(number)
 
 
-def _shown(context: OperationContext, rows: FoundRows) -> OutboxRow:
+def _shown(context: OperationContext, rows: ListedRow) -> OutboxRow:
     row, is_read = rows.row, not rows.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)

@@ -6,8 +6,8 @@ share the work, and one that stands still stops none of the others. Where the da
 holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
 ``core.duties`` begins the relay again after some seconds.
 
-Which rows a send of the project itself may delete is decided by ``rows``. ``folded`` and ``outgoing`` turn the rows of one
-message into messages to send. They need neither a database nor Redis.
+``rows`` decides when a row may be deleted. ``folded`` and ``outgoing`` turn the rows of one message into messages to send.
+They need neither a database nor Redis.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from django_rmq.outbox.rows import (
     delete,
     has_table,
     is_mariadb,
+    may_be_deleted,
     model,
+    needed_durability,
     now_ms,
     read_contents,
     with_sizes,
@@ -297,8 +299,7 @@ def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
     rows = {identity: held.rows[identity] for identity in chosen}
     plan = _planned(alias, chosen, now)
     messages = [producer.restore(out) for _, out in plan.messages]
-    replicas = get_config().outbox.replicas
-    needed = [Durability(max(row.replicas, replicas), row.fsync) for row, _ in plan.messages]
+    needed = [needed_durability(Durability(row.replicas, row.fsync)) for row, _ in plan.messages]
     durability = Durability(
         max((one.replicas for one in needed), default=0), any(one.fsync for one in needed)
     )
@@ -376,12 +377,12 @@ def _topic(name: str, known: dict[str, Topic | CallerError]) -> Topic:
 
 def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqError | None:
     """Return why the rows of a message that Redis has answered must stay, or None if they need not."""
+    if may_be_deleted(result, needed):
+        return None
     if result.status == "refused":
         return TopicFull(
             f"slot {result.slot} of topic {topic.name} is full: MAX_BACKLOG = {topic.max_backlog}"
         )
-    if needed.is_reached_by(result):
-        return None
     if needed.fsync and not result.fsynced:
         return _Unconfirmed("the primary has not confirmed that the message is on its disk")
     return _Unconfirmed(f"{result.replicas or 0} of {needed.replicas} replicas have confirmed the message")

@@ -1,6 +1,6 @@
-"""The rows of the outbox for people and monitoring: counts, lists, and their retries and deletions.
+"""The rows of the outbox for people and monitoring: their counts, their lists, and retries.
 
-Neither the sender nor the relay needs this module. ``operations.outbox`` decides who may use it.
+Neither the sender nor the relay needs this module. ``rows`` deletes rows. ``operations.outbox`` decides who may use it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRows:
+class ListedRow:
     """A row as it is in its database."""
 
     database: str
@@ -97,7 +97,7 @@ def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
 
 def rows(
     alias: str, topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
-) -> list[FoundRows]:
+) -> list[ListedRow]:
     """Return up to ``limit`` rows of a database, oldest first, and their contents as far as these have ``LIST_BYTES``.
 
     ``refused``: only those that the relay leaves out, or only the others.
@@ -135,9 +135,9 @@ def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) ->
     return chosen if refused is None else chosen.filter(due_ms__isnull=refused)
 
 
-def _found(alias: str, values: RowValues, contents: RowValues | None) -> FoundRows:
+def _found(alias: str, values: RowValues, contents: RowValues | None) -> ListedRow:
     row = Stored(**{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None}))
-    return FoundRows(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
+    return ListedRow(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
 
 
 def retry(database: str, numbers: Iterable[int]) -> int:

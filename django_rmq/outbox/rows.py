@@ -1,7 +1,7 @@
-"""The rows of the outbox as senders handle them: written in their transaction, deleted when Redis has the message.
+"""The rows of the outbox: written in the transaction of a send, deleted when Redis has the message.
 
-``OutboxSend`` and ``DirectSend`` go with one trip to Redis: they read rows before it, and delete rows after it. The
-relay is in ``outbox.relay``; here are also the databases that have an outbox.
+``OutboxSend`` and ``DirectSend`` go with one trip to Redis: they read rows before it, and delete rows after it. ``relay``
+deletes the rows that it sends by the same rule, ``may_be_deleted``. Here are also the databases that have an outbox.
 
 A message is sent only if its row is still there: otherwise a newer send of the same message, the relay or a person
 has dealt with it. A row that was just written is taken for there if its message can have no older row.
@@ -141,19 +141,11 @@ class StoredSend(NamedTuple):
     id: int
     identity: UUID
     act: str
-    wanted: Durability
-    """The durability that Redis has to confirm before the row may be deleted."""
+    needed: Durability
     is_first: bool
     """Whether its message has no older row, because this send has drawn its member."""
     written: float
     """When it was written (monotonic)."""
-
-    def is_kept_by(self, result: SendResult) -> bool:
-        """Return whether Redis has the message as durably as the row requires."""
-        # Redis has accepted the message, but a failover before its replicas have it would lose it. The row stays
-        # until then.
-        # rule: forgets_rows_without_replicas
-        return result.status not in ("failed", "refused", "pending") and self.wanted.is_reached_by(result)
 
 
 class DeliveredSend(NamedTuple):
@@ -165,6 +157,19 @@ class DeliveredSend(NamedTuple):
     is_last: bool
     """Whether it decides the state of its message. A send that found the message present decides nothing."""
     is_removal: bool
+
+
+def needed_durability(wanted: Durability) -> Durability:
+    """Return what Redis has to confirm before a row may be deleted: what its sender wants, and the replicas of the settings."""
+    return wanted._replace(replicas=max(wanted.replicas, get_config().outbox.replicas))
+
+
+def may_be_deleted(result: SendResult, needed: Durability) -> bool:
+    """Return whether Redis has the message of a row as durably as the row needs it."""
+    # Redis may have accepted the message, but a failover before its replicas have it would lose it. The row stays until
+    # then.
+    # rule: forgets_rows_without_replicas
+    return result.status not in ("failed", "refused", "pending") and needed.is_reached_by(result)
 
 
 def now_ms() -> int:
@@ -200,11 +205,9 @@ def write(
         return []
     alias = connection.alias
     check_allowed(messages[0].topic.name, alias)
-    options, now = get_config().outbox, now_ms()
-    # What Redis has to confirm before the row may be deleted.
-    needed = wanted._replace(replicas=max(wanted.replicas, options.replicas))
+    now, needed = now_ms(), needed_durability(wanted)
     # Until then the relay leaves the row alone, because this process sends the message after the commit.
-    due_ms = now + options.grace_ms
+    due_ms = now + get_config().outbox.grace_ms
     identities = [identity_of(out) for out in messages]
     made = [
         {
@@ -552,7 +555,7 @@ class OutboxSend:
         landed = [
             DeliveredSend(row.id, row.identity, decides(outcome), out.removes)
             for out, outcome, row in zip(messages, outcomes, self._kept, strict=True)
-            if row is not None and self._is_current(row) and row.is_kept_by(outcome)
+            if row is not None and self._is_current(row) and may_be_deleted(outcome, row.needed)
         ]
         try:
             conclude(self._alias, landed, self._own, self._older)
@@ -592,7 +595,7 @@ class DirectSend:
         landed = [
             DeliveredSend(None, identity_of(out), decides(outcome), out.removes)
             for out, outcome in zip(self._messages, outcomes, strict=True)
-            if outcome.status not in ("failed", "refused")
+            if may_be_deleted(outcome, STORED)
         ]
         try:
             with _apart(self._alias):

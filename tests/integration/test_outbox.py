@@ -751,8 +751,8 @@ def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         answer(alias, None)
         return outbox_relay.RelayStep(sent=2, rows=2)
 
-    def rows(alias: str, *_: Any, **__: Any) -> list[row_lists.FoundRows]:
-        return answer(alias, [row_lists.FoundRows(alias, row, "", None)])
+    def rows(alias: str, *_: Any, **__: Any) -> list[row_lists.ListedRow]:
+        return answer(alias, [row_lists.ListedRow(alias, row, "", None)])
 
     for module in (outbox, outbox_relay):
         monkeypatch.setattr(module, "aliases", lambda: ["hangs", "answers"])

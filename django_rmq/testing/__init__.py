@@ -13,17 +13,14 @@ Messages wait for the database commit, which never comes inside ``TestCase``: ru
 """
 
 from django_rmq.core.redis.in_memory import InMemoryBroker
-from django_rmq.testing.cases import (
+from django_rmq.testing.captured_messages import (
     CapturedMessage,
     CapturedMessages,
-    Clock,
-    RMQTestMixin,
     assert_message_sent,
     assert_no_messages,
     captured_messages,
-    clock_from_now,
-    memory_broker,
 )
+from django_rmq.testing.cases import Clock, RMQTestMixin, clock_from_now, memory_broker
 from django_rmq.testing.inline_worker import ScheduleState, adrain, drain, schedule_state, start_schedules
 
 __all__ = [

@@ -103,8 +103,8 @@ def test_few_modules_are_small_and_have_one_importer() -> None:
     lengths = {name: tree.body[-1].end_lineno or 0 for name, tree in modules().items() if tree.body}
     commands = {name for name in lengths if name.startswith("django_rmq.management.commands.")}
     small = {name for name in lengths.keys() - commands if lengths[name] < 100 and len(users[name]) == 1}
-    # Four are doors, such as a resource of REST.
-    assert len(small) <= 4, sorted(small)
+    # Five are doors, such as a resource of REST, or the mixin of test cases.
+    assert len(small) <= 5, sorted(small)
 
 
 def test_a_large_function_has_a_reason() -> None:

@@ -1,41 +1,30 @@
 """The dashboard: a page of topics, filtered and sorted, those first that the user has pinned, under the totals of all.
 
-A row shows figures of a topic as they are now, in the last sample or over the last hour. The panel of findings shows what
-``operations.health`` has judged: what needs attention, worst first, with links. The page of a topic has both, too.
+``topic_figures`` makes the row of a topic, and ``findings_panel`` says what needs attention. The page of a topic has both, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.templatetags.static import static
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin import charts
-from django_rmq.admin.body_display import visible
-from django_rmq.admin.charts import Sparkline, Values, depths, known_values, rates, sparkline
+from django_rmq.admin.findings_panel import findings_panel
 from django_rmq.admin.labels import state_label
 from django_rmq.admin.page import Pages, live_page, topic_page
 from django_rmq.admin.page import number as number_of
+from django_rmq.admin.topic_figures import Recent, depth_of, read_recent, row_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Health, Minute, Operations, Permission, TopicStats
-from django_rmq.operations.health import (
-    DEFAULT_THRESHOLDS,
-    Finding,
-    Severity,
-    is_late,
-    judge_schedule,
-    judge_waiting,
-    runs_too_long,
-)
-from django_rmq.operations.measurements import Depth
+from django_rmq.operations import Operations, Permission, TopicStats
+from django_rmq.operations.health import DEFAULT_THRESHOLDS, is_late, judge_schedule, judge_waiting
 from django_rmq.operations.shared_reads import KEPT_MS, kept_ms
 from django_rmq.templatetags.rmq_format import duration, number
 
@@ -244,168 +233,6 @@ def _query(values: Mapping[str, str], page: int = 1) -> str:
     return f"?{urlencode(all_given | ({'p': str(page)} if page > 1 else {}))}"
 
 
-LONG_SECONDS = 60.0
-"""Seconds from which pages say for how long a delivery has run."""
-
-
-HOUR_MINUTES = 60
-SPARK_POINTS = 20
-"""The number of points of a small line: a page has four for each of a hundred topics."""
-
-RECENT_MINUTES = 3
-"""Minutes after which the last sampled rate is too old to be shown as current."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trends:
-    """The last hour of a topic in small lines. None: fewer than two samples, or nothing but zeros."""
-
-    due: Sparkline | None = None
-    done: Sparkline | None = None
-    dead: Sparkline | None = None
-    late: Sparkline | None = None
-    """What 99 of 100 messages were late, in seconds."""
-    late_seconds: float | None = None
-    """What 99 of 100 messages of the whole hour were late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """The figures of the last hour for a row of a table. Rates per minute; None: no recent sample."""
-
-    trends: Trends = Trends()
-    sent: float | None = None
-    merged: float | None = None
-    done: float | None = None
-    failed: float | None = None
-    sample: Minute | None = None
-    """The last sampled minute."""
-    problem: str = ""
-    """Why the history cannot be read."""
-
-
-def read_recent(
-    operations: Operations, figures: Sequence[TopicStats], shown: Collection[str]
-) -> dict[str, Recent]:
-    """Return the figures of the last hour of topics, by name.
-
-    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
-    """
-    asked_topics = {
-        one.topic: HOUR_MINUTES if one.topic.name in shown or one.is_partial else RECENT_MINUTES
-        for one in figures
-    }
-    minute = figures[0].now_ms // 60_000 if figures else 0
-    return operations.shared_last_minutes(asked_topics, minute, _recent)
-
-
-def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
-    if isinstance(minutes, RmqError):
-        return Recent(problem=str(minutes))
-    last = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
-    trends = _trends(minutes) if len(minutes) == HOUR_MINUTES else Trends()
-    sample = next((minute for minute in reversed(minutes) if minute.depth), None)
-    if last is None:
-        return Recent(trends, sample=sample)
-    return Recent(trends, last.sent, last.merged, last.committed, last.failed, sample)
-
-
-def _trends(minutes: Sequence[Minute]) -> Trends:
-    known = [minute.lateness for minute in minutes if minute.lateness]
-    counts = zip(*(one.counts for one in known), strict=True)
-    whole = replace(known[0], counts=tuple(map(sum, counts))) if known else None
-    return Trends(
-        _small(depths(minutes, "due")),
-        _small(rates(minutes, "committed")),
-        _small(depths(minutes, "dead")),
-        _small([minute.lateness.percentile(0.99) / 1000 if minute.lateness else None for minute in minutes]),
-        whole.percentile(0.99) / 1000 if whole else None,
-    )
-
-
-def _small(values: Values) -> Sparkline | None:
-    """Return a line of a few points from the first value on: of several minutes, the highest one."""
-    if not any(values):
-        return None
-    first = next(at for at, value in enumerate(values) if value is not None)
-    step = -(-(len(values) - first) // SPARK_POINTS)
-    parts = [known_values(values[at : at + step]) for at in range(first, len(values), step)]
-    return sparkline([max(part) if part else None for part in parts], area=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardRow:
-    """One topic on the dashboard."""
-
-    figures: TopicStats
-    depth: TopicStats | Depth
-    """The figures with the depths: those of the workers' last sample, if not all slots were read."""
-    recent: Recent
-    url: str
-    oldest_seconds: float | None
-    undrained_seconds: float | None
-    """Priority topics: the longest time for which a slot has not been empty."""
-    running_seconds: float | None
-    """The time since the first delivery began that runs now."""
-
-    @property
-    def later(self) -> int:
-        return max(self.depth.store - self.depth.due, 0)
-
-    @property
-    def paused(self) -> str:
-        """all, part, or empty."""
-        return "all" if self.figures.is_paused else "part" if self.figures.is_partly_paused else ""
-
-    @property
-    def sampled_ms(self) -> int | None:
-        """When the depths were sampled. None: they are current."""
-        return (
-            self.recent.sample.sampled_ms if self.depth is not self.figures and self.recent.sample else None
-        )
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
-        return self.figures.is_partial and self.depth is self.figures
-
-    @property
-    def problems(self) -> list[str]:
-        texts = (self.figures.definition_problem, *self.figures.problems, self.recent.problem)
-        return [text for text in texts if text]
-
-    @property
-    def runs_long(self) -> bool:
-        """Whether a delivery has run for so long that people see it."""
-        return (self.running_seconds or 0) >= LONG_SECONDS
-
-    @property
-    def runs_too_long(self) -> bool:
-        """Whether its listener may hang."""
-        return runs_too_long(self.running_seconds or 0)
-
-    @property
-    def has_ages(self) -> bool:
-        """Whether waiting messages have a time."""
-        return not self.figures.topic.is_priority
-
-
-def _depth_of(figures: TopicStats, recent: Recent) -> TopicStats | Depth:
-    """Return the figures with the depths of a topic: the last sample of all slots, if only a part was read now."""
-    sampled = recent.sample.depth if figures.is_partial and recent.sample else None
-    return sampled or figures
-
-
-def row_of(figures: TopicStats, recent: Recent, url: str) -> DashboardRow:
-    depth = _depth_of(figures, recent)
-    instants = (depth.oldest_due_ms, depth.undrained_since_ms, figures.running_since_ms)
-    return DashboardRow(figures, depth, recent, url, *(_seconds_since(at, figures.now_ms) for at in instants))
-
-
-def _seconds_since(at_ms: int | None, now_ms: int) -> float | None:
-    return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
-
-
 @dataclass(slots=True)
 class DashboardTotals:
     """All topics in a few numbers."""
@@ -437,7 +264,7 @@ class DashboardTotals:
         totals = cls(workers=workers, topics=len(figures))
         for one in figures:
             of_last_hour = recent[one.topic.name]
-            depth = _depth_of(one, of_last_hour)
+            depth = depth_of(one, of_last_hour)
             for name in ("store", "due", "prepare", "retry", "dead", "claimed"):
                 setattr(totals, name, getattr(totals, name) + getattr(depth, name))
             if of_last_hour.done is not None:
@@ -446,95 +273,3 @@ class DashboardTotals:
             if of_last_hour.failed is not None:
                 totals.failed = (totals.failed or 0.0) + of_last_hour.failed
         return totals
-
-
-SHOWN = 3
-"""How many findings of one check and severity are listed; the others are counted, and can be opened."""
-
-MOST_OPENED = 50
-"""How many of these others can be opened."""
-
-MOST_COUNTED = 9
-"""The largest number for which there is an icon; that of ten says "9+"."""
-
-_SITE_PAGES = {
-    "dashboard": "changelist",
-    "servers": "servers",
-    "workers": "workers",
-    "outbox": "outbox",
-    "running": "running",
-    "schedules": "schedules",
-}
-"""Page of a check, if it is not one of a topic → the name of its address."""
-
-
-@dataclass(frozen=True, slots=True)
-class FindingLine:
-    """One sentence of the findings."""
-
-    topic: str
-    text: str
-    url: str
-    """The page that explains it, or where it is repaired; empty if there is none."""
-    is_alarm: bool
-    """Whether it needs attention."""
-    others: tuple[FindingLine, ...] = ()
-    """The findings that the sentence counts, so that a person can open them."""
-
-
-@dataclass(frozen=True, slots=True)
-class FindingsPanel:
-    """What is to be said of the queues in a few sentences."""
-
-    lines: list[FindingLine]
-    count: int
-    """How many findings need attention, also those that are not listed."""
-    icon: str
-    """The address of the icon with the count; empty if nothing needs attention."""
-
-
-def findings_panel(pages: Pages, health: Health) -> FindingsPanel:
-    """Return what a page says about these findings."""
-    findings = sorted(health.findings, key=lambda one: one.is_intended)
-    lines = list[FindingLine]()
-    of_kind: dict[tuple[bool, Severity, str], list[Finding]] = {}
-    for one in findings:
-        of_kind.setdefault((one.is_intended, one.severity, one.name), []).append(one)
-    for alike in of_kind.values():
-        lines += [_line(pages, one) for one in alike[:SHOWN]]
-        if others := alike[SHOWN:]:
-            lines.append(_counted(pages, others))
-    count = sum(one.needs_attention for one in findings)
-    return FindingsPanel(
-        lines, count, static(f"django_rmq/findings-{min(count, MOST_COUNTED + 1)}.svg") if count else ""
-    )
-
-
-def _line(pages: Pages, one: Finding) -> FindingLine:
-    return FindingLine(one.topic, visible(one.text), _url(pages, one), one.needs_attention)
-
-
-def _counted(pages: Pages, others: list[Finding]) -> FindingLine:
-    """Return the line that counts findings of one kind."""
-    text = ngettext("and %(count)s more like these", "and %(count)s more like these", len(others)) % {
-        "count": len(others)
-    }
-    opened = [_line(pages, one) for one in others[:MOST_OPENED]]
-    if left := len(others) - len(opened):
-        listed_by = ngettext(
-            "and %(count)s more, which manage.py rmqhealth -v 2 lists",
-            "and %(count)s more, which manage.py rmqhealth -v 2 lists",
-            left,
-        ) % {"count": left}
-        opened.append(FindingLine("", listed_by, "", opened[0].is_alarm))
-    return FindingLine("", text, "", opened[0].is_alarm, tuple(opened))
-
-
-def _url(pages: Pages, one: Finding) -> str:
-    where = one.check.page
-    if name := _SITE_PAGES.get(where):
-        return pages.url(name)
-    if not one.topic:
-        return ""
-    topic = pages.url("change", quote(one.topic))
-    return topic if where == "topic" else f"{topic}?tab={where}"

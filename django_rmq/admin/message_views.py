@@ -1,56 +1,35 @@
-"""The pages of messages: their list by state, also as a file, one message, the search, and dead messages by cause.
+"""The pages of messages: their list by state, one message with its timeline, and the search.
 
-Here are also the forms for writing a message: a new one, or another body for a dead one.
+Here are also the forms for writing a message: a new one, or another body for a dead one. ``export_views`` has a list as a file,
+``cause_views`` dead messages by cause.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseBase,
-    HttpResponseRedirect,
-    QueryDict,
-    StreamingHttpResponse,
-)
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin.body_display import readable, show_body, summary, visible
-from django_rmq.admin.charts import Sparkline, sparkline
 from django_rmq.admin.forms import BodyForm, FilterForm, SendForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES, Text
 from django_rmq.admin.page import LONGEST_ID, Pages, back_of, page, short_id, show_outcomes, topic_page
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.replies import error_pattern
-from django_rmq.core.model.status import ENDS, STATE_OF, MessageStatus
+from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, ServerTrouble
-from django_rmq.operations import (
-    Filter,
-    Followed,
-    GroupSample,
-    MessageCopy,
-    MessageGroup,
-    Operations,
-    Permission,
-)
+from django_rmq.operations import Followed, MessageCopy, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY, is_redacted, sees_content, sees_stored
-from django_rmq.operations.message_view import body_columns, copy_as_json
-from django_rmq.operations.messages import pages as pages_of
+from django_rmq.operations.message_view import body_columns
 
 LONGEST_CELL = 40
 """Maximum number of characters of a value of a body in a list."""
@@ -387,217 +366,3 @@ def _known(one: MessageStatus) -> Iterator[TimelineStep]:
 
 def _ms(when: datetime | None) -> float | None:
     return None if when is None else when.timestamp() * 1000
-
-
-READ_SECONDS = 0.15
-"""Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
-
-MESSAGES_READ = 200_000
-"""The number of messages that one request reads at most, if each of the topics holds more than its part."""
-
-LONG_READ_SECONDS = 5.0
-"""The same if a person asks for more of them."""
-
-LONG_MESSAGES_READ = 2_000_000
-
-HOURS_SHOWN = 24
-
-_HOUR_MS = 3_600_000
-
-
-@topic_page(Permission.VIEW)
-def topic_causes_view(
-    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic
-) -> HttpResponse:
-    """Show the causes of one topic."""
-    return _causes(pages, request, operations, topic)
-
-
-@page(Permission.VIEW)
-def causes_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Show the causes of all topics."""
-    return _causes(pages, request, operations, None)
-
-
-def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic | None) -> HttpResponse:
-    is_long = request.GET.get("look") == "longer"
-    causes = operations.causes(
-        None if topic is None else [topic.name],
-        limit=LONG_MESSAGES_READ if is_long else MESSAGES_READ,
-        seconds=LONG_READ_SECONDS if is_long else READ_SECONDS,
-    )
-    now_ms = operations.broker.now_ms()
-    groups = [(name, group) for name, grouped in causes.topics for group in grouped.rows]
-    lines = [
-        _group_line(pages, operations, operations.declared(name), group, now_ms)
-        | {"share": group.count / causes.looked_at}
-        for name, group in sorted(groups, key=lambda pair: -pair[1].count)
-    ]
-    context = {
-        "heading": _("Dead by cause"),
-        "title": _("Dead by cause"),
-        "is_one": topic is not None,
-        "lines": lines,
-        "found": causes,
-        "may_look_longer": not (is_long or causes.is_complete),
-        "now_ms": now_ms,
-        "urls": {} if topic is None else pages.places(topic.name),
-        "all_url": pages.url("causes"),
-    }
-    return pages.render(request, "topic/causes.html", context, topic)
-
-
-def _group_line(
-    pages: Pages, operations: Operations, topic: Topic, group: MessageGroup, now_ms: int
-) -> dict[str, object]:
-    wanted = Filter(error=group.error_class, cause=group.cause)
-    places = pages.places(topic.name)
-    selection = {"tab": "dead", "error": group.error_class, "cause": group.cause}
-    query = urlencode({name: value for name, value in selection.items() if value})
-    may_edit = operations.may(topic, *EDITED_REPLAY, Permission.VIEW_BODIES)
-    return {
-        "topic": topic.name,
-        "group": group,
-        "error_class": visible(group.error_class),
-        "error": visible(group.error),
-        "spark": _spark(group, now_ms),
-        "url": f"{places['topic']}?{query}",
-        "back": query,
-        "samples": [_address(pages, topic, one, "message", query) for one in group.samples],
-        "edit_url": _address(pages, topic, group.samples[0], "edit", query) if may_edit else "",
-        "act_url": places["act"],
-        "acts": sweeping_acts(operations, topic, "dead", wanted),
-    }
-
-
-def _spark(group: MessageGroup, now_ms: int) -> Sparkline | None:
-    """Return a line over the deaths of each of the last hours."""
-    now = now_ms // _HOUR_MS * _HOUR_MS
-    counts = dict(group.hours)
-    return sparkline([float(counts.get(now - back * _HOUR_MS, 0)) for back in range(HOURS_SHOWN)][::-1])
-
-
-def _address(pages: Pages, topic: Topic, sample: GroupSample, place: str, back: str) -> str:
-    return f"{pages.url(place, quote(topic.name), sample.id)}?{urlencode({'state': 'dead', 'back': back})}"
-
-
-MOST_EXPORTED = 10_000
-"""The number of messages in a file at most."""
-
-MOST_BYTES = 67_108_864
-"""Bytes of bodies after which a file ends."""
-
-MOST_EXAMINED = 200_000
-"""The number of entries that the search for the messages of a file examines at most."""
-
-PAGE_EXPORTED = 500
-
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Beginnings of texts that spreadsheets take for formulas, or skip before one."""
-
-_COLUMNS = (
-    "id",
-    "state",
-    "slot",
-    "at",
-    "priority",
-    "failures",
-    "failed",
-    "error_class",
-    "error",
-    "key",
-    "headers",
-    "body",
-    "encoding",
-    "size",
-)
-
-
-@topic_page(Permission.VIEW)
-def export_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponseBase:
-    """Return the messages of a list as a file, page by page while the browser reads it."""
-    state, kind = request.GET.get("tab", "store"), request.GET.get("as", "jsonl")
-    if state not in STATES or kind not in _FORMATS:
-        raise Http404("no such list or format")
-    form = filter_form(operations, topic, state, request.GET)
-    wanted = form.wanted
-    if form.errors:
-        raise InvalidRequest(
-            " ".join(str(error) for field_errors in form.errors.values() for error in field_errors)
-        )
-    copies = _exported(operations, topic, state, wanted)
-    # An error of the first message is a page; a later one ends the download as one that failed.
-    first = next(copies, None)
-    write, content_type, ending = _FORMATS[kind]
-    columns = operations.config.admin.columns_of(topic.name)
-    response = StreamingHttpResponse(
-        write(copies if first is None else chain([first], copies), columns), content_type=content_type
-    )
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{topic.name}-{STATE_OF[state]}.{ending}")
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    response["X-Content-Type-Options"] = "nosniff"
-    return response
-
-
-def _exported(operations: Operations, topic: Topic, state: str, wanted: Filter) -> Iterator[MessageCopy]:
-    """Yield the messages of a list, and record how many were read."""
-    size = count = 0
-    bounds = {"limit": MOST_EXPORTED, "most_examined": MOST_EXAMINED, "page_size": PAGE_EXPORTED}
-    try:
-        for page in pages_of(operations, topic.name, state, wanted, **bounds):
-            for copy in page.copies:
-                yield copy
-                count, size = count + 1, size + copy.size
-                if size >= MOST_BYTES:
-                    return
-    finally:
-        if count:
-            what = ", ".join(part for part in (state, wanted.description) if part)
-            operations.record("export", topic.name, {"exported": count}, what)
-
-
-def _json_lines(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]:
-    for copy in copies:
-        chosen = {"columns": body_columns(copy, columns)} if columns else {}
-        yield dumps(copy_as_json(copy) | chosen) + "\n"
-
-
-def _csv(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]:
-    yield _csv_line([*_COLUMNS, *(_cell(f"body.{path}") for path in columns)])
-    for copy in copies:
-        row = copy_as_json(copy)
-        row["at"] = "" if copy.at_ms is None else _instant(copy.at_ms)
-        chosen = body_columns(copy, columns).values()
-        yield _csv_line([*(_cell(row[name]) for name in _COLUMNS), *map(_cell, chosen)])
-
-
-def _csv_line(cells: list[object]) -> str:
-    line = io.StringIO()
-    csv.writer(line, quoting=csv.QUOTE_MINIMAL).writerow(cells)
-    return line.getvalue()
-
-
-def _cell(value: object) -> str:
-    """Return a value as a spreadsheet takes it for text or for a number, and for no formula."""
-    if value is None or value == {}:
-        return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    text = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
-    text = text.encode("utf-8", "replace").decode()
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
-
-
-def _instant(ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        # Another program may have stored a time after the year 9999.
-        return str(ms)
-
-
-_FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy], Sequence[str]], Iterator[str]], str, str]] = {
-    "jsonl": (_json_lines, "application/x-ndjson; charset=utf-8", "jsonl"),
-    "csv": (_csv, "text/csv; charset=utf-8", "csv"),
-}
-"""Name → writer, content type, and ending of the file."""

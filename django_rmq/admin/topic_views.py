@@ -18,10 +18,12 @@ from django.utils.translation import ngettext
 
 from django_rmq.admin import charts, message_views
 from django_rmq.admin.body_display import visible
-from django_rmq.admin.dashboard import DashboardRow, findings_panel, pinned, read_recent, row_of
+from django_rmq.admin.dashboard import pinned
+from django_rmq.admin.findings_panel import findings_panel
 from django_rmq.admin.forms import LimitsForm, limit_text
 from django_rmq.admin.labels import STATES, StateLabel, audited, state_label, timing_text
 from django_rmq.admin.page import Pages, back_of, number, topic_page
+from django_rmq.admin.topic_figures import TopicRow, read_recent, row_of
 from django_rmq.core.model.changed_limits import LIMITS
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, WrongType
@@ -247,7 +249,7 @@ class Tab:
     alarm: bool
 
 
-def _tabs(row: DashboardRow, current: str) -> list[Tab]:
+def _tabs(row: TopicRow, current: str) -> list[Tab]:
     counts = {state: getattr(row.depth, state) for state in ("store", "prepare", "retry", "dead")}
     if row.depth.claimed or current == "claim":
         counts["claim"] = row.depth.claimed

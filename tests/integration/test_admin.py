@@ -21,7 +21,7 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
 
-from django_rmq.admin import TopicAdmin, message_views
+from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
 from django_rmq.admin.page import so_far
 from django_rmq.conf import get_config
@@ -262,7 +262,7 @@ def exported(client: Client, name: str, **query: str) -> str:
 def test_a_list_is_exported_as_json_lines_and_csv(
     broker: Broker, boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_views, "PAGE_EXPORTED", 2)
+    monkeypatch.setattr(export_views, "PAGE_EXPORTED", 2)
     kill(broker, "timed", *members("a", 5), error="shop.Boom: 17")
     kill(broker, "timed", b'"=1+1"', error="Other: @x")
     page = text(boss.get(url("change", "timed"), {"tab": "dead", "error": "Boom"}))
@@ -281,7 +281,7 @@ def test_a_list_is_exported_as_json_lines_and_csv(
     assert len(table) == 6 and all(row["at"].startswith("20") for row in table)
     (formula,) = [row for row in table if row["error_class"] == "Other"]
     assert formula["body"] == "'=1+1" and {row["slot"].isdigit() for row in table} == {True}
-    monkeypatch.setattr(message_views, "MOST_EXPORTED", 3)
+    monkeypatch.setattr(export_views, "MOST_EXPORTED", 3)
     assert len(exported(boss, "timed", tab="dead", **{"as": "jsonl"}).splitlines()) == 3
     assert exported(boss, "timed", tab="retry", **{"as": "jsonl"}) == ""
     for query, status in (
@@ -293,9 +293,9 @@ def test_a_list_is_exported_as_json_lines_and_csv(
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
-    assert message_views._cell(f"{start}1") == f"'{start}1"
-    assert message_views._cell([f"{start}1"]).startswith("[")
-    assert (message_views._cell(-5), message_views._cell(None), message_views._cell("\ud800")) == (
+    assert export_views._cell(f"{start}1") == f"'{start}1"
+    assert export_views._cell([f"{start}1"]).startswith("[")
+    assert (export_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == (
         "-5",
         "",
         "?",
@@ -399,7 +399,7 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
 def test_more_dead_messages_are_looked_at_if_a_person_asks(
     boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_views, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(cause_views, "READ_SECONDS", 0.0)
     kill(broker, "ranked", *members("x", 3_000))
     page = url("topic_causes", "ranked")
     shown = text(boss.get(page))

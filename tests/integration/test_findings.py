@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import translation
 
 from django_rmq import connections
-from django_rmq.admin import dashboard
+from django_rmq.admin import findings_panel
 from django_rmq.conf import get_config
 from django_rmq.core import lua
 from django_rmq.core.commands.membership import assign, roster
@@ -185,7 +185,7 @@ def test_many_findings_of_a_kind_are_three_lines_and_a_count_that_opens(
         assert "<title>(20) Topics" in text and "django_rmq/findings-10.svg" in text
         opened = text.partition("<details>")[2].partition("</details>")[0]
         assert [name for name in reversed(many) if f"<strong>{name}</strong>" in opened] == list(many)[16::-1]
-        monkeypatch.setattr(dashboard, "MOST_OPENED", 5)
+        monkeypatch.setattr(findings_panel, "MOST_OPENED", 5)
         opened = page(boss).partition("<details>")[2].partition("</details>")[0]
         assert opened.count("<strong>") == 5 and "and 12 more, which manage.py rmqhealth -v 2 lists" in opened
 

@@ -27,7 +27,8 @@ from django_rmq.admin.charts import (
     scale,
     sparkline,
 )
-from django_rmq.admin.dashboard import HOUR_MINUTES, SPARK_POINTS, DashboardTotals, Recent, read_recent
+from django_rmq.admin.dashboard import DashboardTotals
+from django_rmq.admin.topic_figures import HOUR_MINUTES, SPARK_POINTS, Recent, read_recent
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring.history import EDGES_MS, HELD_MINUTES, Depth, Lateness, Minute, Rates, summed
 from django_rmq.operations import Annotation, TopicStats

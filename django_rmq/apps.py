@@ -1,4 +1,7 @@
-"""The app: it registers the system checks and the rules for hiding contents; it neither connects nor imports listeners."""
+"""The app: it registers the system checks and the rules for hiding contents, and notes which database connections are open.
+
+It neither connects nor imports listeners.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class DjangoRmqConfig(AppConfig):
         log.redaction = log.RedactionRules(
             _sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
-        # Sends of coroutines ask whether a transaction is open, so every connection from the start on is noted.
+        # Sends of coroutines ask whether a transaction is open. ``open_transactions`` notes each connection that opens after
+        # its import, and here those that were open before.
         open_transactions.record_opened_before()
 
 

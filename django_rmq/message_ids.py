@@ -1,7 +1,7 @@
 """The ids by which people and programs name messages, the search for the message of an id, and text that is sealed.
 
-The operations, and with them commands, REST and the admin, read every id here, and so do ``message_status``,
-``remove_message`` and ``cancel_message``.
+``core.producer.identity`` decides which sends are one message. The operations, and with them commands, REST and the admin,
+read every id here, and so do ``message_status``, ``remove_message`` and ``cancel_message``.
 
 A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
 **sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:

@@ -1,6 +1,6 @@
 """A table of the actions on messages from a page: the words, the question with its form, and the operation of each.
 
-``views.action_views`` asks the question and runs the action. Nothing is decided here: permissions, outcomes and the audit are
+``action_views`` asks the question and runs the action. Nothing is decided here: permissions, outcomes and the audit are
 those of ``django_rmq.operations``.
 """
 

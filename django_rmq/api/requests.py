@@ -1,7 +1,7 @@
 """The shapes of requests. ``operations`` checks what fits a topic.
 
-The fields are strict: ``"1"`` is no 1, 1 is no ``"1"``, and an unknown key is an error. A body is any JSON, or base64 for
-topics of bytes.
+An unknown key is an error. The fields of a JSON document are strict: ``"1"`` is no 1, and 1 is no ``"1"``. Those of a query
+string read numbers from text. The body of a message is any JSON, or base64 for topics of bytes.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class Api:
     """``RMQ["API"]``."""
 
     permission: str | None = setting(parsers.optional(parsers.dotted_path), None)
-    """Dotted path of a REST framework permission class. Without one the package's own is used, which denies by default."""
+    """Dotted path of a REST framework permission class. Without one ``TopicPermission`` is used: users have to be logged in, and
+    Django's permissions decide."""
     send_rate: str | None = setting(parsers.optional(parsers.send_rate), "600/min")
     send_bytes: str | None = setting(parsers.optional(parsers.byte_rate), "16MB/min")
     idempotent_rate: str | None = setting(parsers.optional(parsers.send_rate), "50000/day")

@@ -255,6 +255,7 @@ class RmqCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, because the metrics depend on the topics."""
+        # Without this method, the default registry would collect, and so query Redis, at the registration.
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -311,6 +312,7 @@ class RmqCollector(Collector):
         topics = operations.config.topics
         schedules = _read("schedules", lambda: operations.schedules(topics)) if is_up else []
         servers = _read("the server", operations.servers) if is_up else []
+        # The duration is that of the queries to Redis, so the databases of the outbox are asked after its end.
         now = time.monotonic()
         outbox = read_outbox(operations)
         return _Measurement(
@@ -504,6 +506,7 @@ _collector = RmqCollector()
 
 @require_safe
 @never_cache
+# Prometheus cannot log in, and LoginRequiredMiddleware would lead it to the login page.
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponse:
     """Return the metrics. The status is 200 for users who may see topics and for requests with the token.
@@ -530,11 +533,13 @@ def shows_token(request: HttpRequest) -> bool:
     """Return whether the request contains ``METRICS["TOKEN"]``."""
     token, header = get_config().metrics.token, request.headers.get("Authorization", "")
     scheme, _, value = header.partition(" ")
+    # ``compare_digest`` does not reveal by its time how much is right. Of texts it takes only ASCII, so these are bytes.
     return token is not None and scheme.lower() == "bearer" and compare_digest(value.encode(), token.encode())
 
 
 def _may_see(request: HttpRequest) -> bool:
     if shows_token(request):
         return True
+    # Without AuthenticationMiddleware a request has no user.
     user = getattr(request, "user", None)
     return user is not None and Actor.of_user(user, "metrics").may(Permission.VIEW)

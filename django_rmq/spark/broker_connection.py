@@ -112,6 +112,8 @@ def broker_of(options: SourceOptions) -> Broker:
     )
 
 
+# Spark runs many tasks in one Python process, one after another, and they share its connections.
+# A cache takes only arguments that can be hashed, so options are text.
 @lru_cache(maxsize=16)
 def _broker(
     url: str,

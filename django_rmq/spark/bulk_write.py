@@ -297,6 +297,7 @@ class ArrowBulk:
 
     def _answers(self, call: PackedCall, replies: list[object]) -> Answers:
         if call.bounds is not None:
+            # The answer of an insertion is that of EXEC, its last part.
             replies = self._with_declined(call, replies[insert.PARTS - 1 :: insert.PARTS])
         for answer in replies:
             if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):

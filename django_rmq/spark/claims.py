@@ -36,6 +36,7 @@ def _start_of(pid: int) -> str:
     with suppress(OSError, IndexError):
         # The name before the last bracket may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        # The fields after the name begin with the third, the state; the 22nd is the start. A zombie has ended.
         return "" if fields[0] in "ZX" else fields[19]
     return ""
 
@@ -192,6 +193,7 @@ class Lease:
     def _renew(self) -> None:
         """Renew what is held, for as long as this process lives; Spark kills it with the query."""
         while True:
+            # Two renewals may fail in a row before the lease ends.
             time.sleep(self._lease_ms / 3_000)
             with self._lock:
                 held = dict(self._held)

@@ -112,6 +112,7 @@ class Table:
         names = {name.lower(): name for name in there.columns}
         quote = "`" if re.match(r"jdbc:(mysql|mariadb|databricks|hive2)\b", self.url) else '"'
         where = f"{quote}{names[QUERY]}{quote} = '{query}' AND {quote}{names[BATCH]}{quote} = {number}"
+        # Spark cannot delete rows of a database. Only a read takes a statement, which runs on its connection first.
         reader = self._with_options(session.read.format("jdbc"))
         reader = reader.option("sessionInitStatement", f"DELETE FROM {self.table} WHERE {where}")  # noqa: S608 - both are Spark's
         rows = reader.load()

@@ -206,6 +206,7 @@ def open_session(
 
 def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a session on this master. Those that were given come first."""
+    # Another program has chosen the settings of a session that runs already.
     if is_begun():
         return dict(conf)
     if not master.startswith("local"):
@@ -254,6 +255,7 @@ def close_session(session: SparkSession) -> None:
         return  # it runs elsewhere
     gateway.shutdown()
     shared._gateway = shared._jvm = None  # noqa: SLF001 - so that another session starts another Java
+    # Spark's Java ends when its standard input ends, for which PySpark has opened a pipe.
     process.stdin.close()
     try:
         process.wait(JAVA_SECONDS)

@@ -320,6 +320,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For AvailableNow, from the first poll on: how many messages may still be claimed."""
 
     def __getstate__(self) -> dict[str, object]:
+        # Tasks only read. The claims stay with the driver: their locks and their thread cannot be pickled.
         names = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
         return {name: self.__dict__[name] for name in names}
 

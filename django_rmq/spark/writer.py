@@ -110,6 +110,7 @@ def _cell(column: pa.Array) -> object:
 def folder_of(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system and the folder of ``badRows``, which is made if it is not there."""
     try:
+        # Spark's name of the scheme is s3a, that of pyarrow s3.
         filesystem, folder = fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
         filesystem.create_dir(folder, recursive=True)
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -141,6 +142,7 @@ class BadRows:
             name = self._write if task is None else f"{self._write}-{task.partitionId():05d}"
             # Spark may run two attempts at one task at the same time: a speculative one, or one that it takes for dead.
             attempt = 0 if task is None else task.taskAttemptId()
+            # Spark reads no file whose name begins with a dot, so readers never see half of a file.
             self._hidden, self._shown = f"{folder}/.{name}-{attempt}.parquet", f"{folder}/{name}.parquet"
             self._writer = pq.ParquetWriter(self._hidden, table.schema, filesystem=self._files)
         self._writer.write_table(table)
@@ -201,6 +203,7 @@ class PartitionSend:
         self.in_cluster = options.is_cluster
         self._bad_rows, self._run = options.text("badRows"), uuid4().hex
         if self._bad_rows is not None:
+            # A folder that cannot be made is an error on the driver, before a task has sent anything.
             folder_of(self._bad_rows)
         if overwrite:
             self._purge(broker)
@@ -266,6 +269,7 @@ class PartitionSend:
     def _target(self, broker: Broker, producer: Producer, name: str) -> Target:
         obstacle, topic = "", self._topic
         if topic is None:
+            # Rows whose topic cannot be used are refused one by one, so that badRows can leave them out.
             topic = Topic("none", TopicType.PRIORITY)
             obstacle = "" if name else "column topic is null"
             try:

@@ -211,7 +211,7 @@ class Replay(Pipeline):
         options = context.options(topic)
         if not from_archive:
             return tally(context, dead_messages.replay(frame, options))
-        # If one message died several times, the last death counts.
+        # If one message died several times, the last death counts: Spark compares structs by their first field.
         deaths = frame.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
         return tally(context, dead_messages.revive(last.select("slot", "member", "death.*"), options))

@@ -91,6 +91,7 @@ class Pieces:
             shared = messages.selectExpr("*", piece).repartition("piece")
             shared.write.partitionBy("piece").mode("overwrite").parquet(f"{self._folder}/messages")
             stored = self._context.spark.read.parquet(f"{self._folder}/messages").groupBy("piece").count()
+            # The plan is written last: a run that finds none stores the messages again, because they may be incomplete.
             plan = stored.selectExpr(
                 *("cast(piece as bigint) as piece", "count as messages"), f"'{self._arguments}' as arguments"
             )
@@ -129,6 +130,7 @@ class Pieces:
         context = self._context
         messages = context.spark.read.parquet(f"{self._folder}/messages/piece={piece}")
         messages.write.format("rmq").options(**self._sending).mode("append").save()
+        # The record comes after the send: a run that dies in between sends the piece twice, and loses none of it.
         record = context.spark.range(piece, piece + 1, 1, 1).selectExpr("id as piece")
         record.write.mode("append").parquet(f"{self._folder}/sent")
 

@@ -197,6 +197,7 @@ class Context:
         reported = time.monotonic()
         while not done.wait(LOOK_SECONDS):
             if self.is_stopping:
+                # A session of a Spark Connect server has no SparkContext.
                 if self.remote is not None:
                     spark.interruptAll()
                 else:

@@ -227,6 +227,7 @@ def _by_worker(context: Context, dead: DataFrame, by: list[str]) -> Counter[tupl
     columns = [f"{DEATH_COLUMNS[name]} as by_{name}" for name in by if name != WORKER]
     rows = dead.selectExpr("topic", "slot", "member", *columns)
     with context.watching():
+        # One row more shows that there are too many, without counting all of them.
         collected = rows.limit(MOST_LOOKED_UP + 1).collect()
     if len(collected) > MOST_LOOKED_UP:
         raise OperationRefused(

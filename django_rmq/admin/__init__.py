@@ -43,6 +43,7 @@ class TopicAdmin(Pages):
             return path(route, self.admin_site.admin_view(bound), name=f"django_rmq_topic_{name}")
 
         return [
+            # Django's index and its log of actions find the pages `changelist` and `change` by these names.
             at("", dashboard.changelist_view, "changelist"),
             at("live/", dashboard.live_view, "dashboard_live"),
             at("servers/", server_views.servers_view, "servers"),

@@ -57,6 +57,7 @@ def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
     """Store the trace of an action that goes on; return the name under which the next request finds it."""
     run = run or uuid4().hex
     traces = {name: value for name, value in request.session.get(_TRACES, {}).items() if name != run}
+    # Django stores a session only if a key of it is set: a change within the old value would be lost.
     request.session[_TRACES] = {
         **dict(list(traces.items())[1 - _MOST_TRACES :]),
         run: [trace.entry, trace.outcomes, trace.undo],

@@ -76,6 +76,7 @@ def summary(topic: Topic, raw: bytes, length: int = 120, key: str | None = None)
     elif topic.body == "bytes" and not _is_text(raw[: length * 4]):
         line = raw[:length].hex(" ")
     else:
+        # ``length`` characters of UTF-8 have at most four times as many bytes, and the body may be far longer.
         line = visible(raw[: length * 4].decode("utf-8", "backslashreplace")).replace("\n", "⏎")
     cut = line if len(line) <= length else f"{line[: length - 1]}…"
     return cut if key is None else f"{visible(key)}  {cut}"
@@ -109,6 +110,7 @@ def _is_text(raw: bytes) -> bool:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
+        # A character of UTF-8 has up to four bytes, so up to three may be left of one that was cut.
         if error.start < len(raw) - 3:
             return False
         text = raw[: error.start].decode()

@@ -58,6 +58,7 @@ LONGEST_ID = 1_200
 
 def number(text: str | None) -> int:
     """Return a whole number from a query or form; 0 for anything else."""
+    # ``int`` accepts digits of all scripts, and raises an error for thousands of them.
     return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else 0
 
 
@@ -119,6 +120,7 @@ def page(*permissions: Permission) -> Callable[[Callable[..., Answer]], Callable
         def guarded(
             self: Pages, request: HttpRequest, *args: object, **kwargs: object
         ) -> Answer | HttpResponse:
+            # By this name the ``url`` tag finds the pages of this admin site, of which a project may have several.
             request.current_app = self.admin_site.name
             try:
                 operations = self.operations(request)
@@ -257,6 +259,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 "name": name,
                 "topic": topic,
                 "crumbs": self._crumbs(name, str(context.get("here", heading))),
+                # The stylesheet of Django 6.1 expects breadcrumbs in a list, that of 5.2 has no style for one.
                 "crumbs_are_listed": DJANGO >= (6, 1),
                 **context,
             },
@@ -289,6 +292,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             f"admin/django_rmq/{template}",
             {"opts": self.opts, "name": getattr(context.get("topic"), "name", ""), **context},
         )
+        # The script puts nothing else into its page, such as what a proxy answers with the status 200.
         response["X-RMQ-Fragment"] = "1"
         return response
 

@@ -104,6 +104,7 @@ class SettlementAnswer(ResponseSerializer):
     outcomes = serializers.DictField(child=serializers.IntegerField())
 
 
+# With ATOMIC_REQUESTS a request that waits would keep a transaction open all the time.
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
 class PrepareView(RmqView):
     @route(
@@ -149,6 +150,7 @@ class PrepareView(RmqView):
             return taken(deliveries, topic, held.messages, held.next_slot)
         if not fields["wait"]:
             return taken(deliveries, topic, deliveries.take(fields["consumer"], fields["max"]), None)
+        # A process that answers one request at a time would answer nobody while this one waits.
         has_threads = self.request.META.get("wsgi.multithread", True)
         with seats.seat(self.operations.actor, *self.operations.config.api.waiting(has_threads)) as may_wait:
             if may_wait:
@@ -162,6 +164,7 @@ class PrepareView(RmqView):
 
 def _let_go_of_databases() -> None:
     """Close the database connections of a request that waits."""
+    # Each of them would be idle for up to 20 s, and databases have few. One in a transaction, as in a test, stays.
     for database in databases.all(initialized_only=True):
         if not database.in_atomic_block:
             database.close()

@@ -170,6 +170,7 @@ def _of_framework(error: rest.APIException) -> Response:
 
 def _roll_back() -> None:
     """Roll back the database changes of a failed request, if the project wraps requests in transactions."""
+    # The exception handler of the framework does this, and ``answer`` takes its place.
     for database in databases.all(initialized_only=True):
         if database.settings_dict["ATOMIC_REQUESTS"] and database.in_atomic_block:
             database.set_rollback(True)

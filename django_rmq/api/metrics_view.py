@@ -23,6 +23,7 @@ class MetricsView(RmqView):
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[BaseRenderer, str]:
         """Choose the format of errors; the page itself chooses the format for Prometheus."""
+        # A scraper may accept only formats of Prometheus, which no renderer of the API has: that is no 406.
         return super().perform_content_negotiation(request, force=True)
 
     def get(self, request: Request) -> HttpResponse:
@@ -35,6 +36,7 @@ class MetricsView(RmqView):
 _by_login = MetricsView.as_view()
 
 
+# LoginRequiredMiddleware knows neither the token nor the logins of the API.
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponseBase:
     """Return the metrics, or an error of the API."""

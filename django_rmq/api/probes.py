@@ -64,6 +64,7 @@ class PublicView(RmqView):
 
 
 class LiveView(PublicView):
+    # To find out who asks may need a database, whose failure must not get this process killed.
     authentication_classes = ()
 
     @route("live", answers={200: LiveAnswer}, public=True)

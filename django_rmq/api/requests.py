@@ -162,7 +162,6 @@ class Instant(serializers.Field[datetime, object, str, object]):
             if isinstance(data, str) and len(data) <= 40:
                 instant = parse_datetime(data)
                 if instant is not None and instant.tzinfo is not None:
-                    instant.timestamp()
                     return instant
         raise serializers.ValidationError(self.error_messages["invalid"], "invalid")
 

@@ -186,6 +186,7 @@ def view_schema() -> ViewInspector:
 
         def _get_request_for_media_type(self, serializer: object, direction: str = "request") -> object:
             described, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
+            # A choice of serializers names no required field, so drf-spectacular would call the body optional.
             return described, required or isinstance(serializer, PolymorphicProxySerializer)
 
         def get_tags(self) -> list[str]:

@@ -98,6 +98,7 @@ class Parser(BaseParser):
                 object_pairs_hook=body_codec.unique_keys,
                 parse_float=body_codec.exact_number,
             )
+            # UTF-8 holds no lone surrogates, so only an escape can make one; nothing else pays for this check.
             if "\\ud" in text or "\\uD" in text:
                 body_codec.dumps(value, ensure_ascii=False).encode()
             if body_codec.is_deeper(value, DEEPEST):
@@ -118,6 +119,7 @@ class Renderer(BaseRenderer):
 
     media_type = "application/json"
     format = "json"
+    # JSON is UTF-8 by definition, and the framework would write a charset into the content type.
     charset = None
 
     def render(
@@ -143,6 +145,7 @@ def renderers() -> list[BaseRenderer]:
     # They are already imported, whatever the type of the setting says.
     classes = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
     # Their templates are those of the app.
+    # The admin renderer shows the errors of a POST on the page of its GET, and most of these views have none.
     browsable = [
         kind
         for kind in classes
@@ -238,6 +241,7 @@ class RmqView(APIView):
 
     def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         """Check the size, then the authentication, then the permission."""
+        # The size comes first, because the CSRF check of a session may read the body.
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         super().initial(request, *args, **kwargs)
         method = "GET" if request.method == "HEAD" else str(request.method)

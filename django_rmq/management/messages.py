@@ -84,6 +84,7 @@ def add_bulk_options(
             help="let workers do it, and end at once; see rmqworkers --actions",
         )
     parser.add_argument("--dry-run", action="store_true", help=f"only print how many there are{counted}")
+    # Django's own commands take both spellings.
     parser.add_argument(
         "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
     )

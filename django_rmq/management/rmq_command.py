@@ -261,6 +261,7 @@ def _rich_bar() -> RichProgress:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Standard output is for the result, which another program may read.
     return RichProgress(*columns, console=Console(file=sys.stderr), transient=True)
 
 
@@ -287,6 +288,7 @@ def _has_no_reader(stream: TextIO) -> bool:
     """Return whether a stream is a pipe or socket whose other end is closed."""
     try:
         poll = select.poll()
+        # ``poll`` reports that the other end is closed, even if no event is asked for.
         poll.register(stream.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (OSError, ValueError):

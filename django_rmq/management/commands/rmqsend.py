@@ -149,6 +149,7 @@ class Command(RmqCommand):
 
     def _send_lines(self, topic: Topic, shared: dict[str, object], options: Options) -> None:
         operations, outcomes = self.operations(), Counter[str]()
+        # JSON is UTF-8, and the text of standard input has the encoding of the locale.
         lines = enumerate(sys.stdin.buffer, 1)
         while chunk := list(islice(lines, CHUNK)):
             numbered = [(number, line) for number, line in chunk if line.strip()]

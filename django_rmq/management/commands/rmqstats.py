@@ -306,6 +306,7 @@ def _schedules(schedules: list[ScheduleStats]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    # rich takes brackets in plain strings for markup, and would leave out a part of a name; ``Text`` is shown as it is.
     table = Table(*rmqschedules.HEAD, box=None, pad_edge=False, header_style="bold")
     for one in schedules:
         *cells, state = map(Text, rmqschedules.cells_of(one))

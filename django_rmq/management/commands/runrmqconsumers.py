@@ -58,6 +58,7 @@ def _describe(action: Action, settings: Consumer, given: str | None) -> None:
     if given or hasattr(settings, field):
         value = given or getattr(settings, field)
         number = f"{value:g}" if isinstance(value, float) else str(value)
+        # argparse takes a percent sign in a help text for the beginning of a format.
         default = f" (default: {'none' if value is None else number})".replace("%", "%%")
     action.help = f"{action.help}{default} [{ENVIRONMENT}{action.dest.upper()}]"
 
@@ -195,6 +196,7 @@ class Command(RmqCommand):
     ) -> tuple[int, int]:
         """Run as the parent of the workers; return the exit code, and how many deliveries were settled."""
         config = get_config().consumer
+        # A restart replaces the process, which after ``call_command`` is a program of the project.
         reloads = _or_default(options["reload"], is_debug()) and getattr(
             self, "_called_from_command_line", False
         )

@@ -87,6 +87,7 @@ class Command(RmqCommand):
 
         def ask(number: int, frame: object) -> None:
             if signals:
+                # An ordinary exit would run ``close``, which waits for Spark and its Java.
                 os._exit(1)
             signals.append(number)
             context.stop()

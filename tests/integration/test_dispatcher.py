@@ -15,7 +15,7 @@ import pytest
 
 from django_rmq.core import unserved_topics
 from django_rmq.core.consumer import batch as in_flight
-from django_rmq.core.consumer import executor_pool, fetch_planner
+from django_rmq.core.consumer import capacity, executor_pool
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
 from django_rmq.core.consumer.slots import SlotState
@@ -736,7 +736,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
 
 
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_planner, "MESSAGES_IN_FLIGHT", 64)
+    monkeypatch.setattr(capacity, "MESSAGES_IN_FLIGHT", 64)
     topic = replace(PRIORITY, slots=16)
     held = HeldListener()
     send(broker, topic, range(1000), priority=100)

@@ -1,5 +1,7 @@
 """Capacity: how many more messages a worker can take now, given its threads, its event loop, its flows and its memory.
 
+``Capacity.limit`` decides how many messages one fetch asks for. Which slots are asked is decided by ``fetch_planner``.
+
 A topic with FLOW uses as many threads as its flow allows, but never all of them if there are other topics. Topics without a
 flow use the others. So a listener that becomes slow delays only its own topic. Limits over all workers
 are in ``rate_limits``.
@@ -21,6 +23,9 @@ from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.rate_limits import RateLimits
+
+MESSAGES_IN_FLIGHT = 20_000
+"""The maximum number of messages in flight in one process."""
 
 MOST = 67_108_864
 """The maximum number of bytes in flight in one process."""
@@ -478,12 +483,29 @@ class Capacity:
         """Return whether all threads share the messages that one prepare of a topic returns."""
         return not (topic.serial or topic.flow or topic.name in self.async_capacity)
 
-    def limit(self, topic: Topic) -> int:
-        """Return how many messages of a topic one prepare asks for."""
-        # With less, threads would get so few messages that they are busy with each other.
-        return self._limit(topic, self.threads if self.is_shared(topic) else 1)
+    @property
+    def messages_left(self) -> int:
+        """How many more messages the worker may have in flight."""
+        return MESSAGES_IN_FLIGHT - self._in_flight.messages
 
-    def _limit(self, topic: Topic, threads: int) -> int:
+    def limit(self, topic: Topic, left: int, planned: int, asked_for: int) -> int:
+        """Return how many messages the next prepare of a topic asks for, or 0 if the topic's limits leave no room.
+
+        ``left``: how many more the worker may get. ``planned``: how many of the topic the next round trip asks for so far,
+        and ``asked_for`` the one that is under way.
+        """
+        # With less, threads would get so few messages that they are busy with each other.
+        limit = min(self._share_of_work(topic, self.threads if self.is_shared(topic) else 1), left)
+        if topic.name in self.async_capacity and not topic.serial:
+            limit = min(limit, self.batches_left(topic.name) * self.batch_size(topic) - planned - asked_for)
+        if self.limits:
+            free = self.limits.room(topic.name) - planned
+            share = -(-free // self.runners(topic))
+            limit = min(limit, max(share, min(free, self.batch_size(topic))))
+        return limit
+
+    def _share_of_work(self, topic: Topic, threads: int) -> int:
+        """Return how many messages of a topic keep ``threads``, or its part of the event loop, busy for a while."""
         size = self.batch_size(topic)
         overlaps = topic.name in self.async_capacity
         if overlaps and not topic.serial:
@@ -512,7 +534,7 @@ class Capacity:
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all executors together can have in flight."""
         flow = self.flow_threads.flows.get(topic.name)
-        return (flow.limit if flow else self.runners(topic)) * self._limit(topic, 1)
+        return (flow.limit if flow else self.runners(topic)) * self._share_of_work(topic, 1)
 
     # --- what prepares return
 

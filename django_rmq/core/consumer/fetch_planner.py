@@ -24,10 +24,6 @@ from django_rmq.core.consumer.executor_pool import ExecutorPool
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.replies import Prepared
-from django_rmq.core.model.topic import Topic
-
-MESSAGES_IN_FLIGHT = 20_000
-"""The maximum number of messages in flight in one process."""
 
 TURN = 512
 """The maximum number of slots prepared in one round trip."""
@@ -58,13 +54,22 @@ class FetchPlan:
         self.slots_of_topic: defaultdict[str, int] = defaultdict(int)
         """Topic -> number of slots that flows or the event loop need room for."""
 
-    def add(self, slot: ConsumedSlot, limit: int, size: int, expected: int, answer: Answer[Prepared]) -> None:
+    def add(
+        self,
+        slot: ConsumedSlot,
+        limit: int,
+        size: int,
+        expected: int,
+        answer: Answer[Prepared],
+        needs_room: bool,
+    ) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes, of which about ``expected`` may come."""
         self.slots[slot] = answer
         self.messages += limit
         self.bytes += size
         self.expected += min(limit, expected)
         self.of_topic[slot.topic.name] += limit
+        self.slots_of_topic[slot.topic.name] += needs_room
 
     def burden(self, threads: Sequence[int], seconds: float) -> None:
         """Add to the work of threads that share it.
@@ -76,9 +81,9 @@ class FetchPlan:
             self.load[thread] += seconds / len(threads)
             self.work[thread] += seconds / len(threads)
 
-    def slots_of(self, topic: str, under_way: FetchPlan | None) -> int:
+    def slots_of(self, topic: str, under_way: FetchPlan) -> int:
         """Return how many slots of a topic need room, with those of the trip that is under way."""
-        return self.slots_of_topic[topic] + (0 if under_way is None else under_way.slots_of_topic[topic])
+        return self.slots_of_topic[topic] + under_way.slots_of_topic[topic]
 
     @property
     def is_enough(self) -> bool:
@@ -91,7 +96,8 @@ class FetchPlanner:
     """Asks Redis for as many messages as the worker ``owner`` has capacity for.
 
     ``queue`` decides what a worker fetches next. It parks a slot if the limits or the flow of its topic leave no room. It passes
-    a slot over, which stays in ``waiting``, if its thread has enough to do. It ends if the worker or its memory has no room.
+    a slot over, which stays in ``waiting``, if its thread has enough to do. It ends if the worker or its memory has no room. The
+    plan of the trip that is under way, or ``nothing``, counts with what the worker has.
     """
 
     owner: str
@@ -109,14 +115,14 @@ class FetchPlanner:
         """A plan without slots."""
 
     def queue(
-        self, pipeline: BrokerPipeline, under_way: FetchPlan | None, left_out: Container[ConsumedSlot] = ()
+        self, pipeline: BrokerPipeline, under_way: FetchPlan, left_out: Container[ConsumedSlot] = ()
     ) -> FetchPlan:
         """Queue prepares of waiting slots, except for those in ``left_out``; return what they may return."""
         self.in_flight.estimate(self.pool.current_batches(), self.pool.blocked_seconds())
-        load, capacity = self.in_flight.load, self.capacity
-        plan = FetchPlan(load if under_way is None else list(map(add, load, under_way.work)))
+        capacity = self.capacity
+        plan = FetchPlan(list(map(add, self.in_flight.load, under_way.work)))
         parked: list[ConsumedSlot] = []
-        left = MESSAGES_IN_FLIGHT - self.in_flight.messages - (under_way.messages if under_way else 0)
+        left = capacity.messages_left - under_way.messages
         for slot in (each for each in self.schedule.waiting if each not in left_out):
             topic = slot.topic
             overlaps = topic.name in capacity.async_capacity
@@ -135,7 +141,8 @@ class FetchPlanner:
                 continue
             if plan.messages >= left:
                 break
-            limit = self._limit(topic, left, plan, under_way)
+            asked_for = plan.of_topic[topic.name], under_way.of_topic[topic.name]
+            limit = capacity.limit(topic, left - plan.messages, *asked_for)
             if limit <= 0:
                 parked.append(slot)
                 continue
@@ -145,8 +152,7 @@ class FetchPlanner:
             inbox = capacity.inbox if capacity.takes_pushes(topic) else b""
             # rule: prepares_without_its_epoch
             call = fetch.prepare(topic, slot.number, self.owner, slot.epoch, limit, size, slot.cursor, inbox)
-            plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call))
-            plan.slots_of_topic[topic.name] += bool(is_bounded)
+            plan.add(slot, limit, size, capacity.expected(slot), pipeline.add(call), bool(is_bounded))
             slot.cursor, slot.sole_receipt = None, 0
             if not overlaps:
                 threads = range(capacity.threads) if capacity.is_shared(topic) else (thread,)
@@ -158,21 +164,6 @@ class FetchPlanner:
         for slot in parked:
             self.schedule.park(slot)
         return plan
-
-    def _limit(self, topic: Topic, left: int, plan: FetchPlan, under_way: FetchPlan | None) -> int:
-        """Return how many messages the next prepare of a topic may return, or 0 if the topic's limits leave no room."""
-        capacity, taken = self.capacity, plan.of_topic[topic.name]
-        limit = min(capacity.limit(topic), left - plan.messages)
-        if topic.name in capacity.async_capacity and not topic.serial:
-            expected = 0 if under_way is None else under_way.of_topic[topic.name]
-            limit = min(
-                limit, capacity.batches_left(topic.name) * capacity.batch_size(topic) - taken - expected
-            )
-        if capacity.limits:
-            free = capacity.limits.room(topic.name) - taken
-            share = -(-free // capacity.runners(topic))
-            limit = min(limit, max(share, min(free, capacity.batch_size(topic))))
-        return limit
 
     @property
     def is_due(self) -> bool:

@@ -1,8 +1,8 @@
 """The round trips of a worker, and what their answers mean for slots and messages.
 
-One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Which slots these are, and how many
-messages each may return, is decided by ``fetch_planner``. What a send has pushed is received here, too. Passing the messages to
-executors is the part of ``executor_pool``.
+One round trip acknowledges the deliveries that have ended, and prepares slots that are due. Which slots these are is
+decided by ``fetch_planner``, and how many messages each may return by ``capacity``. What a send has pushed is received here, too.
+Passing the messages to executors is the part of ``executor_pool``.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class RoundTrips:
             return None
         pipeline = self.broker.pipeline()
         sent_acks, parts = self.acks.send(pipeline)
+        plan = self.planner.nothing
         under_way, unconfirmed = (
-            (self.under_way.plan, self.under_way.sent_acks) if self.under_way else (None, ())
+            (self.under_way.plan, self.under_way.sent_acks) if self.under_way else (plan, ())
         )
         # This trip may overtake the one under way, and a strict slot would answer that it is busy.
         held = {slot for slot, _ in unconfirmed if slot.topic.is_strict}  # rule: asks_beside_a_commit
-        plan = self.planner.nothing
         if takes and self.planner.schedule.waiting:
             plan = self.planner.queue(pipeline, under_way, held)
         if not len(pipeline):

@@ -28,6 +28,26 @@ from django_rmq.core.coordination.stored_plan import AssignmentPlan, read_worker
 from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 
+logger = safe_logger("django_rmq.coordination")
+
+CONNECT_SECONDS = 5.0
+"""Maximum seconds for a new client to connect."""
+
+REFUSED_SECONDS = 1.5
+"""Maximum seconds for which a new client tries to connect if no server listens."""
+
+MAX_TEXT = 1 << 26
+"""The maximum size in bytes of an uncompressed assignment. RMQ writes no larger one."""
+
+_GONE = (
+    kazoo.AuthFailedError,
+    kazoo.ConnectionClosedError,
+    kazoo.ConnectionLoss,
+    kazoo.SessionExpiredError,
+    kazoo.SessionMovedError,
+)
+"""The errors that kazoo raises for a request when its connection or session is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
@@ -54,24 +74,6 @@ class Ensemble:
     def acl(self) -> list[object]:
         """The permissions of this application's nodes."""
         return list(CREATOR_ALL_ACL if self.is_closed else OPEN_ACL_UNSAFE)
-
-
-logger = safe_logger("django_rmq.coordination")
-
-CONNECT_SECONDS = 5.0
-"""Maximum seconds for a new client to connect."""
-
-REFUSED_SECONDS = 1.5
-"""Maximum seconds for which a new client tries to connect if no server listens."""
-
-_GONE = (
-    kazoo.AuthFailedError,
-    kazoo.ConnectionClosedError,
-    kazoo.ConnectionLoss,
-    kazoo.SessionExpiredError,
-    kazoo.SessionMovedError,
-)
-"""The errors that kazoo raises for a request when its connection or session is gone."""
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
@@ -199,12 +201,6 @@ class ZooKeeperSession:
             logger.debug("Cannot close a ZooKeeper client: %r", error)
 
 
-logger = safe_logger("django_rmq.coordination")
-
-MAX_TEXT = 1 << 26
-"""The maximum size in bytes of an uncompressed assignment. RMQ writes no larger one."""
-
-
 def check(session: ZooKeeperSession) -> bool:
     """Return whether the path exists. Raises ``ConfigurationError`` if it belongs to another application."""
     ensemble = session.ensemble
@@ -316,14 +312,14 @@ def leave(session: ZooKeeperSession, worker: str, token: str) -> None:
         return
 
 
-def pack(members: str, plan: AssignmentPlan) -> bytes:
-    """Return the data of the assignment's node."""
-    return members.encode() + b"\n" + zlib.compress(plan.encode().encode(), 6)
+def pack(members_version: str, plan: AssignmentPlan) -> bytes:
+    """Return the data of the assignment's node: the version of the membership for which the plan was made, and the plan."""
+    return members_version.encode() + b"\n" + zlib.compress(plan.encode().encode(), 6)
 
 
 def unpack(data: bytes) -> tuple[str, AssignmentPlan]:
     """Read the output of ``pack``. Raises ``ValueError`` for anything else."""
-    members, _, packed = data.partition(b"\n")
+    members_version, _, packed = data.partition(b"\n")
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(packed, MAX_TEXT)
@@ -331,4 +327,4 @@ def unpack(data: bytes) -> tuple[str, AssignmentPlan]:
         raise ValueError(f"not a valid assignment: {error}") from error
     if not unpacking.eof:
         raise ValueError("not a valid assignment: it is cut off, or too large")
-    return members.decode(errors="replace"), AssignmentPlan.decode(text)
+    return members_version.decode(errors="replace"), AssignmentPlan.decode(text)

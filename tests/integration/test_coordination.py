@@ -254,13 +254,13 @@ def test_after_all_was_wiped_everybody_is_back_with_what_it_had(
 ) -> None:
     workers = party.share(3)
     had = [member.serial() for member in workers]
-    number = party.connect().roster().number
+    version = party.connect().roster().plan_version
     party.settle_for(LONG)
     redis_client.delete(*worker_keys(party.connect().prefix))
     party.wait_for_members(3)
     party.settle_for(0.2)
     for member in workers:
-        wait_for_assignment(party, member, lambda roster: roster.number > number)
+        wait_for_assignment(party, member, lambda roster: roster.plan_version > version)
     party.wait_until_shared_out()
     assert [member.serial() for member in workers] == had
 
@@ -317,11 +317,11 @@ def spoiled_plans() -> dict[str, Callable[[Party], bytes]]:
 @pytest.mark.parametrize("how", spoiled_plans())
 def test_an_assignment_that_was_spoiled_is_healed(party: Party, redis_client: redis.Redis, how: str) -> None:
     first, second = party.share(2)
-    number = party.connect().roster().number
+    version = party.connect().roster().plan_version
     key = worker_keys(party.connect().prefix).assignment.decode()
     redis_client.hset(key, "plan", spoiled_plans()[how](party))
     for member in (first, second):
-        wait_for_assignment(party, member, lambda roster: roster.number > number)
+        wait_for_assignment(party, member, lambda roster: roster.plan_version > version)
     party.wait_until_shared_out()
 
 
@@ -339,7 +339,9 @@ def test_a_field_that_a_stranger_spoiled_is_healed(
         redis_client.hset(key, field, value)
     for member in (first, second):
         wait_for_assignment(
-            party, member, lambda roster: roster.basis == roster.members and roster.plan.startswith(b"{")
+            party,
+            member,
+            lambda roster: roster.basis == roster.members_version and roster.plan.startswith(b"{"),
         )
     party.wait_until_shared_out()
     party.add()
@@ -465,8 +467,8 @@ def test_scripts_and_memory_answer_and_keep_the_same(
                                 token,
                                 1000,
                                 record=record and token + record,
-                                known_members=seen[0],
-                                known_number=seen[1],
+                                known_members_version=seen[0],
+                                known_plan_version=seen[1],
                             )
                         )
                     case ("leave", worker, token):
@@ -475,7 +477,9 @@ def test_scripts_and_memory_answer_and_keep_the_same(
                         now = broker.roster()
                         answers.append(
                             broker.assign(
-                                now.members if same_members else "0", now.number if same_number else "0", "{}"
+                                now.members_version if same_members else "0",
+                                now.plan_version if same_number else "0",
+                                "{}",
                             )
                         )
                     case ("roster",):
@@ -493,7 +497,7 @@ def test_scripts_and_memory_answer_and_keep_the_same(
                 key: dict(value) for key, value in both[1].keyspace.items()
             }
             now = both[1].roster()
-            known = (now.members, now.number)
+            known = (now.members_version, now.plan_version)
     finally:
         redis_client.delete(*worker_keys(prefix))
 
@@ -502,8 +506,8 @@ def test_of_two_who_assign_from_the_same_knowledge_one_wins(party: Party) -> Non
     broker = party.connect()
     broker.beat("w", "t", 1000, record="t {}")
     roster = broker.roster()
-    assert broker.assign(roster.members, roster.number, "first") is not None
-    assert broker.assign(roster.members, roster.number, "second") is None
+    assert broker.assign(roster.members_version, roster.plan_version, "first") is not None
+    assert broker.assign(roster.members_version, roster.plan_version, "second") is None
     assert broker.roster().plan == b"first"
 
 
@@ -513,7 +517,7 @@ def test_who_knows_a_roster_is_sent_no_records_and_no_plan_again(
     broker = party.connect()
     broker.beat("w", "t", 5000, record="t " + "r" * 100_000)
     first = broker.roster()
-    assert broker.assign(first.members, first.number, "p" * 100_000) is not None
+    assert broker.assign(first.members_version, first.plan_version, "p" * 100_000) is not None
     known = broker.roster()
     before = redis_client.info("stats")["total_net_output_bytes"]
     again = broker.roster(known)

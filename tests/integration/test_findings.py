@@ -292,7 +292,7 @@ def test_messages_in_slots_that_no_worker_has_are_a_finding(boss: Client) -> Non
 
         def give(owner: str) -> None:
             plan = AssignmentPlan({"served": (Span(0, 2, owner, 1),)}).encode()
-            assert broker.run(assign(beat.members, broker.run(roster()).number, plan))
+            assert broker.run(assign(beat.members_version, broker.run(roster()).plan_version, plan))
 
         give("gone")
         assert lines_of(page(boss)) == [(True, said)]

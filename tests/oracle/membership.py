@@ -68,8 +68,8 @@ def beat(
     token: str,
     record: str,
     session_ms: int,
-    known_members: str,
-    known_number: str,
+    known_members_version: str,
+    known_plan_version: str,
 ) -> Beat:
     with _opened(memory) as found:
         name, now_ms = worker.encode(), found.now_ms
@@ -95,9 +95,9 @@ def beat(
             members,
             number,
             int(max(0, min(*found.sessions.values(), now_ms + session_ms) - now_ms)),
-            found.text(b"basis") if number != known_number else "",
-            found.assignment.get(b"plan", b"") if number != known_number else None,
-            others if members != known_members else None,
+            found.text(b"basis") if number != known_plan_version else "",
+            found.assignment.get(b"plan", b"") if number != known_plan_version else None,
+            others if members != known_members_version else None,
         )
 
 

@@ -82,10 +82,10 @@ class RedisCoordinator(SharedCoordinator):
         self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
         self._token = token or uuid4().hex
         self._joined = False
-        self._number = ""
+        self._plan_version = ""
         self._raw = b""
         self._vetted: tuple[str, str] | None = None
-        """Membership and number that were recalculated and found correct."""
+        """The versions of membership and plan that were recalculated and found correct."""
         self._plan_flaw = ""
         self._listening = threading.Thread(target=self._listen, name="rmq-coordinator-news", daemon=True)
 
@@ -176,8 +176,8 @@ class RedisCoordinator(SharedCoordinator):
                 self._token,
                 int(self.session_seconds * 1000),
                 record=record,
-                known_members="" if full else self._members,
-                known_number="" if full else self._number,
+                known_members_version="" if full else self._members_version,
+                known_plan_version="" if full else self._plan_version,
             )
         )
         if beat.status == "ok":
@@ -188,15 +188,15 @@ class RedisCoordinator(SharedCoordinator):
     def _process_beat(self, beat: Beat, sent: float) -> None:
         """Process the answer of a beat: the other workers, and the assignment."""
         if beat.workers is not None:
-            if beat.members != self._members:
+            if beat.members_version != self._members_version:
                 self._changed_at = uptime()
             self._live_workers = read_workers(beat.workers, self._log_throttled)
         if beat.plan is not None:
-            self._number, self._basis = beat.number, beat.basis
+            self._plan_version, self._basis = beat.plan_version, beat.basis
             if beat.plan != self._raw or self._plan is None:
                 raw = self._raw = beat.plan
                 self._plan = self._read_plan(lambda: AssignmentPlan.decode(raw)) if raw else None
-        self._members = beat.members
+        self._members_version = beat.members_version
         if self._plan is not None and (beat.workers is not None or beat.plan is not None):
             self._plan_flaw = self._plan.flaw(self._live_workers)
         self._sent = sent
@@ -208,26 +208,26 @@ class RedisCoordinator(SharedCoordinator):
     # --- the assignment
 
     def _flaw(self) -> str:
-        is_vetted = self._vetted == (self._members, self._number)
+        is_vetted = self._vetted == (self._members_version, self._plan_version)
         return super()._flaw() or ("" if is_vetted else self._plan_flaw)
 
     def _assign(self, why: str) -> None:
         topics = served_topics(self._live_workers, self.broker.definitions())
         live_workers = [worker.capacity for worker in self._live_workers.values()]
         assignment = assign(topics, live_workers, self._last_plan.runs())
-        is_new = self._plan is None or self._basis != self._members or assignment != self._plan.runs()
+        is_new = self._plan is None or self._basis != self._members_version or assignment != self._plan.runs()
         if is_new:
             plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
             text = plan.encode()
-            number = self.broker.run(membership.assign(self._members, self._number, text))
-            if number is None:
+            plan_version = self.broker.run(membership.assign(self._members_version, self._plan_version, text))
+            if plan_version is None:
                 # Membership or assignment has changed since it was read: the next beat reads both again.
                 self._poked.set()
                 return
             log_assigned(len(assignment), len(self._live_workers), why)
-            self._number, self._basis, self._raw = number, self._members, text.encode()
+            self._plan_version, self._basis, self._raw = plan_version, self._members_version, text.encode()
             self._plan = self._last_plan = plan
-        self._vetted = (self._members, self._number)
+        self._vetted = (self._members_version, self._plan_version)
         self._apply_plan()
 
     # --- news
@@ -241,7 +241,7 @@ class RedisCoordinator(SharedCoordinator):
                 # What changed before the subscription was not published to this worker.
                 self._poked.set()
                 while not self._stopped.is_set():
-                    versions = {self._members, self._number}
+                    versions = {self._members_version, self._plan_version}
                     if any(str(change[1]) not in versions for change in changes.get(timeout=1.0)):
                         self._poked.set()
             except RmqError:

@@ -187,7 +187,7 @@ class SharedCoordinator(Coordinator):
         self._settle_seconds = SETTLE_SECONDS
         self._announced = worker
         """This worker as the others should know it; ``worker`` is the version that they know."""
-        self._members = ""
+        self._members_version = ""
         """The version of the membership as this worker knows it."""
         self._basis = ""
         """The membership for which the assignment was made."""
@@ -304,7 +304,7 @@ class SharedCoordinator(Coordinator):
         """Return why another assignment is necessary; empty if it is not."""
         if self._plan is None:
             return "there is no assignment"
-        return "workers changed" if self._basis != self._members else ""
+        return "workers changed" if self._basis != self._members_version else ""
 
     # --- the thread that checks
 

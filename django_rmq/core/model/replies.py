@@ -321,10 +321,10 @@ class Beat(NamedTuple):
 
     status: str
     """ok, expired, duplicate or full."""
-    members: str = ""
+    members_version: str = ""
     """The version of the membership."""
-    number: str = ""
-    """The number of the assignment; empty if there is none."""
+    plan_version: str = ""
+    """The version of the plan, which assigns the slots; empty if there is none."""
     first_end_ms: int = 0
     """The time in ms until the first session ends if it is not renewed."""
     basis: str = ""
@@ -349,9 +349,10 @@ class Roster(NamedTuple):
     """All workers and the assignment, read atomically."""
 
     now_ms: int
-    members: str
-    number: str
+    members_version: str
+    plan_version: str
     basis: str
+    """The version of the membership for which the plan was made."""
     plan: bytes
     sessions: list[WorkerSession]
 

@@ -353,7 +353,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             raise
         self.worker = worker
         self._session = session
-        self._members, self._met, self._seen, self._live_workers_of = "", 0, (0, 0), ""
+        self._members_version, self._met, self._seen, self._live_workers_of = "", 0, (0, 0), ""
         self._definitions.forget()
         return session
 
@@ -371,11 +371,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
         # The session may have ended before kazoo noticed it, or a person or another process may have deleted nodes.
         if own is None or present is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (version_of(present), connections) != (self._members, self._met):
-            self._ids, members = meet(session, self.worker.id)
-            if members != self._members:
+        if (version_of(present), connections) != (self._members_version, self._met):
+            self._ids, version = meet(session, self.worker.id)
+            if version != self._members_version:
                 self._changed_at = uptime()
-            self._members, self._met = members, connections
+            self._members_version, self._met = version, connections
         if (plan.czxid, plan.mzxid) != self._seen:
             self._read(session)
         return True
@@ -417,24 +417,28 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def _assign(self, why: str) -> None:
         session = self._connected()
-        if self._live_workers_of != self._members:
+        if self._live_workers_of != self._members_version:
             records = dict(client.texts(session, "workers", self._ids))
             self._live_workers = read_workers(records, self._log_throttled)
-            self._live_workers_of = self._members
+            self._live_workers_of = self._members_version
         topics = served_topics(
             self._live_workers, self._definitions.known(session, self._live_workers.values())
         )
         live_workers = [worker.capacity for worker in self._live_workers.values()]
         before, now = self._last_plan, int(time.time())
         assignment = assign(topics, live_workers, before.runs())
-        if self._plan is not None and self._basis == self._members and assignment == self._plan.runs():
+        if (
+            self._plan is not None
+            and self._basis == self._members_version
+            and assignment == self._plan.runs()
+        ):
             return
         plan = before.renewed(assignment, now)
-        data = client.pack(self._members, plan)
+        data = client.pack(self._members_version, plan)
         if len(data) > MAX_NODE:
             # The times are dropped first, then the previous owners.
             plan = AssignmentPlan({}).renewed(assign(topics, live_workers, {}), now)
-            data = client.pack(self._members, plan)
+            data = client.pack(self._members_version, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
                 f"the assignment of {len(topics)} topics to {len(live_workers)} workers takes {len(data)} bytes, more "
@@ -450,5 +454,5 @@ class ZooKeeperCoordinator(SharedCoordinator):
             return
         log_assigned(len(assignment), len(self._live_workers), why)
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
-        self._basis, self._plan, self._last_plan = self._members, plan, plan
+        self._basis, self._plan, self._last_plan = self._members_version, plan, plan
         self._apply_plan()

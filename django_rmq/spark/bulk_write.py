@@ -291,7 +291,7 @@ class ArrowBulk:
                 pipeline.add(send_commands.send_packed(self._topic, group.slot, group.packed, group.range_ms))
                 continue
             rows = insert.InsertRows(len(group.packed), group.packed, *call.bounds)
-            for part in insert.insertion(self._topic, group.slot, rows):
+            for part in insert.insert(self._topic, group.slot, rows):
                 pipeline.add(part)
         return pipeline
 

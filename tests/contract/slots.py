@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.insert import InsertRows, insert
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.keys import SlotKeys, slot_keys
@@ -132,7 +133,7 @@ class Slot:
             scores = [self.now_ms + (self.topic.time_range_ms or 0)] * len(members)
         elif scores is None:
             scores = [self.fresh_score(n) for n in range(len(members))]
-        calls = insert_commands.insert(self.topic, self.index, scores, members)
+        calls = insertion(self.topic, self.index, scores, members)
         return cast("Counter[str] | None", run_all(self.broker, calls)[-1])
 
     def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:
@@ -229,6 +230,13 @@ class Slot:
         if not stats:
             found.pop(self.keys.stats, None)
         return found
+
+
+def insertion(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[object]]:
+    """Return the calls that insert these members, of which none is empty."""
+    pairs = [part for pair in zip(scores, members, strict=True) for part in pair]
+    rows = InsertRows(len(members), pairs, min(scores), max(scores))
+    return insert(topic, slot, rows)
 
 
 class Drift(NamedTuple):

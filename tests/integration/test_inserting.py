@@ -18,7 +18,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.redis import wire
 from django_rmq.exceptions import RmqError, ServerUnavailable
-from tests.contract.slots import TYPES, Drift, Slot, drift
+from tests.contract.slots import TYPES, Drift, Slot, drift, insertion
 from tests.integration.test_faults import connect, memory_full, slot_of
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, ReplicaPair, TcpProxy, ask, wait_until
@@ -50,7 +50,7 @@ def made(client: redis.Redis, prefix: str, kind: TopicType, **how: Any) -> Slot:
 
 def parts(slot: Slot, members: Sequence[bytes] = MEMBERS) -> list[Call[Any]]:
     score = 100 if slot.topic.is_priority else slot.now_ms + 5_000
-    return insert.insert(slot.topic, 0, [score] * len(members), members)
+    return insertion(slot.topic, 0, [score] * len(members), members)
 
 
 def without(slot: Slot, *failing: str) -> list[Any]:

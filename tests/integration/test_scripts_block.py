@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import lua
-from django_rmq.core.commands import insert, operate
+from django_rmq.core.commands import operate
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.bounds import BATCH, CLAIM_STEP
@@ -28,6 +28,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.operations import stats
 from django_rmq.testing import Clock
+from tests.contract.slots import insertion
 from tests.oracle.operate import RESTAMPED
 from tests.oracle.reslot import MOVED
 from tests.oracle.upkeep import UPKEEP
@@ -194,7 +195,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
     unkeyed = replace(slot.topic, name="inserted", identity="body", time_range_ms=0)
     score = 60 if slot.topic.is_priority else slot.clock() // 1000
-    inserted = insert.insert(unkeyed, 0, [score] * BATCH, names(BATCH))
+    inserted = insertion(unkeyed, 0, [score] * BATCH, names(BATCH))
     for _ in range(2):
         assert slot.time("insert", lambda: run_all(slot.broker, inserted))[-1]
     if not slot.topic.is_priority:

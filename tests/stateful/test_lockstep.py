@@ -24,10 +24,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_rmq.core.commands import insert as insert_commands
 from django_rmq.core.commands import operate
 from django_rmq.core.commands import send as send_commands
 from django_rmq.core.commands.broker_interface import Woken, run_all
+from django_rmq.core.commands.insert import end_insertion
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call
 from django_rmq.core.model.bounds import MAX_PRIORITY, NEVER
@@ -51,6 +51,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace, in_one_form
+from tests.contract.slots import insertion
 from tests.stateful.promises import ANY, FULL, Flight, Promise, Promises
 from tests.support.brokers import Broker, OracleBroker
 
@@ -483,11 +484,11 @@ class Lockstep(RuleBasedStateMachine):
             scores = [self.now_ms - late] * len(names)
 
         def inserted(broker: Any) -> Counter[str] | None:
-            calls = insert_commands.insert(topic, 0, scores, names)
+            calls = insertion(topic, 0, scores, names)
             found = run_all(broker, calls)[-1]
             if found is None:
                 # The server may have lost its scripts: the end, called by itself, brings them back.
-                run_all(broker, [insert_commands.end_insertion(topic, 0)])
+                run_all(broker, [end_insertion(topic, 0)])
                 broker.load_scripts()
                 found = run_all(broker, calls)[-1]
             return cast("Counter[str] | None", found)

@@ -228,6 +228,7 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
         name
         for module in (
             send,
+            insert,
             fetch,
             ack,
             claims,
@@ -244,15 +245,14 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }
-    # `insert` is a part of a transaction.
-    assert functions | {"insert"} >= set(lua.names()) == set(CALLS)
+    assert functions >= set(lua.names()) == set(CALLS)
 
 
 def test_a_script_of_a_slot_is_in_the_file_named_like_the_module_of_its_command() -> None:
     for file, text in lua.texts().items():
         folder, _, subject = file.rpartition("/")
         for name, _ in lua.parts(file, text) if folder else []:
-            if "." not in name and name != "insert":
+            if "." not in name:
                 module = import_module(f"django_rmq.core.commands.{subject}")
                 assert getattr(module, name).__module__ == module.__name__
 

@@ -2,6 +2,10 @@
 
 ``send`` has the calls in which a script looks at each message; ``spark.bulk_write`` falls back on them.
 
+The script ``insert`` (``lua/slot/insert.lua``) begins and ends the transaction. Its step ``begin`` renames Store, or declines if
+each message has to be looked at. A ZADD adds the messages under that name. The step ``end`` gives Store its name back, counts
+the messages and wakes the consumer.
+
 The invariant: an insertion does what a send of the same messages does, or it changes nothing, and outside its transaction
 Store has its name. If the last step could not run, the next script on the slot restores Store.
 """
@@ -40,7 +44,7 @@ class InsertRows(NamedTuple):
     highest: int
 
 
-def insertion(topic: Topic, slot: int, rows: InsertRows) -> list[Call[object]]:
+def insert(topic: Topic, slot: int, rows: InsertRows) -> list[Call[object]]:
     """Return the calls of one transaction, for pipelines to one server. The last one has the answer.
 
     It is the number of messages of each status. If it is None, or an error of the whole transaction, nothing was sent, and
@@ -73,14 +77,6 @@ PARTS = 5
 def end_insertion(topic: Topic, slot: int) -> Call[None]:
     """Restore Store, or delete a leftover, after a transaction whose last step the server has not run."""
     return _step(b"end", topic, slot, InsertRows(0, (), 0, 0))
-
-
-def insert(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[object]]:
-    """Return the calls that insert messages. Raises ``ValueError`` if one is empty."""
-    if not all(members):
-        raise ValueError("an empty message cannot be inserted")
-    pairs = [part for pair in zip(scores, members, strict=True) for part in pair]
-    return insertion(topic, slot, InsertRows(len(members), pairs, min(scores), max(scores)))
 
 
 def transaction_time() -> list[Call[object]]:

@@ -135,7 +135,7 @@ def assign(memory: Memory, members: str, number: str, plan: str) -> str | None:
         return found.change(b"number")
 
 
-def roster(memory: Memory, _known_members: str, _known_number: str) -> Roster:
+def roster(memory: Memory, _known_members_version: str, _known_plan_version: str) -> Roster:
     with _opened(memory) as found:
         rows = [
             WorkerSession(worker.decode(), ends, found.records.get(worker, b""))

@@ -68,7 +68,7 @@ def calls_of_every_script() -> dict[str, Call[Any]]:
     ask.plan_tick("s", 1, 2, 3, "reports", 4)
     ask.settle_tick("s", 1, 2, "written")
     assert ask.redefine("prices", lambda known: {"slots": 4}) == {"slots": 4}
-    ask.beat("w", "t", 4000, record="t {}", known_members="1", known_number="2")
+    ask.beat("w", "t", 4000, record="t {}", known_members_version="1", known_plan_version="2")
     ask.leave("w", "t")
     ask.assign("1", "2", "{}")
     ask.roster()

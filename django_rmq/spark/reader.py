@@ -10,14 +10,13 @@ removed, and the place is looked up by (score, member).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import (
     BinaryType,
@@ -362,8 +361,8 @@ def last_reslotting(name: str, definition: Definition) -> int:
 
 def _moves(name: str) -> SlotMoved:
     return SlotMoved(
-        f"topic {name} is re-slotted meanwhile: a read would miss some messages that move, and have others twice. "
-        "Read again when the re-slotting has ended"
+        f"topic {name} was re-slotted after the read was planned, or is at the moment: the read would miss messages that "
+        "move, or have them twice. Load the frame again when the re-slotting has ended"
     )
 
 
@@ -460,58 +459,3 @@ class Reader(DataSourceReader):
             definition = definitions.of(name)
             if definition is not None and last_reslotting(name, definition) != reslotting:
                 raise _moves(name)
-
-
-class PushdownReader(Reader):
-    """Reads the topics, slots, queues and scores that the filters of a query leave, and some more.
-
-    Spark refuses a reader with ``pushFilters`` unless ``spark.sql.python.filterPushdown.enabled`` is set, so this is an
-    option. Every filter is returned: Spark applies all of them to the rows that are read.
-    """
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        if not hasattr(datasource, "EqualTo"):
-            raise too_old("pushed filters", "4.1")
-        super().__init__(options, schema)
-        self._slots: set[object] | None = None
-        """The slots that may have rows. None: all."""
-
-    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
-        for each in filters:
-            match each:
-                case datasource.EqualTo(("score",), value):
-                    self._between(value, value)
-                case datasource.GreaterThan(("score",), value) | datasource.GreaterThanOrEqual(
-                    ("score",), value
-                ):
-                    self._between(value, math.inf)
-                case datasource.LessThan(("score",), value) | datasource.LessThanOrEqual(("score",), value):
-                    self._between(-math.inf, value)
-                case datasource.EqualTo((column,), value):
-                    self._among(column, (value,))
-                case datasource.In((column,), values):
-                    self._among(column, values)
-        return filters
-
-    def _between(self, low: float, high: float) -> None:
-        self._low, self._high = max(self._low, float(low)), min(self._high, float(high))
-
-    def _among(self, column: str, values: Sequence[object]) -> None:
-        if column == "topic":
-            self._topics = [topic for topic in self._topics if topic in values]
-        elif column == "queue":
-            self._queues = [queue for queue in self._queues if queue in values]
-        elif column == "slot":
-            self._slots = set(values) if self._slots is None else self._slots.intersection(values)
-
-    def partitions(self) -> list[InputPartition]:
-        """Return the tasks without the slots that have no such rows."""
-        partitions = super().partitions() if self._low <= self._high else []
-        if self._slots is None:
-            return partitions
-        pieces = [
-            [one for one in task.pieces if one.slot in self._slots]
-            for task in partitions
-            if isinstance(task, ReadTask)
-        ]
-        return [ReadTask(part) for part in pieces if part]

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.spark.reader import COLUMNS, METADATA, PushdownReader, Reader
+from django_rmq.spark.reader import COLUMNS, METADATA, Reader
 from django_rmq.spark.source_options import READ, STREAM, WRITE, SourceOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RmqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions(dict(self.options), READ, "spark.read")
         _check(schema, options)
-        return (PushdownReader if options.pushes_filters else Reader)(options, schema)
+        return Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from django_rmq.spark.stream_reader import StreamReader

@@ -39,7 +39,6 @@ READ = {
     "minScore",
     "maxScore",
     "includeMetadata",
-    "pushDownPredicate",
 }
 STREAM = {
     *(*CONNECTION, *TASKS, "consumerId", "claimTimeout", "failOnDataLoss", "pollInterval", "includeMetadata"),
@@ -90,8 +89,6 @@ class SourceOptions:
         self.socket_timeout = self.seconds("socketTimeout", 30.0, low=0.1)
         self.metadata = self.flag("includeMetadata", default=False)
         """Whether rows have all that is known of their messages."""
-        self.pushes_filters = self.flag("pushDownPredicate", default=False)
-        """Whether filters of a query narrow what is read from Redis."""
         self.fails_on_loss = self.flag("failOnDataLoss", default=False)
         """Whether a batch that cannot be read as a whole ends the query."""
         self.patience = self.seconds("patience", PATIENCE)

@@ -1,4 +1,4 @@
-"""Batch reads: each row once, whatever goes before it meanwhile; and filters narrow what is taken from Redis."""
+"""Batch reads: each row once, whatever goes before it meanwhile, and whatever filters follow."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not
 
 from django_rmq.core import reslotting
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.spark import reader
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.reader import COLUMNS, METADATA, LiveRows, PushdownReader, Reader, RowPosition
+from django_rmq.spark.reader import COLUMNS, METADATA, LiveRows, Reader, RowPosition
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import MakeQueue, Queue
 
@@ -127,82 +126,19 @@ def test_a_read_during_which_the_topic_is_reslotted_says_so(
         reslotting.move(topic.broker, change)
     if until == "finished":
         reslotting.finish(topic.broker, change)
-    with pytest.raises(SlotMoved, match="Read again when the re-slotting has ended"):
+    with pytest.raises(SlotMoved, match="Load the frame again when"):
         assert [list(reader.read(task)) for task in tasks or reader.partitions()]
     reslotting.finish(topic.broker, change)
     assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 40
 
 
-# --- filters that are pushed down
-
-PUSHED = "spark.sql.python.filterPushdown.enabled"
-
-
-def taken(queue: Queue, *filters: Filter, **options: str) -> Counter[tuple[int, float]]:
-    """Return slot and score of all that is read from Redis, before Spark applies the filters."""
-    given = SourceOptions({**queue.options, "includeMetadata": "true", **options}, READ, "spark.read")
-    reader = PushdownReader(given, METADATA)
-    # Spark applies all of them, too.
-    assert list(reader.pushFilters(list(filters))) == list(filters)
-    found: Counter[tuple[int, float]] = Counter()
-    for task in reader.partitions():
-        for batch in reader.read(task):
-            found.update(
-                zip(batch.column("slot").to_pylist(), batch.column("score").to_pylist(), strict=True)
-            )
-    return found
-
-
-@pytest.fixture
-def filled(queue: MakeQueue) -> Queue:
-    topic = queue(slots=4)
-    for slot in range(4):
-        topic.broker.send_replace(topic.topic, slot, range(100, 110), [b"%d" % n for n in range(10)])
-    return topic
-
-
-@pytest.mark.parametrize(
-    ("filters", "slots", "scores"),
-    [
-        ([], range(4), range(100, 110)),
-        ([EqualTo(("slot",), 2)], [2], range(100, 110)),
-        ([In(("slot",), (1, 2, 9)), In(("slot",), (2, 3))], [2], range(100, 110)),
-        ([EqualTo(("slot",), 9)], [], []),
-        # The bound itself is read, and left out by Spark.
-        ([GreaterThan(("score",), 105.0), LessThanOrEqual(("score",), 107)], range(4), range(105, 108)),
-        ([EqualTo(("score",), 103.0)], range(4), [103]),
-        ([GreaterThan(("score",), 107), LessThanOrEqual(("score",), 105)], [], []),
-        ([EqualTo(("queue",), "dead")], [], []),
-        ([EqualTo(("topic",), "another")], [], []),
-        ([Not(EqualTo(("slot",), 2)), EqualTo(("value",), b"1")], range(4), range(100, 110)),
-    ],
-)
-def test_only_what_the_filters_leave_is_read(
-    filled: Queue, filters: list[Filter], slots: Any, scores: Any
-) -> None:
-    wanted = Counter((slot, float(score)) for slot in slots for score in scores)
-    assert taken(filled, *filters, queues="store,dead") == wanted
-
-
-def test_filters_and_options_narrow_together(filled: Queue) -> None:
-    options = {"slots": "0,1", "minScore": "104", "maxScore": "108"}
-    found = taken(filled, EqualTo(("slot",), 1), GreaterThan(("score",), 100), **options)
-    assert found == Counter((1, float(score)) for score in range(104, 109))
-
-
-def test_a_query_has_the_same_rows_with_pushed_filters(spark: Any, filled: Queue) -> None:
-    def rows(**options: str) -> list[Any]:
-        frame = filled.read(spark, minPartitions="4", **options)
-        chosen = frame.where("score > 105 and slot in (1, 3) and topic = '" + filled.topic.name + "'")
-        assert chosen.rdd.getNumPartitions() == (2 if options else 4)
-        return sorted(chosen.collect())
-
-    before = rows()
-    assert len(before) == 8
-    with pytest.raises(Exception, match=PUSHED):
-        rows(pushDownPredicate="true")
-    spark.conf.set(PUSHED, "true")
+def test_filters_of_one_frame_leave_each_other_alone(spark: Any, queue: MakeQueue) -> None:
+    """Spark keeps the plan of a read for all queries of a frame, and would keep with it what one of them pushes down."""
+    frame = one_slot(queue, 30).read(spark)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        assert rows(pushDownPredicate="true") == before == rows()
+        low, high = frame.where("score = 100"), frame.where("score > 100")
+        assert [low.count(), high.count(), frame.count(), low.union(high).count()] == [10, 20, 30, 30]
+        assert low.join(high, "slot").count() == 200
     finally:
-        spark.conf.unset(PUSHED)
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

@@ -88,7 +88,6 @@ def test_the_module_that_spark_looks_for_can_always_be_imported(missing: str) ->
 
 
 WRITER = "from django_rmq.spark import writer; writer.StreamWriter({}, None, overwrite=False)"
-READER = "from django_rmq.spark import reader; reader.PushdownReader({}, None)"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,6 @@ READER = "from django_rmq.spark import reader; reader.PushdownReader({}, None)"
             "stream reads need PySpark 4.2, this is ",
         ),
         ("datasource.DataSourceStreamArrowWriter", WRITER, "stream writes need PySpark 4.1"),
-        ("datasource.EqualTo", READER, "pushed filters need PySpark 4.1, this is "),
     ],
 )
 def test_an_older_pyspark_is_named(lacks: str, needs: str, said: str) -> None:

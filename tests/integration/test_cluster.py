@@ -23,7 +23,7 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.clients import translate
-from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerUnavailable
 from tests.support.brokers import Broker, ClusterBroker
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
@@ -104,6 +104,32 @@ def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
     sender.join(LONG)
     assert sent == ["merged", "stored"]
     audit(broker, WORK)
+
+
+def test_a_user_who_may_not_follow_a_moving_slot_gets_the_refusal_and_no_reply_of_another_call(
+    server: RedisCluster, broker: ClusterBroker
+) -> None:
+    moving = hash_slot(broker, 5)
+    target = another(server, server.owner(moving))
+    broker.send_merge(WORK, 5, 0, [b"before"])
+    broker.remove(WORK, 5, [b"before"], "live")
+    source = server.begin_move(moving, target)
+    server.move_keys(moving, source, target)
+    ask(target.port, "ACL", "SETUSER", "default", "-asking")
+    try:
+        pipeline = broker.pipeline()
+        for member in (b"a", b"b", b"c"):
+            pipeline.send_merge(WORK, 5, 0, [member])
+        errors = pipeline.execute()
+        pool: Any = broker.client.node("127.0.0.1", target.port).client.connection_pool
+        unread = [connection.can_read(0.1) for connection in pool._resting]
+    finally:
+        ask(target.port, "ACL", "SETUSER", "default", "+asking")
+        server.end_move(moving, source, target)
+    assert ["asking" in str(error).lower() for error in errors] == [True] * 3, errors
+    assert {type(error) for error in errors} == {ServerRefused}
+    assert unread == [False]
+    assert broker.send_merge(WORK, 5, 0, [b"a"])[0].status == "stored"
 
 
 @pytest.mark.parametrize("kind", ["cluster", "single"])

@@ -220,11 +220,11 @@ class NodeTrip:
     def _read(self, node: Node, connection: Connection, group: list[RoutedCommand]) -> None:
         for at, routed in enumerate(group):
             try:
-                if routed.asking:
-                    connection.read_response()
-                routed.reply = connection.read_response()
-            except (ResponseError, BusyLoadingError) as error:
-                routed.reply = error
+                # If the node refuses ASKING, it answers the command all the same, and that answer belongs to no other one.
+                refusal = self._reply(connection) if routed.asking else None
+                reply = self._reply(connection)
+                are_errors = isinstance(refusal, RedisError) and isinstance(reply, RedisError)
+                routed.reply = refusal if are_errors else reply
             except RedisError as error:
                 # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
                 self._mark_lost(node, group[at:], error)
@@ -244,6 +244,13 @@ class NodeTrip:
             if not all(routed.repeat for routed in group):
                 self._confirm(confirmed)
         give_back(node.client, connection)
+
+    @staticmethod
+    def _reply(connection: Connection) -> Reply:
+        try:
+            return connection.read_response()
+        except (ResponseError, BusyLoadingError) as error:
+            return error
 
     def _confirm_nothing(self) -> None:
         if self._wanted is not None:

@@ -206,6 +206,7 @@ class _Work:
             number(given.get("most")),
             number(given.get("asked")),
             number(given.get("began")) or operations.broker.now_ms(),
+            # A page may send any number, and the seconds of a request double with it.
             min(number(given.get("slice")), LONGEST_SLICE),
             given.get("run", ""),
         )

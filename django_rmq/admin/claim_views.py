@@ -35,6 +35,7 @@ def claims_view(pages: Pages, request: HttpRequest, operations: Operations, topi
             return _act_on_claims(pages, request, operations, topic, claims)
     except (InvalidRequest, OperationRefused) as error:
         messages.error(request, str(error))
+        # The page of the claims is refused as well, and would lead to itself without an end.
         place = "topic" if isinstance(error, OperationRefused) else "claims"
         return HttpResponseRedirect(places[place])
     context = {

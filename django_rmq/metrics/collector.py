@@ -469,6 +469,7 @@ def _counters(topics: list[TopicMetrics]) -> Iterable[Table]:
     failed = list[tuple[tuple[str, str], float]]()
     for topic, totals in totals_of_topics:
         if totals.expired is not None and totals.rejected is not None:
+            # ``failed`` counts the deliveries of all four reasons.
             overran = totals.overran or 0
             failed.append(((topic, "error"), totals.failed - totals.expired - totals.rejected - overran))
             failed.append(((topic, "overran"), overran))

@@ -233,6 +233,7 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, object], *, adopt:
     drifting, adopted = [], 0
     slots = range(counted.slots)
     for slot, ledger in enumerate(walk(broker, (inspect.audit_ledger(counted, slot) for slot in slots))):
+        # Below 0 messages are lost, which must stay visible.
         if adopt and ledger.live_drift > 0:
             booked = _adopt(broker, topic, slot, ledger)
             adopted += booked

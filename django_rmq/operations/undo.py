@@ -212,6 +212,7 @@ def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Ite
             else:
                 cursors[slot] = answer.cursor
         yield tally.progress()
+    # Without this mark, a second undo can bring back what is left in the slots that failed.
     if not tally.problems:
         broker.run(stored_actions.write_deletion(deletion.id, "undone", context.actor.name))
     yield tally.progress(is_complete=not tally.problems)

@@ -114,8 +114,9 @@ def outbox_rows(
     context.actor.require(Permission.VIEW)
     names = context.known(names)
     if names is not None:
-        # PostgreSQL refuses a query with NUL in a text. No row can have such a topic.
-        names = [name for name in names if "\0" not in name]
+        # Databases refuse a query with NUL in a text, or with bytes of a command line that are no text. No row can have
+        # such a topic.
+        names = [name for name in names if name.isprintable()]
     ask = partial(row_lists.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
     rows = [one for part in parts for one in part][:limit]

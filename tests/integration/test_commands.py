@@ -214,6 +214,17 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
     assert run("rmqreplay", "orders", "--id", one, "--new-body", "7", code=1).startswith("orders: 1 waiting")
 
 
+def test_bytes_that_are_no_text_are_no_name_and_no_json(broker: Broker, run: Run) -> None:
+    """Python has a surrogate for each such byte of a command line."""
+    assert "the body is not json" in run("rmqsend", "orders", '"\udcff"', "--in", "2h", code=2)
+    run("rmqsend", "blobs", "a\udcff", "--in", "2h")
+    (entry,) = broker.list_messages(get_config().topic("blobs"), 0, "store").entries
+    assert entry.member == b"a\xff"
+    assert "not the name of a consumer" in run(
+        "rmqclaims", "orders", "--return", "--consumer", "\udcff", code=2
+    )
+
+
 class LeftTerminal:
     """A terminal on which a person types Ctrl-C, or Ctrl-D."""
 

@@ -59,6 +59,8 @@ class Command(RmqCommand):
         (topic,) = self.topics(options["topics"])
         operations = self.operations()
         consumer = options["consumer"]
+        if consumer is not None and not consumer.isascii():
+            raise UsageError(f"{consumer[:100]!r} is not the name of a consumer")
         claims = [one for one in operations.claims(topic.name) if consumer in (None, one.consumer)]
         messages = sum(one.messages for one in claims)
         if claims:

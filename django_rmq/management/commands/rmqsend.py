@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from argparse import ArgumentParser
 from collections import Counter
@@ -136,7 +137,7 @@ class Command(RmqCommand):
                 raise UsageError("--jsonl reads from standard input: give no body")
             self._send_lines(topic, shared, options)
             return
-        raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
+        raw = sys.stdin.buffer.read() if options["body"] == "-" else os.fsencode(options["body"])
         body = _body(topic, raw)
         if options["ensure"]:
             result = operations.ensure(name, Send(body, **shared), message_id=options["id"])

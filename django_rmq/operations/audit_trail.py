@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from django.apps import apps
-from django.db import DatabaseError
+from django.db import Error
 
 from django_rmq import observability
 from django_rmq.core.model.topic import Topic
@@ -95,7 +95,7 @@ def record(
     sentence = _sentence(act, note, trace.outcomes)
     try:
         trace.entry = _log_entry(actor, topic, sentence, trace.entry)
-    except DatabaseError:
+    except Error:
         logger.exception("The LogEntry could not be written: %s", sentence)
 
 

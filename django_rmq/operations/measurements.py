@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from django.apps import apps
-from django.db import DatabaseError
+from django.db import Error
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.commands.reports import read_code_versions
@@ -210,7 +210,7 @@ def _actions(names: Collection[str]) -> list[Annotation]:
             )
             for row in rows.select_related("user")[:MOST_ACTIONS]
         ]
-    except DatabaseError:
+    except Error:
         logger.warning("The actions of people could not be read for a chart", exc_info=True)
         return []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.test import Client, modify_settings
 from django.urls import reverse
 from django.utils import translation
@@ -207,11 +207,12 @@ def test_the_list_below_the_charts_is_bounded_and_says_so(shop: Any, staff: Call
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("error", [DatabaseError("no such table"), InterfaceError(0, "")])
 def test_charts_are_drawn_without_a_database_for_actions(
-    shop: Any, staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def refuse(**asked: object) -> Any:
-        raise DatabaseError("no such table")
+        raise error
 
     shop.run(write_code_version(CodeVersion("2026.11.3", shop.now_ms(), shop.now_ms())))
     monkeypatch.setattr(LogEntry.objects, "filter", refuse)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import InterfaceError, OperationalError
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -62,6 +63,24 @@ def notes() -> list[str]:
 
 def sealed(member: str, topic: str = "ranked") -> str:
     return sealed_id(topic, 0, member.encode())
+
+
+@pytest.mark.parametrize("error", [OperationalError(2006, "gone away"), InterfaceError(0, "")])
+def test_an_action_that_is_done_raises_no_error_of_the_history(
+    broker: Any,
+    operations: Operations,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    """Drivers of MySQL have the second error for every use of a connection after one that has found it broken."""
+
+    def refuse(**fields: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(LogEntry.objects, "create", refuse)
+    assert operations.delete("ranked", put(broker, "a"), "live").outcomes == {"deleted": 1}
+    assert "The LogEntry could not be written" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a process knows that has just started: the checks in any order, and a web server that consumes nothing."""
+"""What a process has and knows that has just started: checks in any order, no pool of its parent, a web server alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connections as databases
+
+from django_rmq.worker.worker_process import before_fork
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,3 +155,14 @@ def test_a_web_server_knows_the_schedules_of_decorators_and_their_topics(
     _, findings, _, topics, schedules = result(begin(shop, WEB, **given))
     assert (topics, schedules) == (["tea"], ["tea"])
     assert any("Redis does not know it" in one["text"] for one in findings), findings
+
+
+def test_the_pool_of_a_database_is_closed_before_a_worker_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module need not be installed here: the backend of PostgreSQL has this method, and opens the pool again when needed."""
+    closed: list[str] = []
+    database = databases["default"]
+    monkeypatch.setitem(database.settings_dict["OPTIONS"], "pool", True)
+    monkeypatch.setattr(database, "close", lambda: closed.append("connection"))
+    monkeypatch.setattr(database, "close_pool", lambda: closed.append("pool"), raising=False)
+    before_fork()
+    assert closed == ["connection", "pool"]

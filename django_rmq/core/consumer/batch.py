@@ -4,6 +4,8 @@ Executors get whole batches, never single messages. They report outcomes in slic
 committed while its batch runs. A batch is in flight until its executor has reported the last message; acknowledging the
 outcomes is the part of ``acks``. ``InFlight`` has the batches of the worker. From their calls it estimates the work that each
 thread has, and it remembers the receipts of recent deliveries, so that none begins twice.
+
+``Batch.cancel`` notifies the listener that messages were cancelled. ``heartbeat`` calls it, and names the whole way to there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """The heartbeat: extends deliveries in flight while their listeners run.
 
 It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
-that run too long, and their batches are not extended. In its answer to an extension, Redis reports which messages were
-cancelled meanwhile. An extension restarts the time-out; where a time-out ends is in ``lua/slot/_time_outs.lua``. After the
-death of a process nothing is extended: ``worker_processes.crash_recovery`` gives its messages back at once. Here is also who
-starts and ends this thread and the subscriber to wake-ups (``wakeups``).
+that run too long, and their batches are not extended. An extension restarts the time-out; where a time-out ends is in
+``lua/slot/_time_outs.lua``. After the death of a process nothing is extended: ``worker_processes.crash_recovery`` gives its
+messages back at once. Here is also who starts and ends this thread and the subscriber to wake-ups (``wakeups``).
+
+Cancelling goes through here. The script ``remove`` (``lua/slot/operate.lua``) marks the delivery and publishes its slot. The
+heartbeat then extends the deliveries of that slot at once (``look_again``), and ``extend`` answers which are cancelled.
+``Batch.cancel`` notifies the listener, and stops its coroutine (``AsyncBatch.stop``). If the listener fails then, ``rollback`` ends
+the message as cancelled.
 """
 
 from __future__ import annotations

@@ -232,7 +232,8 @@ for i = first, last do
 end
 note_undrained()
 keep_counts()
--- The owner then extends the deliveries that it has of this slot: `extend` answers which of them are cancelled.
+-- The owner then extends the deliveries that it has of this slot: `extend` answers which of them are cancelled. The module
+-- core/consumer/heartbeat names the whole way from here to the listener.
 if tells then redis.pcall('PUBLISH', channel, -1048577 - string.match(store, '%d+$')) end -- rule: cancel_tells_nobody
 return { words, kept, bytes }
 

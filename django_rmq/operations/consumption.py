@@ -412,9 +412,6 @@ SLOTS_PER_SECOND = 16_384
 ROUND_SECONDS = 1.5
 """Maximum seconds for one round over the slots of a topic."""
 
-HEADS = 1_024
-"""The number of slots in one check."""
-
 TRIED_AT_ONCE = 16
 """The number of slots tried in one round trip, if those before them were held by others."""
 
@@ -499,10 +496,10 @@ class LongPoll:
         """Yield the slots in which something is due, from a random start; add the next known due time to ``later``."""
         topic, now_ms = self._topic, self._broker.now_ms()
         now = time.monotonic()
-        blocks = -(-topic.slots // HEADS)
+        blocks = -(-topic.slots // inspect.HEADS)
         begin = random.randrange(blocks)
         for block in (*range(begin, blocks), *range(begin)):
-            slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
+            slots = range(block * inspect.HEADS, min((block + 1) * inspect.HEADS, topic.slots))
             heads = self._broker.run(inspect.heads(topic, slots))
             due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
             following = min((at for at in heads if at is not None and at > now_ms), default=None)

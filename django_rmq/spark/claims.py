@@ -228,7 +228,7 @@ class Lease:
             )
 
 
-HEADS = 1_024
+SLOTS_AT_ONCE = 1_024
 """The number of slots asked in one round trip."""
 
 
@@ -256,7 +256,7 @@ def _trip(left: dict[int, int], budget: int) -> dict[int, int]:
         quantity = min(quota, budget)
         if quota - quantity > CLAIM_STEP:
             quantity = min(quantity, CLAIM_STEP)
-        if not quantity or (asked and quantity > room) or len(asked) == HEADS:
+        if not quantity or (asked and quantity > room) or len(asked) == SLOTS_AT_ONCE:
             break
         asked[slot] = quantity
         budget -= quantity
@@ -279,7 +279,7 @@ class Claims:
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
-        return list(walk(self._broker, calls, HEADS))
+        return list(walk(self._broker, calls, SLOTS_AT_ONCE))
 
     def counts(self, slots: Iterable[int]) -> list[Counts]:
         """Return the number of messages of each slot by state."""
@@ -359,10 +359,12 @@ class Claims:
         """
         lost = 0
         while ending:
-            asked = ending[:HEADS]
+            asked = ending[:SLOTS_AT_ONCE]
             acks = [claims.ack_claim(self._topic, slot, consumer, number) for slot, number in asked]
             rest: list[tuple[int, int]] = []
-            for (slot, number), (word, left) in zip(asked, walk(self._broker, acks, HEADS), strict=True):
+            for (slot, number), (word, left) in zip(
+                asked, walk(self._broker, acks, SLOTS_AT_ONCE), strict=True
+            ):
                 while word == "open" and left:
                     # The request came too late for its batch, and what it took was never read.
                     _, left = self._broker.run(claims.return_claim(self._topic, slot, consumer, number))
@@ -371,7 +373,7 @@ class Claims:
                     rest.append((slot, number))
                 else:
                     self.lease.let_go(slot)
-            ending = rest + ending[HEADS:]
+            ending = rest + ending[SLOTS_AT_ONCE:]
         return lost
 
     def _used_twice(self, consumer: str) -> LostRace:
@@ -428,8 +430,8 @@ class Claims:
         """
         slots, now = range(self._topic.slots), self._broker.now_ms()
         due: dict[int, int] = {}
-        for first in slots[::HEADS]:
-            part = slots[first : first + HEADS]
+        for first in slots[:: inspect.HEADS]:
+            part = slots[first : first + inspect.HEADS]
             if first in self._empty_parts and not self._broker.run(inspect.any_in_use(self._topic, part)):
                 continue
             heads = self._broker.run(inspect.heads(self._topic, part))

@@ -24,9 +24,6 @@ from django_rmq.exceptions import (
     UnknownSchedule,
 )
 
-HEADS = 1_024
-"""The number of slots in one ``heads`` call."""
-
 
 def drain(
     topic: str | None = None, *, raise_errors: bool = True, limit: int = 10_000, live: bool = False
@@ -85,8 +82,8 @@ async def adrain(topic: str | None = None, **options: Any) -> int:
 
 def _due_slots(broker: Broker, topic: Topic) -> list[int]:
     now, due = broker.now_ms(), []
-    for first in range(0, topic.slots, HEADS):
-        slots = range(first, min(first + HEADS, topic.slots))
+    for first in range(0, topic.slots, inspect.HEADS):
+        slots = range(first, min(first + inspect.HEADS, topic.slots))
         heads = broker.run(inspect.heads(topic, slots))
         due += [slot for slot, head in zip(slots, heads, strict=True) if head is not None and head <= now]
     return due

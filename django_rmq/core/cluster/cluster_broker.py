@@ -3,6 +3,9 @@
 A command that a node answered without running it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), or that could not be
 sent, is repeated for a while. A command that was sent over a connection that broke is not repeated, because it is unknown
 whether it ran.
+
+In redis-py ``MovedError`` is an ``AskError``. Where both are meant, only ``AskError`` is named: in ``_give_up``, ``_arrive`` and
+``_judge``.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ class NodeTrip:
         self._patience = cluster.patience if patience is None else patience
         self._departed: list[tuple[Node, Connection, list[RoutedCommand]]] = []
         self._in_haste = False
+        """Whether all commands to repeat were told where or how they run, so that they are repeated without a pause."""
 
     def send(self) -> Self:
         """Send everything. ``receive`` repeats the commands that could not be sent."""
@@ -364,6 +368,7 @@ class ClusterBroker(RedisBroker):
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
 
     def _on_all(self, commands: Sequence[Command]) -> dict[str, list[Reply]]:
+        """Run all commands on each primary, which concern the server and no key; return the replies of each node."""
         # A node that has become a replica answers these commands as before, so the topology is read again first.
         self.client.doubt()
         try:
@@ -378,6 +383,7 @@ class ClusterBroker(RedisBroker):
         return replies
 
     def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Reply]:
+        """Run each command on the node of its key, which is its second part; return the replies in the same order."""
         routed_commands = [RoutedCommand(key_slot(command[1]), command) for command in commands]
         NodeTrip(self.client, routed_commands).send().receive()
         return [routed.reply for routed in routed_commands]

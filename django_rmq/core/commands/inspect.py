@@ -53,8 +53,12 @@ def _page(reply: list[Reply]) -> Page:
     if reply[0] == b"end":
         return Page(_entries(rows), None)
     if len(reply) == 4:
-        return Page(_entries(rows), (reply[2].decode(), reply[3]))
-    return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
+        # A search names the last entry that it has read, which need not be among those that match.
+        score, member = reply[2:]
+    else:
+        # A list continues behind its last entry, whose four values end the rows.
+        member, score, _, _ = rows[-4:]
+    return Page(_entries(rows), (score.decode(), member))
 
 
 def _pairs(flat: list[Reply]) -> Iterator[tuple[Reply, Reply]]:
@@ -79,13 +83,18 @@ def _groups(reply: list[Reply]) -> DeadGroups:
 def _counts(reply: list[Reply]) -> Counts:
     store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained, running, unleased = reply
     return Counts(
-        *(store, due, prepare, retry, dead, claimed),
-        int(float(oldest)) if oldest else None,
-        text(owner),
-        bool(paused),
-        moment(undrained),
-        moment(running),
-        unleased,
+        store=store,
+        due=due,
+        prepare=prepare,
+        retry=retry,
+        dead=dead,
+        claimed=claimed,
+        oldest_due_ms=int(float(oldest)) if oldest else None,
+        owner=text(owner),
+        paused=bool(paused),
+        undrained_since_ms=moment(undrained),
+        running_since_ms=moment(running),
+        unleased=unleased,
     )
 
 
@@ -292,8 +301,8 @@ def find_by_digest(
     )
 
 
-HEADS = 1024
-"""The maximum number of slots that one ``heads`` asks."""
+HEADS = 1_024
+"""The maximum number of slots that one call of ``heads`` asks. The script refuses more."""
 
 
 def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:

@@ -1,6 +1,9 @@
 """What a worker process reports about itself: versions, load, memory, and the messages that it runs.
 
-Redis keeps a report as JSON. Another program may have written it, so that every value is checked when it is read.
+Here are also what people ask of a worker (``WorkerRequest``: quiet, resume, stop), the stacks of messages that they ask for
+(``StackRequest``, and the answer, ``Stack``), and the versions of the project's code that workers report (``CodeVersion``).
+
+Redis keeps all of it as text. Another program may have written it, so that every value is checked when it is read.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ messages back at once. Here is also who starts and ends this thread and the subs
 
 Cancelling goes through here. The script ``remove`` (``lua/slot/operate.lua``) marks the delivery and publishes its slot. The
 heartbeat then extends the deliveries of that slot at once (``look_again``), and ``extend`` answers which are cancelled.
-``Batch.cancel`` notifies the listener, and stops its coroutine (``AsyncBatch.stop``). If the listener fails then, ``rollback`` ends
-the message as cancelled.
+``Batch.cancel`` notifies the listener, and stops its coroutine (``AsyncBatch.stop``). If the listener fails then, ``rollback``
+ends the message as cancelled.
 """
 
 from __future__ import annotations

@@ -126,6 +126,8 @@ _TYPES = {
 _IN_JSON = (_TEXT - {"binary"}) | _WHOLE | _DURATION | _INSTANT | {"boolean", "date", "time"}
 """The names of Spark's types whose values JSON can represent, beside lists, objects and maps."""
 
+_SHORT_TYPES = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
 _SCORED = {
     TopicType.RANGE_MERGE: "time_range",
     TopicType.PRIORITY: "priority",
@@ -183,9 +185,14 @@ class WriteColumns:
                 _check_type(name, types[name], what)
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with our names for their columns, and whole numbers in place of decimals without fraction."""
+        """Return rows with our names for their columns, and whole numbers in place of decimals without fraction.
+
+        Texts and bytes have the types of short ones: with ``spark.sql.execution.arrow.useLargeVarTypes`` they are large.
+        """
         names, columns = [self._ours.get(name, name) for name in batch.schema.names], list(batch.columns)
         for at, name in enumerate(names):
+            if columns[at].type in _SHORT_TYPES:
+                columns[at] = columns[at].cast(_SHORT_TYPES[columns[at].type])
             if name in self.options and name not in DURATIONS and pa.types.is_decimal(columns[at].type):
                 try:
                     columns[at] = columns[at].cast(pa.int64())

@@ -408,9 +408,11 @@ class Target:
         """Return the body of each row as it is stored, and as plain data if the topic has SLOT_BASIS."""
         topic = self.topic
         if self.write.body_columns:
-            basis = topic.slot_basis
-            bodies = canonical_rows(batch, self.write.body_columns)
-            parsed = batch.select([basis]).to_pylist() if basis in self.write.body_columns else None
+            bodies, parsed = canonical_rows(batch, self.write.body_columns), None
+            if topic.slot_basis in self.write.body_columns:
+                # As in the body: a short float is another number there, and a map is an object.
+                bases = canonical_rows(batch, [topic.slot_basis])
+                parsed = list(map(decode_json, bases.to_pylist()))
             return bodies.cast(pa.binary()).to_pylist(), parsed
         column = batch.column("value")
         if column.null_count:

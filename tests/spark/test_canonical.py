@@ -258,3 +258,25 @@ def test_columns_become_the_body_and_the_slot_basis_in_it(queue: MakeQueue) -> N
     columns = pa.RecordBatch.from_pylist([{**row, "priority": 500} for row in rows])
     topic.write_batch(columns, bodyColumns="shop,n")
     assert topic.places().keys() == sent(topic, rows)
+
+
+PAIRS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "written"),
+    [
+        (pa.float32(), [0.1, 3.4e38, None], [0.1, 3.4e38, None]),
+        (pa.list_(pa.float32()), [[0.1]], [[0.1]]),
+        (PAIRS, [[("b", 1), ("a", 2)]], [{"a": 2, "b": 1}]),
+        (pa.timestamp("us", "UTC"), [datetime(2040, 1, 1, tzinfo=UTC)], ["2040-01-01T00:00:00+00:00"]),
+        (pa.large_string(), ["é"], ["é"]),
+    ],
+)
+def test_the_slot_basis_in_a_body_of_columns_is_that_of_the_body(
+    queue: MakeQueue, kind: pa.DataType, values: list[Any], written: list[Any]
+) -> None:
+    topic = queue(TopicType.PRIORITY, slots=256, slot_basis="shop", default_priority=500)
+    topic.write_batch(pa.record_batch({"shop": pa.array(values, kind)}), bodyColumns="shop")
+    rows = [{"shop": value} for value in written]
+    assert topic.places().keys() == sent(topic, rows)

@@ -111,6 +111,19 @@ def test_what_a_write_cannot_use_is_told_on_the_driver(
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("texts", "raws"), [(pa.large_string(), pa.large_binary()), (pa.string(), pa.binary())]
+)
+def test_texts_and_bytes_of_either_size_are_one_message(
+    queue: MakeQueue, texts: pa.DataType, raws: pa.DataType
+) -> None:
+    """Spark has large ones if it is told so, for all columns."""
+    topic = of_kind(queue, "keyed")
+    topic.write_batch(batch_of(value=(raws, [b"1"]), key=(raws, [b"a"])))
+    topic.write_batch(batch_of(value=(texts, ["1"]), key=(texts, ["b"])))
+    assert topic.scores().keys() == {"a", "b"} and topic.total("stored") == 2
+
+
 def test_names_of_columns_ignore_case_and_whole_decimals_are_numbers(queue: MakeQueue) -> None:
     topic = queue()
     priorities = (pa.decimal128(10, 0), [Decimal(40), Decimal(50)])

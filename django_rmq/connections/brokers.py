@@ -145,13 +145,13 @@ class ProcessState:
     followed: dict[str, Definition] = field(default_factory=dict)
     """The fields of topics that Redis has with other values than the settings of this process. Only consumers need these
     fields."""
-    events: EventStream | None = None
+    events: list[EventStream] = field(default_factory=list)
+    """The first one publishes the events of this process; see ``events``."""
     survey: tuple[float, ZooKeeperSurvey] | None = None
     """The last answer of ZooKeeper, and until when (monotonic) it is used."""
 
 
 _built: ProcessState | None = None
-_building = threading.Lock()
 _replacement: Broker | None = None
 
 
@@ -251,13 +251,13 @@ def events() -> EventStream | None:
     if not get_config().events:
         return None
     built = current()
-    # Two threads that send at the same time must not make two streams.
-    with _building:
-        if built.events is None:
-            from django_rmq.core.monitoring.events import EventStream
+    if not built.events:
+        from django_rmq.core.monitoring.events import EventStream
 
-            built.events = EventStream(get_broker("coordinator"), _published_id)
-        return built.events
+        # As in ``get_broker``: two threads may make a stream at the same time; the second one stays without a thread. A lock that
+        # another thread held during a fork would never be released in the child process.
+        built.events.append(EventStream(get_broker("coordinator"), _published_id))
+    return built.events[0]
 
 
 def _published_id(topic: str, slot: int, member: bytes) -> str:
@@ -272,8 +272,8 @@ def close() -> None:
     """Close this process's connections; the next use opens new ones. Call this before a fork."""
     global _built
     built, _built = _built, None
-    if built is not None and built.events is not None:
-        built.events.close()
+    for stream in built.events if built is not None else ():
+        stream.close()
     # The child of a fork has copies of its parent's sockets, and leaves them to the parent.
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         broker.close()

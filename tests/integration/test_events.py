@@ -188,6 +188,33 @@ def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPat
     assert not stream._is_closed
 
 
+def test_nobody_waits_for_a_thread_that_makes_the_stream_as_it_may_be_gone_in_a_forked_process(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, streams = threading.Event(), threading.Event(), list[EventStream | None]()
+    make = EventStream.__init__
+
+    def make_slowly(stream: EventStream, *arguments: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(LONG)
+        make(stream, *arguments)
+
+    monkeypatch.setattr(EventStream, "__init__", make_slowly)
+    threads = [threading.Thread(target=lambda: streams.append(connections.events())) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(LONG)
+    threads[1].start()
+    threads[1].join(5)
+    try:
+        assert len(streams) == 1, "the second thread has a stream"
+    finally:
+        go_on.set()
+        for thread in threads:
+            thread.join()
+    assert streams[0] is streams[1] is connections.events() is not None
+
+
 def test_whoever_may_not_see_bodies_may_not_watch(broker: Any) -> None:
     with pytest.raises(NotPermitted, match="view_bodies"):
         Operations(Actor("ann", "rest", permits=lambda one: one is Permission.VIEW)).events()

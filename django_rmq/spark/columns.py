@@ -385,6 +385,8 @@ def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[object]:
     items: list[Any] = column.to_pylist()
     if name == "headers":
         return [None if pairs is None else dict(pairs) for pairs in items]
+    if name == "slot_basis" and (convert := _converter(column.type)):
+        return list(map(convert, items))
     if name == "key" and pa.types.is_binary(column.type):
         # On fifo topics the member of a message that was sent without a key begins so.
         items = [

@@ -273,10 +273,21 @@ PAIRS = pa.map_(pa.string(), pa.int64())
         (pa.large_string(), ["é"], ["é"]),
     ],
 )
-def test_the_slot_basis_in_a_body_of_columns_is_that_of_the_body(
+def test_the_slot_basis_of_a_column_is_that_of_any_other_send(
     queue: MakeQueue, kind: pa.DataType, values: list[Any], written: list[Any]
 ) -> None:
     topic = queue(TopicType.PRIORITY, slots=256, slot_basis="shop", default_priority=500)
     topic.write_batch(pa.record_batch({"shop": pa.array(values, kind)}), bodyColumns="shop")
     rows = [{"shop": value} for value in written]
     assert topic.places().keys() == sent(topic, rows)
+    plain, bodies = (
+        queue(TopicType.PRIORITY, slots=256, default_priority=500),
+        list(map(str, range(len(values)))),
+    )
+    plain.write_batch({"value": bodies, "slot_basis": pa.array(values, kind)})
+    build = Producer(plain.broker).build
+    built = [
+        build(plain.topic, at, priority=500, **({} if basis is None else {"slot_basis": basis}))
+        for at, basis in enumerate(written)
+    ]
+    assert plain.places().keys() == {(out.slot, out.member) for out in built}

@@ -35,6 +35,7 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
+from django_rmq.operations import message_groups
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
 
@@ -246,6 +247,16 @@ def test_a_question_that_a_person_leaves_is_not_confirmed(monkeypatch: pytest.Mo
     with pytest.raises(CommandError, match="nothing was done") as raised:
         RmqCommand().confirm("All will be sent again.", "yes", {"interactive": True})
     assert raised.value.returncode == 1
+
+
+def test_rmqreplay_says_of_how_many_it_has_counted_the_classes(
+    broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are spread evenly over the slots and the times of their deaths."""
+    kill(broker, "orders", list(range(30)))
+    monkeypatch.setattr(message_groups.groups, "__kwdefaults__", {"limit": 10, "seconds": None})
+    dry = run("rmqreplay", "orders", "--all", "--dry-run")
+    assert dry == "orders: 30 messages would be replayed\nclasses of 10 of them:\n  10  shop.Boom\n"
 
 
 def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:

@@ -80,7 +80,7 @@ class Command(RmqCommand):
             return
         super().print_count(what, progress, done, options)
         if not grouped.is_complete:
-            self.stdout.write(f"classes of the {grouped.looked_at} that died last:")
+            self.stdout.write(f"classes of {grouped.looked_at} of them:")
         self._write_classes(classes)
 
     def _write_classes(self, classes: Counter[str]) -> None:

@@ -1,6 +1,7 @@
 """Durations, in the one form that sends, settings, schedules, commands and tests take.
 
 A duration is a number of seconds, a ``timedelta``, or text with a unit: ``"250ms"``, ``"2s"``, ``"1h30m"``.
+The times of a send, instants too, become milliseconds in ``core.producer.placement``.
 """
 
 from __future__ import annotations

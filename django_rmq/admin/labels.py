@@ -1,4 +1,4 @@
-"""Readable and translated names of states, outcomes and reasons.
+"""Readable and translated names of states, outcomes and reasons, also in the records that ``operations.audit_trail`` writes.
 
 ``templatetags.rmq_format`` writes times and numbers, ``body_display`` bodies.
 """

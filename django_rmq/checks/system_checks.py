@@ -6,8 +6,9 @@ package registers the checks. What some of them report is found elsewhere:
 =======================  ============================================================================
 id                       where it is found
 =======================  ============================================================================
-E001, E002               ``conf.sections``
-E003, E105               ``conf.parsers``
+E001, E003               each module of ``conf`` that reads a section, most by ``conf.sections`` and ``conf.parsers``
+E002                     ``conf.sections``
+E105                     ``conf.parsers``
 E004 to E006, E095       ``conf.topic_settings``
 E007, E009 to E012       ``conf.server_settings``
 E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER

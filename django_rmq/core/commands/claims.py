@@ -1,4 +1,4 @@
-"""Calls about claims, which hold all messages of a slot for a Spark consumer under one lease, and about these consumers.
+"""Calls about claims, each of which holds messages of one slot for a Spark consumer under one lease, and about these consumers.
 
 A claim grows while it is open, and is read and acknowledged once it is sealed; ``docs/state_machine.md`` has its states.
 """

@@ -1,6 +1,7 @@
 """The answers of commands as values: deliveries, outcomes, failures and their causes, counts of slots, the history, workers.
 
-Records that scripts write as text are parsed here, and nowhere else. The decoders of whole replies are beside their commands.
+Records of failures and deaths, which scripts write as text, are parsed here. The decoders of whole replies are beside their
+commands.
 """
 
 from __future__ import annotations

@@ -393,6 +393,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
+        # Equal bodies are equal bytes, and so one member.
         return places.outgoing(topic, basis, raw, score)
     content = Envelope(
         raw,

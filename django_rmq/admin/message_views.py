@@ -20,9 +20,10 @@ from django.utils.translation import ngettext
 from django_rmq.admin.body_display import readable, show_body, summary, visible
 from django_rmq.admin.forms import BodyForm, FilterForm, SendForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES, Text
-from django_rmq.admin.page import LONGEST_ID, Pages, back_of, page, short_id, show_outcomes, topic_page
+from django_rmq.admin.page import Pages, back_of, page, short_id, show_outcomes, topic_page
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.core.model.body_codec import dumps
+from django_rmq.core.model.bounds import LONGEST_ID
 from django_rmq.core.model.replies import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic

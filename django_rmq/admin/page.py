@@ -31,6 +31,7 @@ from django.utils.translation import ngettext
 from django_rmq.admin.forms import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
+from django_rmq.core.model.bounds import LONGEST_ID
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
     CallerError,
@@ -51,9 +52,6 @@ _LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
     name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
 }
 """Maximum size of a list's parameters in bytes; a link to a message then stays short enough for any web server."""
-
-LONGEST_ID = 1_200
-"""Maximum number of characters of an id: 512 bytes of member are 683 of them."""
 
 
 def number(text: str | None) -> int:

@@ -24,6 +24,7 @@ from django_rmq.core.model.bounds import (
     BATCH,
     FASTEST,
     LARGEST,
+    LONGEST_ID,
     MAX_AGE,
     MAX_DURATION_MS,
     MAX_PRIORITY,
@@ -205,9 +206,6 @@ def some(kind: type[RequestSerializer]) -> object:
 LONGEST_TEXT = 1_000
 LONGEST_NAMING_BODY = 4_096
 """Maximum number of characters of a body in an address, which web servers limit to some thousands."""
-
-LONGEST_ID = 1_200
-"""Maximum number of characters of an id: 512 bytes of member are 683 of them."""
 
 MOST_ONCE = 100
 """Maximum number of messages of a send with an Idempotency-Key; its answer is kept in Redis."""

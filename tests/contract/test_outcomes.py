@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.model.replies import MOST, Outcome, Progress, digest, parse
+from django_rmq.core.model.replies import Outcome, Progress, digest, parse
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each
+from tests.oracle.slot import MOST_OUTCOMES
 
 MakeSlot = Callable[..., Slot]
 HOUR = 3_600_000
@@ -283,23 +284,23 @@ def test_a_whole_delivery_that_is_too_old_cannot_be_seen_and_goes_with_the_next_
 
 def test_a_slot_keeps_the_deliveries_of_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
     slot = keeping(make_slot)
-    names = [b"%05d" % n for n in range(MOST + 1_500)]
+    names = [b"%05d" % n for n in range(MOST_OUTCOMES + 1_500)]
     for start in range(0, len(names), 500):
         end_together(slot, *names[start : start + 500])
         clock.advance("1ms")
-    assert len(slot.zset("delivery_outcomes")) == MOST / 500
+    assert len(slot.zset("delivery_outcomes")) == MOST_OUTCOMES / 500
     assert slot.status(names[1_499]).outcome is None
     assert outcome(slot, names[1_500]).state == "done"
 
 
 def test_a_slot_keeps_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
     slot = keeping(make_slot)
-    names = [b"%05d" % n for n in range(MOST + 500)]
+    names = [b"%05d" % n for n in range(MOST_OUTCOMES + 500)]
     for start in range(0, len(names), 500):
         slot.send(*names[start : start + 500])
         slot.commit(slot.take(500).receipt, names[start : start + 500])
         clock.advance("1ms")
-    assert len(slot.hash("outcomes")) == len(slot.zset("outcome_times")) == MOST
+    assert len(slot.hash("outcomes")) == len(slot.zset("outcome_times")) == MOST_OUTCOMES
     assert slot.status(names[499]).outcome is None
     assert slot.status(names[500]).outcome is not None
 

@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from django_rmq.core.model.replies import MOST, FailureRecord, digest, error_class
+from django_rmq.core.model.replies import FailureRecord, digest, error_class
 from tests.oracle.accumulate import collects, dead_body, join, joined_death, joined_if
 from tests.oracle.keyspace import bounded, score_text
 from tests.oracle.slot import (
     ENDING,
+    MOST_OUTCOMES,
     OUTCOMES,
     InFlight,
     Slot,
@@ -60,7 +61,7 @@ def note_delivery(slot: Slot, receipt: int, digests: bytes) -> None:
     record = _record(slot, "done", "-", 1, b"", InFlight(receipt, 0.0))
     texts[b"%d %d\n" % (noted, size) + digests + record] = max([float(slot.now_ms), *later])
     for text, at in texts.rows()[:3]:
-        if at <= slot.now_ms - retention_ms or noted - _number(text) >= MOST:
+        if at <= slot.now_ms - retention_ms or noted - _number(text) >= MOST_OUTCOMES:
             del texts[text]
 
 

@@ -19,10 +19,13 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, NEVER
 from django_rmq.core.model.keys import slot_keys, wake_channel
-from django_rmq.core.model.replies import MOST, FailureRecord
+from django_rmq.core.model.replies import FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from tests.oracle.keyspace import Hash, Memory, SortedSet, bounded, ceil, floor, score_text
+
+MOST_OUTCOMES = 10_000
+"""How many outcomes a slot keeps."""
 
 OUTCOMES = ("outcomes", "outcome_times", "delivery_outcomes")
 SENDING = ("store", "retry", "body", "stats", "control")
@@ -165,7 +168,7 @@ class Slot:
         self.outcomes.update(self.noted)
         self.outcome_times.update(dict.fromkeys(self.noted, at))
         rows = self.outcome_times.rows()
-        over = max(0, len(rows) - MOST)
+        over = max(0, len(rows) - MOST_OUTCOMES)
         before = self.now_ms - (self.topic.outcome_retention_ms or 0)
         gone = [found for found, ms in rows if ms <= before] or [found for found, _ in rows[:over]]
         for found in gone[:2_000]:

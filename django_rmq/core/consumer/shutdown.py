@@ -2,7 +2,7 @@
 
 A worker ends on request, in a burst when nothing can be taken, after its maximum idle time, or because a listener exceeded
 HARD_TIMEOUT. The dispatcher then gives up its slots, and ``Shutdown`` settles what is in flight: for at most
-the shutdown time-out (``limits.SHUTDOWN_SECONDS`` by default). How the process ends is the part of ``worker_processes``.
+the shutdown time-out (``bounds.SHUTDOWN_SECONDS`` by default). How the process ends is the part of ``worker_processes``.
 """
 
 from __future__ import annotations

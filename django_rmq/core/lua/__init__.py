@@ -23,7 +23,7 @@ A script's header names its keys and declares its arguments (`header`). What a k
 
 Redis is sent only the SHA-1 of a script (EVALSHA). A pipeline, and the first command to a node of a cluster, loads all scripts
 before. A server that has lost them answers NOSCRIPT and has run nothing. Then the script is loaded (``redis.wire.load_script``)
-and the call repeated: by ``redis.broker`` and ``redis.shared_connection``, and by ``cluster.routing`` for a node.
+and the call repeated: by ``redis.broker`` and ``redis.shared_connection``, and by ``cluster.cluster_broker`` for a node.
 
 ``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.txt`` switches off. Comments do not reach
 Redis.

@@ -87,6 +87,9 @@ MAX_REPLICAS = 100
 MAX_KEY_BYTES = 512
 """The maximum size of the key of a keyed message, in bytes of UTF-8."""
 
+LONGEST_ID = 1_200
+"""Maximum number of characters of a message's id: 512 bytes of member are 683 of them."""
+
 MAX_ERROR_BYTES = 1024
 """The maximum size of the error text stored per message, in bytes of UTF-8."""
 

@@ -16,9 +16,6 @@ from django_rmq.core.model.bounds import LARGEST, MAX_ERROR_BYTES
 
 T = TypeVar("T")
 
-MOST = 10_000
-"""The number of outcomes that one slot keeps."""
-
 MAX_TEXT = 200
 """The number of bytes that are kept of a listener's text about its progress."""
 

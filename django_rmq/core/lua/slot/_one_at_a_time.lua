@@ -1,5 +1,6 @@
 -- The gate: one at a time. While a worker or a Spark consumer has messages of a serial slot, no other one gets any.
--- Its holder may take more, and runs them one after the other (`core/consumer/capacity`).
+-- Its holder may take more, and runs them one after the other (`core/consumer/capacity`). `push` in send
+-- delivers where nothing else is in the slot, and asks that by itself.
 
 -- section: for_delivery
 -- Whether nothing may be delivered to `owner` now. A slot that is not serial has at most MAX_PREPARED messages in flight.

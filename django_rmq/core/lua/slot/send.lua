@@ -1,6 +1,8 @@
 -- Sending: the push to an owner that sleeps (`push`), the fast way of a lone message (`single`), and the places of a fifo line.
 --
--- What becomes of a send whose message is there already is decided in _duplicates, how far it is put off in _debounce.
+-- Which of two scores counts, where the message of a send is there already, is decided here: by what each script gives to
+-- `place`, and in `single`. What such a send then is (merged, superseded, refused) is decided in _duplicates, how far it is put
+-- off in _debounce.
 
 -- script: send_merge
 -- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see _debounce).

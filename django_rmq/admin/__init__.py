@@ -13,7 +13,7 @@ from typing import Any
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.http import HttpRequest
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, register_converter
 
 from django_rmq.admin import (
     action_views,
@@ -28,8 +28,10 @@ from django_rmq.admin import (
     topic_views,
     worker_views,
 )
-from django_rmq.admin.page import Pages, View
+from django_rmq.admin.page import Pages, TopicConverter, View
 from django_rmq.models import Topic
+
+register_converter(TopicConverter, "rmq_topic")
 
 
 class TopicAdmin(Pages):
@@ -59,25 +61,25 @@ class TopicAdmin(Pages):
             at("search/", message_views.search_view, "search"),
             at("schedules/", schedule_views.schedules_view, "schedules"),
             at("schedules/<str:object_id>/", schedule_views.schedule_view, "schedule"),
-            at("<str:object_id>/change/", topic_views.change_view, "change"),
-            at("<str:object_id>/live/", topic_views.live_view, "live"),
-            at("<str:object_id>/pin/", dashboard.pin_view, "pin"),
-            at("<str:object_id>/history/", topic_views.history_view, "history"),
-            at("<str:object_id>/send/", message_views.send_view, "send"),
-            at("<str:object_id>/act/", action_views.act_view, "act"),
-            at("<str:object_id>/limits/", topic_views.limits_view, "limits"),
-            at("<str:object_id>/export/", export_views.export_view, "export"),
-            at("<str:object_id>/causes/", cause_views.topic_causes_view, "topic_causes"),
-            at("<str:object_id>/claims/", claim_views.claims_view, "claims"),
-            at("<str:object_id>/message/<str:message_id>/", message_views.message_view, "message"),
-            at("<str:object_id>/message/<str:message_id>/raw/", message_views.raw_view, "raw"),
-            at("<str:object_id>/message/<str:message_id>/stack/", worker_views.stack_view, "stack"),
+            at("<rmq_topic:object_id>/change/", topic_views.change_view, "change"),
+            at("<rmq_topic:object_id>/live/", topic_views.live_view, "live"),
+            at("<rmq_topic:object_id>/pin/", dashboard.pin_view, "pin"),
+            at("<rmq_topic:object_id>/history/", topic_views.history_view, "history"),
+            at("<rmq_topic:object_id>/send/", message_views.send_view, "send"),
+            at("<rmq_topic:object_id>/act/", action_views.act_view, "act"),
+            at("<rmq_topic:object_id>/limits/", topic_views.limits_view, "limits"),
+            at("<rmq_topic:object_id>/export/", export_views.export_view, "export"),
+            at("<rmq_topic:object_id>/causes/", cause_views.topic_causes_view, "topic_causes"),
+            at("<rmq_topic:object_id>/claims/", claim_views.claims_view, "claims"),
+            at("<rmq_topic:object_id>/message/<str:message_id>/", message_views.message_view, "message"),
+            at("<rmq_topic:object_id>/message/<str:message_id>/raw/", message_views.raw_view, "raw"),
+            at("<rmq_topic:object_id>/message/<str:message_id>/stack/", worker_views.stack_view, "stack"),
             at(
-                "<str:object_id>/message/<str:message_id>/stack/live/",
+                "<rmq_topic:object_id>/message/<str:message_id>/stack/live/",
                 worker_views.stack_live_view,
                 "stack_live",
             ),
-            at("<str:object_id>/message/<str:message_id>/edit/", message_views.edit_view, "edit"),
+            at("<rmq_topic:object_id>/message/<str:message_id>/edit/", message_views.edit_view, "edit"),
         ]
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]

@@ -22,6 +22,7 @@ from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.urls.converters import StringConverter
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.text import capfirst
@@ -186,6 +187,20 @@ def live_page(
 
     guard = guard or page(Permission.VIEW)
     return guard(whole), guard(live)
+
+
+AMBIGUOUS = frozenset({"background", "running", "schedules", "workers"})
+"""Names of topics whose addresses would be those of other pages. Theirs begin with ``~``."""
+
+
+class TopicConverter(StringConverter):
+    """The name of a topic in an address, as the admin quotes it. No topic has a name that begins with ``~``."""
+
+    def to_python(self, value: str) -> str:
+        return value.removeprefix("~")
+
+    def to_url(self, value: str) -> str:
+        return f"~{value}" if value in AMBIGUOUS else value
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]

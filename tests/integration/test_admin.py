@@ -17,9 +17,10 @@ import pytest
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote, unquote
 from django.contrib.auth.models import User
 from django.test import Client, override_settings
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path, resolve, reverse
 
 from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
@@ -160,6 +161,46 @@ def addresses(message_id: str) -> dict[str, str]:
             f"admin:{pattern.name}", kwargs=wanted
         )
     return found
+
+
+FIXED = sorted({str(one.pattern).partition("/")[0] for one in our_urls()} - {"", "<rmq_topic:object_id>"})
+"""The first parts of the addresses that belong to no topic."""
+
+
+@pytest.mark.parametrize("name", [*FIXED, "change", "message", "timed", "under_scored.topic"])
+def test_each_address_leads_to_its_page_whatever_the_name_of_the_topic(name: str) -> None:
+    for pattern in our_urls():
+        values = {each: quote(name) for each in pattern.pattern.converters}
+        found = resolve(reverse(f"admin:{pattern.name}", kwargs=values))
+        assert found.url_name == pattern.name
+        assert [unquote(each) for each in found.kwargs.values()] == [name] * len(values)
+
+
+def test_only_topics_with_the_name_of_a_page_have_another_address() -> None:
+    assert url("change", "timed") == "/admin/django_rmq/topic/timed/change/"
+    assert url("live", "search") == "/admin/django_rmq/topic/search/live/"
+    assert url("change", "schedules") == "/admin/django_rmq/topic/~schedules/change/"
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_pages_of_a_topic_with_the_name_of_a_page_exist(
+    redis_url: str, broker: Broker, staff: Callable[..., Client], name: str
+) -> None:
+    topics = {name: {"TYPE": "fixed_time", "SLOTS": 2}}
+    with project_on(broker, REDIS=redis_url, TOPICS=topics, ADMIN={}):
+        boss = staff("*")
+        kill(broker, name, b'{"a":1}')
+        assert Operations(Actor.of_user(User.objects.get(), "admin")).replay_all(name).result().done == 1
+        (entry,) = LogEntry.objects.all()
+        page = boss.get(entry.get_admin_url() or "")
+        assert (page.status_code, page.context["name"]) == (200, name)
+        row, change = boss.get(url("changelist")).context["rows"][0], url("change", quote(name))
+        assert row.url == change == page.context["row"].url
+        live = boss.get(page.context["urls"]["live"])
+        assert (live.status_code, live.context["name"]) == (200, name)
+        history = boss.get(page.context["urls"]["log"])
+        assert list(history.context["action_list"]) == [entry]
+        assert f'href="{change}"' in text(history)
 
 
 def test_without_a_permission_no_address_answers(broker: Broker, staff: Callable[..., Client]) -> None:

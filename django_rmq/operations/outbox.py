@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import merge
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import Error
@@ -119,7 +121,7 @@ def outbox_rows(
         names = [name for name in names if name.isprintable()]
     ask = partial(row_lists.rows, topics=names, refused=refused, limit=limit)
     parts, problems = _ask_each(ask, ANSWER_SECONDS)
-    rows = [one for part in parts for one in part][:limit]
+    rows = islice(merge(*parts, key=lambda listed: listed.row.sent_ms), limit)
     return Known([_shown(context, one) for one in rows], problems)
 
 

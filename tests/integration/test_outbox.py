@@ -958,6 +958,29 @@ def test_a_topic_that_no_database_can_store_has_no_rows(staff: Callable[..., Cli
     assert Operations(Actor("a person", "admin")).outbox_rows(["ren\0ders"]) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("limit", "names"), [(3, ["b:1", "a:1", "b:2"]), (100, ["b:1", "a:1", "b:2", "a:2", "a:3"])]
+)
+def test_the_rows_of_several_databases_are_listed_oldest_first(
+    monkeypatch: pytest.MonkeyPatch, limit: int, names: list[str]
+) -> None:
+    # The clock of the sender of a:3 was behind: within a database, the order is that of the rows.
+    sent = {"a": [20, 40, 30], "b": [10, 30]}
+
+    def rows(alias: str, *_: Any, **__: Any) -> list[row_lists.ListedRow]:
+        stored = [
+            Stored(number, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, at_ms, 0, 0)
+            for number, at_ms in enumerate(sent[alias], 1)
+        ]
+        return [row_lists.ListedRow(alias, row, "", None) for row in stored]
+
+    monkeypatch.setattr(outbox, "aliases", lambda: ["a", "b"])
+    monkeypatch.setattr(outbox, "needs_this_thread", lambda alias: True)
+    monkeypatch.setattr(row_lists, "rows", rows)
+    listed, _ = Operations(Actor("a person", "admin")).outbox_rows(limit=limit)
+    assert [row.id for row in listed] == names
+
+
 def test_lists_of_large_rows_are_bounded_and_each_row_is_shown(staff: Callable[..., Client]) -> None:
     write_large_rows(DEFAULT_DB_ALIAS, "renders", 80)
     viewer = staff("view_topic", "view_bodies")

@@ -478,19 +478,18 @@ def _do_part(
     trash = _trash_of(broker, action, topic)
     run = run_all if trash is None else trash.run
     for progress in _perform(broker, action.kind, topic, action.state, wanted, limits, False, run):
-        pipeline = broker.pipeline()
-        more = Counter(progress.outcomes) - before
-        for outcome, messages in more.items():
-            pipeline.add(stored_actions.count_action(action.id, outcome, messages))
         # It counts from one look at the server's clock, because another look would cost each step a round trip.
         at_ms = now_ms + round((time.monotonic() - began) * 1000)
-        pipeline.add(stored_actions.write_action(action.id, "beat", f"{at_ms} {worker}"))
-        asked = pipeline.add(stored_actions.read_stop(action.id))
-        pipeline.execute()
-        before = Counter(progress.outcomes)
-        if asked.get() or is_over():
+        uncounted = Counter(progress.outcomes) - before
+        written, stopped_by = _write_step(broker, action, uncounted, f"{at_ms} {worker}")
+        before += written
+        if stopped_by or is_over():
             break
-    action_progress.outcomes = dict(counted + before)
+    if trash is not None:
+        trash.count_kept(broker)
+    rest = Counter(progress.outcomes) - before
+    run_all(broker, [stored_actions.count_action(action.id, *one) for one in rest.items()])
+    action_progress.outcomes = dict(counted + Counter(progress.outcomes))
     # The next part would begin at the same message, and find as little in the same time.
     is_stuck = wanted.compares and not progress.done and not progress.is_complete
     problem = "; ".join(progress.problems[:5])
@@ -499,6 +498,25 @@ def _do_part(
     if progress.is_complete or progress.done >= most or (is_stuck and not is_over()):
         _end(broker, action_progress, is_complete=not problem, problem=problem)
     return True
+
+
+def _write_step(
+    broker: Broker, action: BackgroundAction, uncounted: Counter[str], beat: str
+) -> tuple[Counter[str], str]:
+    """Count what an action has done; return what Redis has counted, and who has stopped the action."""
+    pipeline = broker.pipeline()
+    counts = {
+        outcome: pipeline.add(stored_actions.count_action(action.id, outcome, messages))
+        for outcome, messages in uncounted.items()
+    }
+    pipeline.add(stored_actions.write_action(action.id, "beat", beat))
+    asked = pipeline.add(stored_actions.read_stop(action.id))
+    pipeline.execute()
+    # A full Redis refuses to count. What it refused is counted with the next step, or after the last one.
+    refused = {outcome for outcome, count in counts.items() if isinstance(count.result(), RmqError)}
+    return Counter(
+        {word: messages for word, messages in uncounted.items() if word not in refused}
+    ), asked.get()
 
 
 def _trash_of(broker: Broker, action: BackgroundAction, topic: Topic) -> Trash | None:

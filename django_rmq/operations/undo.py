@@ -19,7 +19,7 @@ from django_rmq.core.commands.operate import Deleted
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.stored_actions import Deletion, DeletionKind
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import OperationRefused, RmqError, ServerFull
+from django_rmq.exceptions import OperationRefused, RmqError, ServerFull, ServerTrouble
 from django_rmq.operations.audit_trail import recorded
 from django_rmq.operations.authorization import PERMISSION_OF, OperationContext, Permission
 from django_rmq.operations.bulk import PER_SLOT, SLOTS_AT_ONCE, STEP, BulkProgress, BulkRun, BulkTally
@@ -50,6 +50,8 @@ class Trash:
         """How many more bytes it may keep."""
         self._is_new = is_new
         """Whether the record is still to be written."""
+        self._uncounted = {"kept": 0, "bytes": 0}
+        """What is kept and not in the record yet, by its field."""
 
     @classmethod
     def opened(cls, broker: Broker, wanted: Deletion) -> Trash:
@@ -84,26 +86,38 @@ class Trash:
         """Run calls that delete, as ``run_all`` does; return the answer of each, or its error."""
         calls = list(calls)
         # All calls run in one round trip, so none of them can use what another one leaves of its share.
-        share = (MOST_MESSAGES - self.kept) // max(1, len(calls))
+        share = (MOST_MESSAGES - self.kept - self._uncounted["kept"]) // max(1, len(calls))
         if not calls or share <= 0 or self._size <= 0 or not self._is_recorded(broker):
             return run_all(broker, calls)
         trash = operate.TrashShare(self._deletion.id, share, max(1, self._size // len(calls)))
         answers: list[object] = []
-        kept = size = 0
         for answer in run_all(broker, [operate.into_trash(call, trash) for call in calls]):
             if isinstance(answer, Deleted):
-                kept, size = kept + answer.kept, size + answer.kept_bytes
+                self._uncounted["kept"] += answer.kept
+                self._uncounted["bytes"] += answer.kept_bytes
+                self._size -= answer.kept_bytes
                 answers.append(answer.answer)
             else:
                 answers.append(answer)
-        if kept:
-            pipeline = broker.pipeline()
-            pipeline.add(stored_actions.count_deletion(self._deletion.id, "kept", kept))
-            pipeline.add(stored_actions.count_deletion(self._deletion.id, "bytes", size))
-            pipeline.execute()
-            self._size -= size
-            self._deletion = replace(self._deletion, kept=self.kept + kept)
+        self.count_kept(broker)
         return answers
+
+    def count_kept(self, broker: Broker) -> None:
+        """Add what was kept to the record. What Redis did not count is counted by the next call."""
+        counts = {field: by for field, by in self._uncounted.items() if by}
+        calls = [stored_actions.count_deletion(self._deletion.id, field, by) for field, by in counts.items()]
+        try:
+            answers = run_all(broker, calls)
+        except ServerTrouble:
+            # The messages are deleted, so the caller needs the answers about them, and no error about the record.
+            return
+        for (field, by), answer in zip(counts.items(), answers, strict=True):
+            # If the connection broke, Redis may have counted. A record of too many can be undone, one of none cannot.
+            if isinstance(answer, RmqError):
+                continue
+            self._uncounted[field] = 0
+            if field == "kept":
+                self._deletion = replace(self._deletion, kept=self.kept + by)
 
     def _is_recorded(self, broker: Broker) -> bool:
         """Write the record if it is not there yet; return whether it is. A full Redis refuses it, and then nothing is kept."""
@@ -118,7 +132,8 @@ class Trash:
         return True
 
     def close(self) -> None:
-        """Forget the action if there is nothing to bring back."""
+        """Count what is kept; forget the action if there is nothing to bring back."""
+        self.count_kept(self._broker)
         if not self._is_new and not self.kept:
             self._broker.run(stored_actions.forget_deletions([self._deletion.id]))
             self._is_new = True

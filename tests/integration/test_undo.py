@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -190,6 +191,64 @@ def test_a_full_server_lets_people_delete() -> None:
             assert (purged.outcomes, purged.undo, purged.kept) == ({"purged": 6}, "", 0)
             assert operations().undoable() == []
         client.close()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Broker]]:
+    """A server that is full when a count is written, so many times; then it has memory again."""
+    with RedisServer() as server, redis.Redis.from_url(server.url) as client:
+
+        def fill(name: str, times: int) -> Broker:
+            count, sizes = getattr(stored_actions, name), chain(repeat("1", times), repeat("0"))
+
+            def count_when_full(*arguments: Any) -> Any:
+                client.config_set("maxmemory", next(sizes))
+                return count(*arguments)
+
+            monkeypatch.setattr(stored_actions, name, count_when_full)
+            return broker
+
+        broker = Broker(client, "")
+        rmq = {"REDIS": server.url, "TOPICS": TOPICS}
+        with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+            yield fill
+
+
+@pytest.mark.parametrize("step", [4, 1_000])
+def test_what_a_full_server_refused_to_count_as_kept_can_be_undone(
+    small: Callable[[str, int], Broker], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    # Each count writes two fields: the messages and their bytes.
+    put(small("count_deletion", 2), 12)
+    monkeypatch.setattr(bulk, "STEP", step)
+    assert operations().purge("letters", "waiting").result().outcomes == {"purged": 12}
+    (one,) = operations().undoable()
+    assert one.kept > 0 and one.kept_bytes > 0
+    assert operations().undo(one.id).result().outcomes["restored"] == one.kept == waiting()
+
+
+def test_named_messages_whose_count_a_full_server_refused_can_be_undone(
+    small: Callable[[str, int], Broker],
+) -> None:
+    put(small("count_deletion", 2), 12)
+    ids = [copy.id for copy in operations().listing("letters", "waiting").copies]
+    done = operations().delete("letters", ids, "live")
+    (one,) = operations().undoable()
+    assert (done.outcomes, done.undo, done.kept) == ({"deleted": 12}, one.id, one.kept)
+    assert operations().undo(one.id).result().outcomes["restored"] == one.kept == waiting()
+
+
+@pytest.mark.parametrize("name", ["count_action", "count_deletion"])
+@pytest.mark.parametrize("step", [4, 1_000])
+def test_what_a_full_server_refused_to_count_in_the_background_is_counted_later(
+    small: Callable[[str, int], Broker], monkeypatch: pytest.MonkeyPatch, step: int, name: str
+) -> None:
+    make_dead(small(name, 2 if name == "count_deletion" else 1), 12)
+    monkeypatch.setattr(bulk, "STEP", step)
+    run_all_parts(operations().start_action("letters", "purge").action.id)
+    (action,), (one,) = operations().background_actions(), operations().undoable()
+    assert (action.is_complete, action.outcomes, dead()) == (True, {"purged": 12}, 0)
+    assert operations().undo(one.id).result().outcomes["restored"] == one.kept == dead()
 
 
 def test_after_an_hour_there_is_nothing_to_undo(shop: Any) -> None:

@@ -193,6 +193,7 @@ byte_rate = matching(
 
 def opentelemetry(value: object) -> bool:
     """Return True if spans and metrics can be made."""
+    # ``opentelemetry`` alone is a namespace package: any plugin of OpenTelemetry brings it, without the API.
     is_on, spec = boolean(value), None
     # ``find_spec`` imports the parent package first, and fails where opentelemetry-api is not installed.
     with suppress(ImportError):
@@ -256,6 +257,7 @@ def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
     return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]
 
 
+# The text of any other object, such as a URL object or a dict, may contain a password.
 _HARMLESS = (bool, int, float, timedelta, type(None))
 
 
@@ -278,6 +280,7 @@ def _plain(value: object, depth: int = 0) -> str:
         return "a str that may hold a password" if set("@?") & set(value) else repr(value)
     if isinstance(value, _HARMLESS):
         return bounds.abbreviated(value)
+    # A list may be very long, or contain itself.
     if depth < 2 and isinstance(value, (list, tuple)):
         return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
     return kind(value)

@@ -53,6 +53,7 @@ OWN_TOPIC: Mapping[str, object] = MappingProxyType(
 """The topic of a schedule that names none. Its runs come one after the other."""
 
 
+# A schedule may have a topic in its own name, so both take the same names.
 def is_name(name: object) -> bool:
     """Return whether a schedule may have this name."""
     return isinstance(name, str) and TOPIC_NAME.fullmatch(name) is not None

@@ -37,6 +37,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown ``name``, with the nearest known name if one is near."""
     choices = {str(choice).lower(): str(choice) for choice in known}
     lowered = str(name).lower()
+    # A name that is only a beginning, such as ``time`` of ``time_range``, is less alike than 0.6.
     near = get_close_matches(lowered, choices, 1, 0.6) or [
         one for one in choices if one.startswith(f"{lowered}_")
     ]

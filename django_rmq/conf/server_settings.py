@@ -38,6 +38,7 @@ _EXAMPLE = f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis
 _QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F %23 and %25."
 
 
+# The ``repr`` that a dataclass gets has all fields, and so would bring the password into tracebacks and logs.
 @dataclass(frozen=True, slots=True, repr=False)
 class RedisServer:
     """The address of Redis and the login. Its text is the address alone."""
@@ -281,6 +282,7 @@ def _auth(value: object) -> tuple[tuple[str, str], ...]:
     ):
         raise InvalidSetting("('digest', 'user:password') or a list of such pairs")
     for scheme, credential in pairs:
+        # kazoo deprecates SASL in this list: it has other options for it.
         if scheme == "sasl" or (scheme == "digest" and ":" not in credential):
             raise InvalidSetting("('digest', 'user:password') or a list of such pairs, none of them 'sasl'")
     return tuple((str(scheme), str(credential)) for scheme, credential in pairs)

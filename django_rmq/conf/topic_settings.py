@@ -236,6 +236,7 @@ TOPIC_KEYS: Keys = {
     "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
     "HARD_TIMEOUT": ("hard_timeout", optional(seconds(1.0))),
     "PREFETCH": ("prefetch", whole(1, BATCH)),
+    # 512 MB is the largest value that Redis takes by default.
     "MAX_BODY": ("max_body", whole(1, 536_870_912)),
     "MAX_BACKLOG": ("max_backlog", optional(whole(1))),
     "MAX_RATE": ("max_rate", optional(rate)),

@@ -401,6 +401,7 @@ def refresh_definitions(*, at_once: bool = False) -> None:
                 if "reslot" in definition
             }
         )
+    # Also after a failure, or each page would wait for an unavailable server again.
     built.next_look = now + LOOK_SECONDS
 
 

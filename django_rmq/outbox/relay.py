@@ -158,6 +158,7 @@ def next_attempt(error: Exception, attempts: int, now_ms: int, grace_ms: int) ->
 
 logger = safe_logger("django_rmq.outbox")
 
+# A step names the messages of all of them in one query, and SQLite was long built for 999 values in one.
 BATCH = 500
 """The number of rows with which a step begins. It takes all other rows of their messages along."""
 
@@ -232,6 +233,7 @@ def relay(alias: str) -> RelayStep:
         last = due_rows[-1][0]
     # If the step sent and refused nothing, Redis does not take these messages now, and the next step can wait.
     step.is_full = step.is_full and bool(step.rows or step.failed)
+    # Receivers of signals may take long, so they are called after the transaction, when the rows are free.
     for topic, results in step.results.items():
         observability.announce_sent(topic, results)
         observability.count_sent(topic, len(results))
@@ -460,6 +462,7 @@ def duties() -> list[tuple[str, Duty]]:
 
 def _duty(alias: str) -> Generator[float, None, None]:
     """Relay at short intervals; while nothing is due, with one query."""
+    # A row that its process left waits at most a quarter longer than its grace time.
     pause = get_config().outbox.grace / 4
     while True:
         reset_queries()  # With DEBUG, Django keeps all queries of a thread until they are reset.

@@ -185,6 +185,7 @@ def crc_of(out: Outgoing) -> int:
 def identity_of(out: Outgoing) -> UUID:
     """Return the hash of what makes a message the same one: topic, slot basis and member."""
     name = out.topic.name.encode()
+    # With its length before it, no other name and member can give the same bytes.
     head = b"%d %d %s " % (crc_of(out), len(name), name)
     return uuid_of(head + out.member)
 
@@ -282,6 +283,8 @@ def conclude(
         if (final := last.get(row.identity)) is not None and final.row is not None and row.id <= final.row
     }
     beneath = [row for row in replaced if row.identity in ended]
+    # A relay on another machine may take a row before this clock says that it is due. Clocks may differ by half of
+    # the grace time.
     limit = now_ms() + get_config().outbox.grace_ms // 2
     relayed = [row for row in beneath if row.due_ms is None or row.due_ms <= limit]
     removed = {one.identity for one in landed if one.is_removal}
@@ -342,6 +345,7 @@ def insert(connection: BaseDatabaseWrapper, made: Sequence[RowValues]) -> list[i
         return [row.pk for row in saved]
     fields: Any = model()._meta
     names, ids = list(made[0]), list[int]()
+    # Every driver takes the values of the other columns, which are numbers, booleans and text, as they are.
     adapt = {name: fields.get_field(name).get_db_prep_save for name in ("identity", "member", "envelope")}
     table, number, *columns = _quoted(connection, "id", *names)
     head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "  # noqa: S608 - names of Django
@@ -454,6 +458,7 @@ def _delete(connection: BaseDatabaseWrapper, where: str, ids: list[int], before:
     # If a crash of the database undoes a deletion, the relay sends the message again. So the commit of the deletion need
     # not wait for the disk. In a transaction of the caller the setting would also hold for the caller's commit.
     hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
+    # As a part of the DELETE the setting needs no round trip of its own, and ``true`` ends it with this transaction.
     also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
     which = where.format(table=table, column=column, places=_places(ids))
     values: Sequence[int | str] = ids

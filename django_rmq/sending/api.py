@@ -607,6 +607,7 @@ aensure_message = coroutine_of(ensure_message, partial(_send_shared, "ensure"))
 
 def _unknown_option(function: Callable[..., object], name: object, unknown: Iterable[str]) -> TypeError:
     """Return the error about an option that ``function`` does not have; it says which one the topic takes."""
+    # The last parameter is ``unknown`` itself.
     option, options = next(iter(unknown)), list(signature(function).parameters)[:-1]
     text = f"{function.__name__}() has no option {option!r}{did_you_mean(option, options)}"
     declared = get_config().topics.get(name) if isinstance(name, str) else None

@@ -253,6 +253,8 @@ def _register(
     wanted: Durability,
     connection: BaseDatabaseWrapper,
 ) -> DeferredSend:
+    # A topic that Redis has otherwise is an error at the call, where the caller can handle it, and not after the
+    # commit.
     if producer is not None and not connections.is_agreed(topic):
         try:
             _agree(topic)
@@ -278,6 +280,8 @@ def _agree(topic: Topic) -> None:
     began, config = time.monotonic(), get_config()
     # Other settings, as in a test, may name another server, which has not failed.
     if _outage is not None and _outage.config is config and began < _outage.until:
+        # One exception that several threads raise would collect the tracebacks of all of them, and keep their frames
+        # alive.
         raise type(_outage.error)(*_outage.error.args)
     try:
         connections.agree(topic)

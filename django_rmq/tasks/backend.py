@@ -37,6 +37,7 @@ _SINCE_MS = 1_767_225_600_000
 
 def message_priority(priority: int, since: datetime) -> int:
     """Return the priority of the message of a task: higher ones of tasks first, then longer waits, in steps of 20 ms."""
+    # Django's priorities reach from -100 to 100, so the largest result is below MAX_PRIORITY, which is 2 ** 43.
     steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
     return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
 

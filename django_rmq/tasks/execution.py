@@ -127,6 +127,8 @@ class Attempt:
 
     def start(self) -> Call[str]:
         """Return what notes in Redis that the attempt runs."""
+        # The stamp of the end is one more, and Redis refuses a lower stamp: a start that arrives late does not hide
+        # the end.
         return self._kept(2 * self.message.receipt, self.record.written())
 
     def succeed(self, returned: object) -> Call[str]:
@@ -336,6 +338,7 @@ async def _whole(work: Coroutine[Any, Any, T]) -> T:
 def _is_heard(attempt: Attempt, name: str) -> bool:
     """Return whether a signal has a receiver beside that of the framework, which writes a line to the log."""
     # Without a receiver of this name, each one counts as one of the project.
+    # Django keeps each receiver with its ``id``, as the first part of its key.
     own = id(getattr(attempt.signals, f"log_{name}", None))
     return any(receiver[0][0] != own for receiver in getattr(attempt.signals, name).receivers)
 

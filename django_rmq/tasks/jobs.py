@@ -25,9 +25,11 @@ from django_rmq.tasks import Framework
 
 logger = safe_logger("django_rmq.tasks")
 
+# Anyone who may send chooses the path, and the search builds a name for each dot in it.
 LONGEST_PATH = 500
 """Maximum number of characters of a path that is looked up."""
 
+# A module of tasks may use a result while it is imported, and so come here again in the same thread.
 _importing = threading.RLock()
 _imported: set[tuple[str, ...]] = set()
 """The modules of each project that this process has imported: tests have several."""

@@ -132,6 +132,7 @@ class RecordWriter:
         What fails because of the server waits for the next round trip, until its ``PATIENCE`` is over.
         """
         with self._writing:
+            # Other threads append meanwhile, so exactly those are taken that are there now.
             writes = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if not writes:
                 return True
@@ -160,6 +161,7 @@ class RecordWriter:
     # --- the thread that writes what no other thread waits for
 
     def _wake(self) -> None:
+        # Unlike ``set``, this question takes no lock, and each task asks it.
         if not self._wanted.is_set():
             self._wanted.set()
         # A fork copies no threads, so each process starts one at its first task.

@@ -142,6 +142,7 @@ def _error_type(package: str) -> Any:
         "__slots__": (),
         "__doc__": "Why an attempt failed.",
         "__module__": __name__,
+        # The class is made at run time, so pickle cannot find it by its name.
         "__reduce__": lambda error: (_task_error, (package, error.exception_class_path, error.traceback)),
         "exception_class": property(_class_of),
     }

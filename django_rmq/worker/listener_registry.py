@@ -166,10 +166,12 @@ def add(
         ) from None
     except ValueError:
         pass  # some functions written in C do not expose their arguments
+    # A decorator that is a plain function may return the coroutine of the function beneath it.
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
     runs: ListenerFunction = async_to_sync(function) if runs_later else function
     if using is not None:
         runs = OnceListener(name, runs, using)
+    # A transaction of Django belongs to a thread, so a coroutine function with ``once`` is run to its end in one.
     coroutine = function if runs_later and using is None else None
     listener = Listener(topic, runs, batch_size, location, name, using, coroutine)
     other = _listeners.get(topic)

@@ -375,6 +375,7 @@ def _forgetting(alias: str, seconds: float, may_delete: Callable[[], bool]) -> G
             deleted += step
             if step < ROWS_AT_ONCE:
                 break
+            # Listeners write to this table all the time, so the deletions leave them room.
             yield 0.05
         if deleted:
             logger.info(

@@ -45,6 +45,7 @@ class SourceWatch:
     def __call__(self) -> bool:
         now = self._modified_times()
         changed = [path for path, at in self._seen.items() if now.get(path) != at]
+        # A file that is gone stays known, so that its return counts as a change: editors replace files.
         self._seen = {**now, **{path: None for path in changed if path not in now}}
         if not changed and not (self._broken and time.monotonic() >= self._next_trial):
             return False

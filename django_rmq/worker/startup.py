@@ -121,6 +121,7 @@ class StartCheck:
     def __call__(self) -> bool:
         """Check whether workers can start; return False while a server is unreachable. Raises the errors of ``check_start``."""
         try:
+            # The worker processes are forked with this very list, so it is changed in place.
             self._topics[:] = check_start(self._topics)
         # An orchestrator may start the worker before its server. Ending would make it pause longer with each attempt.
         except ServerUnavailable as error:
@@ -163,6 +164,7 @@ def _check_once(topics: list[Topic]) -> None:
     chosen = [each for each in served if each.using is not None]
     flaws = [problem for each in chosen for problem in once.problems(get_config(), each)]
     if not flaws:
+        # A database that is not in DATABASES is such a flaw, and Django could make no connection to it.
         given, problems = ask_each(sorted({each.using for each in chosen if each.using}), once.missing_table)
         flaws += [problem for answer in given.values() for problem in answer]
         for alias, problem in problems.items():

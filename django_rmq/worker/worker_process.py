@@ -330,6 +330,8 @@ class WorkerProcess:
         self.dispatcher.thread_watch.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         self._actions = BackgroundActions(self.dispatcher.owner, options.run_parts)
         self._duties = self._new_duties(duties_broker, times)
+        # The supervisor settles what an owner had in flight, so a process that dies before this line has nothing to
+        # settle.
         if notes is not None:
             notes.owner = self.dispatcher.owner
 

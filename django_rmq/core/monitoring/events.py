@@ -87,6 +87,7 @@ class EventStream:
                 return
             weight = max(1, len(messages))
             # Redis is slower than the events, or unavailable: the memory of the process must not grow.
+            # One event of more messages than that passes if none waits, or it never would.
             if self._waiting + weight > WAITING and self._waiting:
                 self._dropped += weight
                 return
@@ -107,6 +108,7 @@ class EventStream:
 
     def close(self, seconds: float = 2.0) -> None:
         """Publish the recorded events within this many seconds, and end."""
+        # A registered method would keep the stream and its broker alive until the process ends.
         atexit.unregister(self.close)
         # A fork has inherited this object, but not its thread.
         if self._pid != os.getpid():
@@ -166,6 +168,7 @@ class EventStream:
 
 
 def _line(event: dict[str, object]) -> bytes:
+    # The text of an error may have halves of surrogate pairs, which UTF-8 cannot encode.
     return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 

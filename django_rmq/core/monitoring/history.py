@@ -99,6 +99,7 @@ class TimesCount:
 
     def _flush(self) -> None:
         with self._lock:
+            # Threads that deliver messages wait for this lock, so no round trip happens while it is held.
             taken, self._counted = self._counted, defaultdict(_Counted)
         for topic, counted in taken.items():
             try:
@@ -384,6 +385,7 @@ def read_minutes(broker: Broker, topic: Topic, hours: float = 48, *, step: int =
     count = max(1, round(hours * 60 / step)) * step
     # Steps begin at the same times, whenever they are requested.
     first = (now // step + 1) * step - count
+    # The rates of the first minutes are differences from a record before them.
     begin = first - LONGEST_GAP_MINUTES
     calls = (
         history.minutes(topic, start, min(start + BATCH - 1, now)) for start in range(begin, now + 1, BATCH)

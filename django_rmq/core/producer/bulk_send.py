@@ -113,6 +113,7 @@ def trip_spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
                     yield start, index
                     start, carried = index, 0
                 carried += size
+        # ``start`` may have moved on within its part, so the end is that of the part.
         yield start, min(start - start % ROUND_TRIP + ROUND_TRIP, len(sizes))
 
 
@@ -322,6 +323,7 @@ def _lined_up(topic: Topic, raws: Sequence[bytes]) -> tuple[list[bytes], list[by
     line = line_basis(topic)
     head = encode_envelope(Envelope(b"", slot_basis=None if line is None else line.decode()))
     members, envelopes = draw_members(len(raws)), [head + raw for raw in raws]
+    # One call has an envelope for each of its members, or for none.
     if max(map(len, envelopes)) > LARGEST_HELD:
         return members, envelopes
     return list(map(add, members, envelopes)), []

@@ -98,6 +98,7 @@ def instant_ms(name: str, value: object, zone: tzinfo | None = None) -> int:
                 "timezone.now()"
             )
         value = value.replace(tzinfo=zone)
+    # Rounded down, a message would be delivered up to a millisecond before its time.
     return -((_EPOCH - value) // timedelta(milliseconds=1))
 
 

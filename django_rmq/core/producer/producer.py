@@ -407,6 +407,8 @@ class Producer:
     def _attempt(
         self, messages: Sequence[Outgoing], wanted: Durability, *, in_order: bool = False
     ) -> Outcomes:
+        # WAIT and WAITAOF count what the same connection has written, so a send that wants more goes with them in a
+        # pipeline.
         if len(messages) == 1 and wanted == STORED:
             return self._attempt_one(messages[0])
         mixed = MixedSend(messages, wanted)

@@ -105,6 +105,7 @@ def _answer(question: Callable[[], object], alias: str, answer: Connection, end:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     # A parent that was killed cannot end this process, so an alarm does.
+    # It comes a second after the parent gives up, so that a living parent ends this process itself.
     signal.setitimer(signal.ITIMER_REAL, max(0.0, end - time.monotonic()) + 1.0)
     # Two processes must share neither a connection nor a pool of them.
     connections[alias] = connections[alias].copy()

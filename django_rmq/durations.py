@@ -33,6 +33,7 @@ _UNITS = {
     "ms": timedelta(milliseconds=1),
 }
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+# Without ``re.ASCII``, ``\d`` matches the digits of every script.
 _TEXT = re.compile(
     "".join(rf"(?:{_NUMBER}\s*{unit}\s*)?" for unit in ("d", "h", "m(?:in)?", "s", "ms")), re.ASCII
 )
@@ -75,6 +76,7 @@ def parse_duration(
     Raises ``InvalidDuration``, whose text names the accepted forms and bounds.
     """
     number = _number(value)
+    # A number beyond LONGEST in milliseconds is no duration in either unit, so nobody is asked which one is meant.
     if is_short and number is not None and AMBIGUOUS <= number <= LONGEST.total_seconds() * 1000:
         raise AmbiguousDuration(number)
     duration = _duration(value, number)
@@ -111,6 +113,7 @@ def _duration(value: object, number: float | None) -> timedelta | None:
     if number is not None:
         try:
             return timedelta(seconds=number)
+        # NaN is the ValueError.
         except (OverflowError, ValueError):
             return None
     match = _TEXT.fullmatch(value.strip().lower()) if isinstance(value, str) and value.strip() else None

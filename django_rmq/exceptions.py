@@ -51,6 +51,8 @@ class CallerError(RmqError):
 
     def reworded(self, text: str) -> Self:
         """Return the same error with another text."""
+        # Some of these classes take other arguments in ``__init__``, such as the fields of an ``InvalidBody``. Their
+        # attributes are copied.
         error = type(self).__new__(type(self), text)
         error.__dict__.update(self.__dict__)
         return error

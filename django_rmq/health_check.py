@@ -62,6 +62,7 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
         try:
             health = Operations(Actor("health check", "health")).health(limits, self.topics)
         except RmqError as error:
+            # Anyone may read a probe, and the text of the error may quote a server.
             raise ServiceUnavailable("RMQ cannot be checked") from error
         if health.is_well:
             return

@@ -60,6 +60,7 @@ MOST_SLOTS = 256
 MOST_SLOTS_OF_REQUEST = 16
 """The same for a sealed id in ``ROUNDS`` rounds: each slot is a search, for which a request has to wait."""
 
+# The largest slot, below 2 ** 20, has seven digits.
 _NUMBER = re.compile(r"0|[1-9]\d{0,6}", re.ASCII)
 _PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
 
@@ -92,6 +93,7 @@ def id_of(
     if len(member) <= LONGEST_PLAIN and not sealed:
         return message_id(slot, member)
     plain, tilde, digest = sealed_id(topic.name, slot, member).partition("~")
+    # Seventeen digits give back every double exactly.
     place = "" if math.isnan(score) else f".{queue}.{score:.17g}.{'' if rank is None else rank}"
     return f"{plain}{place}{tilde}{digest}"
 
@@ -436,6 +438,7 @@ def from_base64url(text: str) -> bytes | None:
 
 def digest(member: bytes) -> bytes:
     """Return the SHA-1 of a member, a digest that a script can compute too. It is never shown unsealed."""
+    # Python refuses SHA-1 in a FIPS mode, unless it is said that no security depends on it.
     return hashlib.sha1(member, usedforsecurity=False).digest()
 
 
@@ -471,6 +474,7 @@ def _mark(key: bytes, context: bytes, text: bytes) -> bytes:
 def _masked(key: bytes, mark: bytes, text: bytes) -> bytes:
     """Encrypt or decrypt. The mark is unique to context and text, so no stream is ever used for two texts."""
     stream = b"".join(_blocks(key, mark, len(text)))
+    # The last block may be longer than the rest of the text.
     return bytes(a ^ b for a, b in zip(text, stream, strict=False))
 
 

@@ -123,6 +123,8 @@ def _status_in(topic: Topic, slots: Sequence[int], member: bytes) -> MessageStat
     statuses = [
         status_of(topic, slot, member, answer.get()) for slot, answer in zip(slots, answers, strict=True)
     ]
+    # The old slot comes first. A re-slotting may have moved the message between the two reads, so the later answer
+    # counts.
     return next((one for one in reversed(statuses) if one.state != "unknown"), statuses[-1])
 
 

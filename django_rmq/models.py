@@ -53,6 +53,7 @@ class ProcessedMessage(models.Model):
 
     topic = models.CharField(max_length=100)
     origin = models.UUIDField()
+    # Workers delete old rows by the clock of the database, and the INSERT of ``worker.once`` has no time.
     processed_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[models.Manager[ProcessedMessage]] = models.Manager()
@@ -81,6 +82,7 @@ class OutboxMessage(models.Model):
     """send, ensure or remove."""
     identity = models.UUIDField(db_index=True)
     """A hash of topic, member and slot basis: what makes two rows those of the same message."""
+    # A CRC-32 has no sign, so half of them exceed an IntegerField.
     crc = models.BigIntegerField()
     """The slot follows from it for any slot count of the topic."""
     member = models.BinaryField()

@@ -152,6 +152,7 @@ def _roll_back(connection: BaseDatabaseWrapper, depth: _Depth) -> None:
 
 def _replace(connection: BaseDatabaseWrapper) -> None:
     """Roll back and close a connection, and have Django make another one."""
+    # In a block Django refuses ``rollback``, and ``close`` leaves a connection that refuses every query.
     connection.in_atomic_block = connection.needs_rollback = False
     connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
     for end in (connection.rollback, connection.close):
@@ -159,6 +160,7 @@ def _replace(connection: BaseDatabaseWrapper) -> None:
         with suppress(DatabaseError):
             end()
     _opened.connections.pop(connection.alias, None)
+    # Django keeps connections as attributes. Another call may have removed this one.
     with suppress(AttributeError):
         del databases[connection.alias]
 
@@ -171,6 +173,7 @@ def _has_manual_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.autocommit or not connection.settings_dict["AUTOCOMMIT"]:
         return False
     if connection.vendor == "postgresql":
+        # Only 0, libpq's PQTRANS_IDLE, means that there is no transaction.
         return bool(int(connection.connection.info.transaction_status))
     # Drivers other than those of PostgreSQL and SQLite do not report it, so a transaction is assumed.
     return bool(connection.connection.in_transaction) if connection.vendor == "sqlite" else True

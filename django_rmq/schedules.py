@@ -42,6 +42,7 @@ def parsed(name: object, topic: str | None, options: Mapping[str, object]) -> Sc
 
     ``options``: those of the settings, where None stands for one that is not given. Raises ``ConfigurationError``.
     """
+    # For a body, None is a value like any other.
     values = {key: value for key, value in options.items() if value is not None or key == "BODY"}
     return _parsed(name, {"TOPIC": name if topic is None else topic, **values})
 

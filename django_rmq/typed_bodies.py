@@ -149,6 +149,8 @@ class DeclaredBody:
 def _dumped(adapter: TypeAdapter[object], instance: object) -> object:
     """Return the data of an instance under the names by which it is read."""
     # dump_python has the argument `fallback` only since pydantic 2.11.
+    # A field of a type such as ``Json`` is written by ``round_trip`` in the form in which it is read. Values that do not
+    # fit their type need no warning, because ``plain`` reads the JSON again.
     return adapter.serializer.to_python(
         instance, mode="json", by_alias=True, round_trip=True, warnings="none", fallback=_plain_number
     )
@@ -240,6 +242,7 @@ def place(path: Sequence[int | str]) -> str:
         if isinstance(part, int):
             dotted += f"[{part}]"
         elif part.isidentifier():
+            # A key of a body is as long as its sender likes, and this text gets into errors and logs.
             dotted += f".{part[:50]}"
         else:
             dotted += f"[{json.dumps(part[:50])}]"

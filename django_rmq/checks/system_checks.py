@@ -59,6 +59,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 def check_package() -> Iterator[CheckMessage]:
     """Check that no other package has the files of the module ``django_rmq``."""
+    # There may be several of this name, such as metadata that were left behind.
     if (other := next(filter(_is_foreign, distributions(name=NAMESAKE)), None)) is not None:
         yield AppError(
             f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
@@ -229,6 +230,7 @@ def check_tasks() -> Iterator[CheckMessage]:
         return
     problems = [problem for backend in config.tasks.values() for problem in _of_backend(backend)]
     yield from problems
+    # A module of tasks imports its framework, whose absence is one of the problems already.
     for module, error in jobs.import_each(jobs.declared_modules(config)) if not problems else ():
         message = f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.'
         yield AppError(message, id="django_rmq.E089")

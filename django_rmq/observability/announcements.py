@@ -135,6 +135,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
             _send(signal, topic, failures=some)
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
             if hides_contents(topic):
+                # The text of an error may quote the body.
                 errors = [error_class(error) for error in errors]
             _publish(event, topic, [message for message, _ in some], errors=errors)
 

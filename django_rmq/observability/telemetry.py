@@ -240,6 +240,8 @@ def creator(headers: Mapping[str, str]) -> SpanContext | None:
     """Return the context that a sender wrote into headers, or None if no tracer wrote one."""
     from opentelemetry import context, propagate, trace
 
+    # Headers without a trace leave the given context as it is. The present one would then pass for that of the
+    # sender.
     span_context = trace.get_current_span(propagate.extract(headers, context.Context())).get_span_context()
     return span_context if span_context.is_valid else None
 
@@ -284,6 +286,7 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
         from opentelemetry.trace import SpanKind
 
         more = {COUNT: len(messages)} if len(messages) > 1 else of_message(messages[0])
+        # In an empty context the span has no parent. It has links to the spans that sent its messages.
         span = tracer().start_span(
             f"{operation} {topic}",
             Context(),
@@ -294,6 +297,7 @@ def settled(operation: str, messages: Sequence[Message], began_ns: int, ended_ns
         )
         span.end(ended_ns)
     if get_config().metrics.opentelemetry:
+        # The clock may have been set back in between.
         record_operation(attributes, max(0, ended_ns - began_ns) / 1e9, None)
 
 

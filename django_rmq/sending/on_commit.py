@@ -253,8 +253,7 @@ def _register(
     wanted: Durability,
     connection: BaseDatabaseWrapper,
 ) -> DeferredSend:
-    # A topic that Redis has otherwise is an error at the call, where the caller can handle it, and not after the
-    # commit.
+    # If Redis has another definition, the caller gets the error at the call. After the commit it could only be logged.
     if producer is not None and not connections.is_agreed(topic):
         try:
             _agree(topic)

@@ -70,6 +70,7 @@ class RMQTestMixin:
         """Begin each test with nothing sent and nothing stored."""
         super().setUp()  # type: ignore[misc]
         stack = ExitStack()
+        # Unlike ``tearDown``, a cleanup also runs if the ``setUp`` of a subclass fails.
         self.addCleanup(stack.close)  # type: ignore[attr-defined]
         self.rmq_clock = clock_from_now()
         self.rmq_broker = stack.enter_context(memory_broker(self.rmq_clock))

@@ -59,6 +59,7 @@ def drain(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
+    # A transaction of the test case is older than the call of the listener, so the call must not roll it back.
     open_transactions.record_opened_before()
     total = 0
     while True:
@@ -110,6 +111,7 @@ def _drain_slot(
         if prepared.status != "ok":
             return handled
         handled += len(prepared.deliveries)
+        # What was taken and is not delivered goes back, or it would stay in flight after the error.
         if handled > limit:
             broker.run(
                 ack.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
@@ -122,6 +124,7 @@ def _drain_slot(
         if raise_errors:
             _raise_first(topic, raised, failed)
         for error in raised:
+            # ``call_all`` makes a failure of every error, so Ctrl-C would end the listener and not the test.
             if isinstance(error, KeyboardInterrupt):
                 raise error
         raised.clear()

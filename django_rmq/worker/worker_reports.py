@@ -159,6 +159,7 @@ class ReportDuty:
     def __call__(self) -> Generator[float, None, None]:
         """Write a report, and yield the seconds until the next one. A worker that ends deletes its report."""
         clock_ms, read_at, is_changed = 0, float("-inf"), False
+        # Workers that start together would otherwise all read the reports of all workers at the same moments.
         cleaning = time.monotonic() + random.uniform(0.0, 2 * CLEANING_SECONDS)
         try:
             while True:

@@ -71,6 +71,7 @@ def _json_default(value: object) -> object:
     if isinstance(value, (UUID, Decimal)):
         return str(value)
     if isinstance(value, timedelta):
+        # A negative timedelta has negative days and positive seconds, so its size is written behind a sign.
         sign, size = ("-", -value) if value < timedelta() else ("", value)
         return f"{sign}P{size.days}DT{size.seconds}.{size.microseconds:06d}S"
     if type(value).__module__ == "django.utils.functional":
@@ -82,6 +83,7 @@ def _json_default(value: object) -> object:
 
 def _evaluated(value: Any) -> object:
     """Return the value of a lazy object of Django: a lazy translation, or for example ``request.user``."""
+    # What Django gives to pickle is the value, or the call that makes it. So the core needs no import of Django.
     make, arguments = value.__reduce__()[:2]
     if hasattr(type(value), "_setup"):
         result = make(*arguments)
@@ -143,6 +145,7 @@ def dumps(value: object, **options: Any) -> str:
         return _MARKED.sub(r"\1", json.dumps(value, default=_marked, **options))
 
 
+# ``json`` writes a key such as 1 as a text, so 1 and "1" would be the same key twice.
 def _check_keys(value: dict[object, object] | list[object] | tuple[object, ...]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
@@ -290,6 +293,8 @@ def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def stored_number(token: str) -> float | StoredDecimal:
     """Return a number of a stored body: as a float if that has exactly its value, otherwise as a ``StoredDecimal``."""
+    # ``Decimal(value)`` has all digits of the binary number, which equal hardly any decimal one: 0.1 would not count
+    # as a float.
     value, exact = float(token), StoredDecimal(token)
     return value if Decimal(repr(value)) == exact else exact
 

@@ -29,6 +29,7 @@ MAX_AGE = 3_200_000_000
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether ``value`` is an int or a float (not a bool), not NaN and not beyond ``LARGEST``."""
+    # NaN fails the comparison, too.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -40,6 +41,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 def abbreviated(value: object) -> str:
     """Return ``value`` for use in an error, in at most 80 characters."""
     if isinstance(value, int) and value.bit_length() > 256:
+        # The decimal logarithm of 2 is 0.30103. Python refuses to print an integer of more than 4,300 digits.
         return f"a number of about {value.bit_length() * 30103 // 100_000} digits"
     try:
         text = repr(value)

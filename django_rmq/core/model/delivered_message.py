@@ -107,6 +107,7 @@ def message_id(slot: int, member: bytes) -> str:
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    # ``typing`` has TypeVars with a default since Python 3.13. The package does not depend on ``typing_extensions``.
     Body = TypeVar("Body", default=Any)
 else:
     from typing import TypeVar

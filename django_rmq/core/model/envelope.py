@@ -180,6 +180,7 @@ def decode_envelope(raw: bytes) -> Envelope:
             bodies[-1] if bodies else body,
             expires,
             meta.get("basis"),
+            # ``_head`` is cached, so messages share its result, and a listener may change its headers.
             headers.copy() if headers else headers,
             origin if isinstance(origin, str) and origin else None,
             bodies,
@@ -199,6 +200,7 @@ def body_of(raw: bytes) -> bytes:
 @lru_cache(1024)
 def _is_plain(head: bytes) -> bool:
     """Return whether what follows ``head`` is one body."""
+    # If the head is that of no envelope, or of several bodies, all of it counts as the body.
     return not decode_envelope(head + b"\n").body
 
 
@@ -252,6 +254,7 @@ def basis_bytes(value: object) -> bytes:
     """
     if isinstance(value, bytes):
         return value
+    # A bool is an int as well, and is a word in JSON.
     if type(value) is int and value.bit_length() < 64:
         return b"%d" % value
     try:

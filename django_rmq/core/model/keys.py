@@ -211,6 +211,7 @@ def inbox_channel(prefix: str, owner: str) -> bytes:
 
 def read_store_key(store: bytes, prefix: str) -> tuple[str, int]:
     """Return the topic and the slot of the Store with this key. Raises ``ValueError`` if it is none under ``prefix``."""
+    # The name of a topic may have underscores, too.
     name, _, slot = store.decode().removeprefix(prefix).rpartition("_")
     return name, int(slot)
 

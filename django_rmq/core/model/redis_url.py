@@ -46,6 +46,7 @@ def parse(url: str) -> SplitResult:
     """Return the parts of a URL. Raises ``UnreadableAddress`` if a login could be mistaken for something else."""
     try:
         parts = urlsplit(url)
+        # ``urlsplit`` raises nothing for a port that is no number, before the port is asked for.
         _ = parts.port
     except ValueError:
         # The original error quotes the text that it could not read.
@@ -62,6 +63,8 @@ def parse(url: str) -> SplitResult:
 
 def database(parts: SplitResult) -> str | None:
     """Return the database that a URL names in its query or its path, or None if it names none."""
+    # As in redis-py, the first of several parameters of one name counts, and the query takes precedence over the
+    # path.
     number = dict(reversed(parse_qsl(parts.query))).get("db")
     if number:
         return number
@@ -82,6 +85,7 @@ def printable_url(url: str) -> str:
     except UnreadableAddress:
         return f"{scheme}://..."
     number = database(parts) or ""
+    # The path may be the end of a password with a slash in it.
     number = number if number.isdecimal() and number.isascii() else ""
     if parts.scheme == "unix":
         return f"unix://{unquote(parts.path)}{f'?db={number}' if number else ''}"

@@ -197,6 +197,7 @@ class Death(NamedTuple):
     def parse(cls, raw: bytes) -> Death:
         head, _, rest = raw.partition(b"\n")
         reason, times, first, last, score, length, has_body = head.decode().split(" ")
+        # Errors have several lines, and an envelope has any bytes, so only the length separates the two.
         error, body = rest[: int(length)], rest[int(length) :]
         return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)
 

@@ -56,6 +56,8 @@ def retries_left(topic: Topic, state: str, score: float, failures: int, own: int
         return int(score) % 1000
     in_fraction = state == "retry" or (topic.is_priority and score > topic.min_priority - 1)
     if state == "retry" or (state in ("store", "claim") and is_retry(topic, score)):
+        # A retry has the number of its deliveries left in its score, which is one more than its retries: one that keeps its
+        # priority has it in the fraction, in 1024ths.
         q = round(score % 1 * 1024) if in_fraction else math.floor(score)
         return min(max(0, q - 1), most)
     return None

@@ -171,6 +171,7 @@ class SendResults(Sequence[SendResult]):
 
     def extend(self, results: Iterable[SendResult]) -> None:
         """Add results that already exist."""
+        # The results of earlier trips become objects first, which keeps the order.
         self._make().extend(results)
 
     def counts(self) -> Counter[str]:

@@ -158,6 +158,7 @@ TOLD = 5
 
 def places(prefix: str) -> list[str]:
     """Return the rules for the keys and channels of one project. No other project's prefix may begin with its prefix."""
+    # The rules of an ACL are patterns, in which these signs have a meaning.
     plain = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
     return [f"~{plain}*", f"~*_{{{plain}*", f"&{plain}*"]
 

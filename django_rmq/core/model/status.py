@@ -203,6 +203,8 @@ def _next(topic: Topic, reply: FoundReply) -> _NextDelivery:
 
 
 def _worker(topic: Topic, ended: Outcome | None) -> str:
+    # The slot notes only its last consumer. Without SERIAL several take from it, and another one may have had the
+    # message.
     return ended.worker if ended is not None and topic.serial else ""
 
 

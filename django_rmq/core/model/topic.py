@@ -196,6 +196,7 @@ class Topic:
             "serial": self.serial,
             "timeout": self.timeout,
             "max_retries": self.max_retries,
+            # The scripts cannot call ``function``, so a time-out, which they settle, uses these numbers.
             "backoff": [self.backoff.base_ms, self.backoff.cap_ms],
             "retry_priority": self.retry_priority,
             "max_prepared": self.max_prepared,

@@ -117,6 +117,7 @@ class Api:
         ``has_threads``: whether the process answers other requests meanwhile; it decides if nothing is set.
         """
         most = (2 if has_threads else 0) if self.long_polls is None else self.long_polls
+        # Rounded up: one user may have half of the places, and the only one if there is no other.
         each = -(-most // 2) if self.long_polls_per_user is None else self.long_polls_per_user
         return most, each
 
@@ -345,4 +346,5 @@ def _forget(*, setting: str, **_: object) -> None:
         _config = None
 
 
+# Django sends this signal when a test overrides settings.
 setting_changed.connect(_forget, dispatch_uid="django_rmq.conf.settings_reader")

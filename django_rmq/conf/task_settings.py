@@ -106,6 +106,7 @@ def read_tasks(problems: Problems, root: Mapping[str, object], declared: object)
     defaults = read_defaults(Problems(), root)
     backends = {}
     for alias, settings_of in declared.items():
+        # The path alone decides, so that the backends of other packages are not imported here.
         if isinstance(settings_of, Mapping) and settings_of.get("BACKEND") in PATHS:
             backend = _Reader(problems, str(alias), settings_of, defaults).read()
             if backend is not None:

@@ -68,6 +68,7 @@ def running_test() -> object | None:
     return None
 
 
+# Django's error pages show the local variables of each frame, which have the password here.
 @sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
@@ -214,6 +215,7 @@ def get_shared_connection() -> SharedConnection | None:
         and not server.sentinels
         and all(isinstance(value, _PLAIN) for value in server.pool.values())
     ):
+        # The dict keeps its loops alive, so closed ones would pile up with their connections.
         for other in list(built.shared):
             if other.is_closed():
                 built.shared.pop(other, None)

@@ -517,6 +517,7 @@ def send_messages(
         max_retries=max_retries,
         timeout=timeout,
     )
+    # Each of its characters, bytes or keys would become a message.
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
     declared, durability = get_config().topic(topic), check_durability(replicas, fsync)
@@ -565,6 +566,7 @@ async def _send_shared(
 
     The thread has the transactions, and the code of others that may block: observers, typed bodies and receivers of signals.
     """
+    # A call of any other form goes the longer way, whose function reports its mistakes.
     if len(args) != 2 or not given.keys() <= _SHAREABLE or observers or not isinstance(args[0], str):
         return None
     config, (name, body) = get_config(), args

@@ -186,6 +186,7 @@ class DeferredSend:
 _waiting: WeakKeyDictionary[BaseDatabaseWrapper, WeakValueDictionary[int, DeferredSend]] = WeakKeyDictionary()
 """For each connection the waiting calls, in order. Only Django holds a call, by its callback."""
 
+# Threads need no lock for it: ``next`` of it is one step.
 _numbers = count()
 
 WAITED_SECONDS = 0.1

@@ -423,6 +423,7 @@ def release(message: Message) -> None:
     queue = backend.queue(job.queue)
     topic = queue.loop if job.in_loop else queue.threads
     try:
+        # If a worker died after this send, the queue may have the task already. It then keeps its place there.
         ensure_message(topic.name, message.body, key=key, priority=priority_of(job), on_commit=False)
     except TopicFull as error:
         # The queue is full. The message rests, and the task is sent later.

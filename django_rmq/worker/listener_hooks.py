@@ -135,6 +135,8 @@ def _around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     return call
 
 
+# A connection may have become too old while its thread was idle, so it is looked at before a call as well as after
+# it.
 def _begin_call() -> None:
     open_transactions.close_old()
     if is_debug():

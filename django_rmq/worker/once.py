@@ -384,6 +384,7 @@ def _forgetting(alias: str, seconds: float, may_delete: Callable[[], bool]) -> G
                 alias,
                 extra={"rmq_event": "processed_trimmed", "rmq_messages": deleted},
             )
+        # A row stays about a twentieth longer than it must.
         yield min(LONGEST_ROUND, max(1.0, seconds / 20))
 
 

@@ -102,6 +102,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
         )
     _check_bodies(readable)
     _check_once(readable)
+    # A worker that the checks above refuse must not register its definitions.
     register_topics(broker, readable)
     schedules.declare()
     return readable

@@ -185,6 +185,7 @@ def _log_settled(settled: RecoveryResult) -> None:
 
 def supervise(chosen: list[Topic], options: ProcessOptions, **how: Any) -> Supervisor:
     """Return a supervisor of worker processes; ``how`` are its options, and may shorten the list ``chosen`` at the start."""
+    # A child whose parent dies at once has another parent when it first looks, so the id is noted before the fork.
     parent = os.getpid()
     threads = options.threads or get_config().consumer.threads
 
@@ -433,6 +434,7 @@ class WorkerProcess:
                 duties.stop()
             self._leave()
             if self._leaving is not None:
+                # The thread gives up after LEAVE_SECONDS itself, and needs a moment to end.
                 self._leaving.join(LEAVE_SECONDS + 0.5)
             # A database that does not answer may keep its thread, and none of the others.
             until = time.monotonic() + LEAVE_SECONDS
@@ -534,6 +536,7 @@ class WorkerProcess:
             return self.coordinator.owned().get(topic.name, ())
         live_workers = [member.worker for member in self.coordinator.members()]
         serving = [one.id for one in live_workers if any(topic.name == each.name for each in one.topics)]
+        # Each worker computes its share from the list that all of them have, so they need not ask each other.
         sharing = sorted(serving or [one.id for one in live_workers])
         return (
             [range(sharing.index(me), connections.with_present_slots(topic).slots, len(sharing))]

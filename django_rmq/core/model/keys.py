@@ -77,6 +77,7 @@ class HistoryKeys(NamedTuple):
     pending: bytes
 
 
+# A topic may have a million slots, so the names of all of them would take too much memory.
 @lru_cache(maxsize=1 << 14)
 def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     """Return the keys of slot ``slot`` of ``topic`` under ``prefix``."""

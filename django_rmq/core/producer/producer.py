@@ -79,6 +79,7 @@ class MixedSend:
             latest: dict[tuple[str, int], tuple[tuple[int, str, bool], list[int]]] = {}
             for i in range(start, end):
                 topic, slot, _, score, envelope, act, _ = self._messages[i]
+                # The scripts of these types take one score for all messages of a call.
                 shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
                 manner = (score if shares else 0, act, envelope is None)
                 open_group = latest.get((topic.name, slot))
@@ -104,6 +105,7 @@ class MixedSend:
                 continue
             for i, answer in zip(indexes, reply, strict=True):
                 complete(self.results[i], answer)
+                # A refused message was not written, so nobody has confirmed it.
                 if confirmed is not None and self.results[i].status != "refused":
                     self.results[i].replicas, self.results[i].fsynced = confirmed
 
@@ -271,6 +273,7 @@ class Producer:
         """
         topic, crc = out.topic, out.crc
         assert crc is not None
+        # Another CRC than that of the member means that the send gave a slot basis.
         is_explicit = topic.identity == "body" and topic.slot_basis is None and crc != crc32(out.member)
         if is_explicit and topic.name not in self._noted:
             self._to_note[topic.name] = topic

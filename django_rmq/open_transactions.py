@@ -160,7 +160,7 @@ def _replace(connection: BaseDatabaseWrapper) -> None:
         with suppress(DatabaseError):
             end()
     _opened.connections.pop(connection.alias, None)
-    # Django keeps connections as attributes. Another call may have removed this one.
+    # Django keeps connections as attributes, and code of the project may have deleted this one.
     with suppress(AttributeError):
         del databases[connection.alias]
 

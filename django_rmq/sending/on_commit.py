@@ -254,7 +254,7 @@ def _register(
     wanted: Durability,
     connection: BaseDatabaseWrapper,
 ) -> DeferredSend:
-    # If Redis has another definition, the caller gets the error at the call. After the commit it could only be logged.
+    # If Redis has another definition, the caller gets the error at the call. After the commit it could only be reported.
     if producer is not None and not connections.is_agreed(topic):
         try:
             _agree(topic)

@@ -59,7 +59,8 @@ def drain(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
             'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
-    # A transaction of the test case is older than the call of the listener, so the call must not roll it back.
+    # A test may have opened its connections before they were noted. In these, a transaction that a listener leaves open
+    # would go unnoticed.
     open_transactions.record_opened_before()
     total = 0
     while True:

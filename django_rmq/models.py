@@ -79,7 +79,7 @@ class OutboxMessage(models.Model):
     type = models.CharField(max_length=16)
     """The type of the topic at the send, which says what ``score`` means."""
     act = models.CharField(max_length=6)
-    """send, ensure or remove."""
+    """send, ensure, remove or cancel."""
     identity = models.UUIDField(db_index=True)
     """A hash of topic, member and slot basis: what makes two rows those of the same message."""
     # A CRC-32 has no sign, so half of them exceed an IntegerField.

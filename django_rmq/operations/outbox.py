@@ -51,7 +51,7 @@ class OutboxRow:
     """The database and the primary key: ``default:12``."""
     topic: str
     act: str
-    """send, ensure or remove."""
+    """send, ensure, remove or cancel."""
     score: int
     """As given by the sender: ms to wait, a priority, or the due time."""
     sent_ms: int

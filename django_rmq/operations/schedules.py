@@ -193,7 +193,7 @@ def delete_schedule(context: OperationContext, name: str) -> str:
             % {"name": name[:100]}
         )
     context.broker.run(ticks.change_schedule(name, "removed", "1"))
-    # The settings lack the topic, so the stepper is told the name of the schedule instead.
+    # The settings lack the topic, so the stepper gets the name of the schedule.
     stepper.Stepper(context.broker, {}).settle(name)
     note = f"schedule {name}: {_described(record.schedule)}"
     record_outcomes(context, "delete", record.schedule.topic, {"deleted": 1}, note)

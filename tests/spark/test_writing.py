@@ -117,7 +117,7 @@ def test_what_a_write_cannot_use_is_told_on_the_driver(
 def test_texts_and_bytes_of_either_size_are_one_message(
     queue: MakeQueue, texts: pa.DataType, raws: pa.DataType
 ) -> None:
-    """Spark has large ones if it is told so, for all columns."""
+    """A setting of Spark makes all texts and bytes large."""
     topic = of_kind(queue, "keyed")
     topic.write_batch(batch_of(value=(raws, [b"1"]), key=(raws, [b"a"])))
     topic.write_batch(batch_of(value=(texts, ["1"]), key=(texts, ["b"])))

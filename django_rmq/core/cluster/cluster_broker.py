@@ -95,7 +95,7 @@ class NodeTrip:
         self._patience = cluster.patience if patience is None else patience
         self._departed: list[tuple[Node, Connection, list[RoutedCommand]]] = []
         self._in_haste = False
-        """Whether all commands to repeat were told where or how they run, so that they are repeated without a pause."""
+        """Whether a node has answered where or how each command to repeat runs, so that they are repeated without a pause."""
 
     def send(self) -> Self:
         """Send everything. ``receive`` repeats the commands that could not be sent."""

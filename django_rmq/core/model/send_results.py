@@ -109,8 +109,7 @@ class SendResult:
     @property
     def durable(self) -> bool:
         """Whether the message is in the queue and as durable as requested by ``replicas=`` and ``fsync=``."""
-        enough = (self.replicas or 0) >= self.wanted.replicas
-        return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
+        return self.ok and self.wanted.is_reached_by(self)
 
 
 WaitingCall = Callable[[], object]

@@ -26,7 +26,7 @@ from django_rmq.core.commands import ack, inspect, reslot
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.keys import check_slots
-from django_rmq.core.model.replies import Death, Entry, Handover, ReslotProgress
+from django_rmq.core.model.replies import Death, Entry, Handover, ReslotProgress, read_record
 from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.topic_registration import messages_held
@@ -73,7 +73,8 @@ class Reslotting:
             return source % self.topic.slots
         envelope = entry.envelope
         if state == "dead":
-            envelope = Death.parse(entry.record).envelope if entry.record else None
+            death = read_record(Death.parse, entry.record)
+            envelope = death.envelope if death else None
         basis = stored_basis(self.topic, entry.member, envelope)
         # The basis is not stored, or another program has put the message into a slot that does not follow from it.
         if basis is None or slot_of(basis, self.before) != source:

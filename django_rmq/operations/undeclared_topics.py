@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from django_rmq.core.commands import inspect, limits, operate, reslot
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.envelope import stored_basis
-from django_rmq.core.model.replies import Death, Entry
+from django_rmq.core.model.replies import Death, Entry, read_record
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
 from django_rmq.core.producer.producer import Producer
@@ -276,8 +276,8 @@ def _placed(
     """Return a message as ``target`` takes it, or None if its slot there cannot be computed."""
     envelope = entry.envelope
     # The body of a dead message is kept with its death: a live copy with the same key has another one.
-    if state == "dead" and entry.record:
-        envelope = Death.parse(entry.record).envelope
+    if state == "dead" and (death := read_record(Death.parse, entry.record)):
+        envelope = death.envelope
     basis = stored_basis(target, entry.member, envelope)
     if basis is None:
         return None

@@ -543,7 +543,19 @@ def _number_texts(column: pa.Array) -> pa.Array:
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], object] | None:
-    """Return what makes of a value of this type, as Arrow gives it, the value to write as JSON. None: it is that value."""
+    """Return what makes of a value of this type, as Arrow gives it, the value to write as JSON. None: it is that value.
+
+    Raises ``InvalidMessage`` for a type of which no value can be written.
+    """
+    if pa.types.is_timestamp(kind):
+        try:
+            pa.scalar(0, kind).as_py()
+        except (ValueError, KeyError):
+            # Java knows zones that Python does not, such as GMT+8 and PST.
+            raise InvalidMessage(
+                f"the time zone {kind.tz} is unknown: set spark.sql.session.timeZone to a name such as Asia/Shanghai, or "
+                "to an offset such as +08:00"
+            ) from None
     if pa.types.is_float32(kind):
         return _shortest_float
     if pa.types.is_map(kind):

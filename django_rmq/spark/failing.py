@@ -34,13 +34,14 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
     of which 1,024 bytes are kept. ``frame`` needs the columns ``slot`` and ``value`` as they were read; on keyed
     topics ``slot`` and ``key`` (``includeMetadata``).
 
-    Raises ``ConfigurationError`` without ``consumerId`` or these columns, ``ValueError`` if rows are not messages of
-    the batch, and ``LostRace`` if it is no longer the query's own: then its messages are delivered again anyway.
+    Raises ``ConfigurationError`` without these columns, or without the ``consumerId`` of a query; ``ValueError`` if
+    rows are not messages of the batch; and ``LostRace`` if it is no longer the query's own: then its messages are
+    delivered again anyway.
     """
     from pyspark.sql import functions as sql
 
     source = _options(options, "fail")
-    _, topic = reached(source)
+    _, topic = _reached(source)
     name = "key" if topic.keyed else "value"
     if missing := {"slot", name} - set(frame.columns):
         raise ConfigurationError(
@@ -78,13 +79,14 @@ def fail_batch(options: Mapping[str, str]) -> int:
     return: Spark records the batch, and the query goes on. Until then the batch reads as empty, so call it after
     the last use of the frame.
 
-    Raises ``ConfigurationError`` without ``consumerId``, and ``ServerUnavailable`` after ``patience`` seconds.
+    Raises ``ConfigurationError`` without the ``consumerId`` of a query, and ``ServerUnavailable`` after ``patience``
+    seconds.
     """
     source = _options(options, "fail_batch")
     consumer, patience = source.consumer, RetryPolicy(source.patience, f"topic {source.topic()}")
 
     def give_back() -> int:
-        broker, topic = reached(source)
+        broker, topic = _reached(source)
         slots = range(topic.slots)
         reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
         messages = 0
@@ -107,6 +109,20 @@ def _options(options: Mapping[str, str], who: str) -> SourceOptions:
             f"option consumerId is missing: {who} needs the one with which the stream was loaded"
         )
     return source_options
+
+
+def _reached(source: SourceOptions) -> tuple[Broker, Topic]:
+    """Return the broker and the topic. Raises ``ConfigurationError`` if no query has the name of the consumer.
+
+    Otherwise a batch that nobody has failed would be recorded, and acknowledged.
+    """
+    broker, topic = reached(source)
+    if broker.run(claims.driver_of_consumer(topic, source.consumer)) is None:
+        raise ConfigurationError(
+            f"no query consumes topic {topic.name} with consumerId {source.consumer}: give the one with which the stream "
+            "was loaded"
+        )
+    return broker, topic
 
 
 def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:

@@ -34,7 +34,7 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.envelope import content_of, raw_body
-from django_rmq.core.model.replies import Death, Entry, FailureRecord
+from django_rmq.core.model.replies import Death, Entry, FailureRecord, read_record
 from django_rmq.core.model.scores import is_retry, retries_left
 from django_rmq.core.model.topic import Definition, Topic, slot_counts
 from django_rmq.exceptions import ConfigurationError, SlotMoved
@@ -100,7 +100,7 @@ def entry_batch(
 ) -> pa.RecordBatch:
     """Return entries of a state as a batch; ``schema``: with the columns of ``includeMetadata``, or without them."""
     n = len(entries)
-    deaths = [Death.parse(entry.record) if entry.record else None for entry in entries if queue == "dead"]
+    deaths = [read_record(Death.parse, entry.record) for entry in entries if queue == "dead"]
     envelopes = (
         [death.envelope if death else None for death in deaths]
         if deaths
@@ -143,7 +143,7 @@ def _headers(topic: Topic, entry: Entry, envelope: bytes | None) -> list[tuple[s
 
 
 def _failure(queue: str, entry: Entry) -> FailureRecord | None:
-    return FailureRecord.parse(entry.record) if entry.record and queue != "prepare" else None
+    return None if queue == "prepare" else read_record(FailureRecord.parse, entry.record)
 
 
 def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:

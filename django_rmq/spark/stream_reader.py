@@ -448,6 +448,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint is that of a query on topic {named}, and option topic is {self._name}: "
                 "start with a new checkpoint"
             )
+        given = self._options.text("consumerId")
+        if given is not None and given != offset["consumer"]:
+            # Its claims would have one name, and ``fail_batch`` would look for another one.
+            raise ConfigurationError(
+                f"the checkpoint is that of consumerId {offset['consumer']}, and option consumerId is {given}: "
+                "give the one of the checkpoint, or start with a new checkpoint"
+            )
         if int(offset["slots"]) != self._topic.slots:
             raise SlotMoved(
                 f"topic {self._name} now has {self._topic.slots} slots, but the checkpoint was started "

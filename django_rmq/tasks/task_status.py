@@ -24,7 +24,14 @@ from django_rmq.core.commands import inspect, reslot, stored_results
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.envelope import decode_envelope
-from django_rmq.core.model.replies import CopyReply, Death, DescribeReply, cut_error, error_class
+from django_rmq.core.model.replies import (
+    CopyReply,
+    Death,
+    DescribeReply,
+    cut_error,
+    error_class,
+    read_record,
+)
 from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.tasks import Framework
@@ -260,7 +267,7 @@ def record_release(key: str) -> Call[str]:
 
 
 def _of_message(looked: DescribeReply, task: FoundTask | None) -> FoundTask | None:
-    death = Death.parse(looked.death) if looked.death is not None else None
+    death = read_record(Death.parse, looked.death)
     if task is None:
         raw = looked.delivered_envelope or looked.envelope or looked.claimed_envelope
         raw = raw or (death.envelope if death else None)

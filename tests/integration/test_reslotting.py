@@ -15,6 +15,7 @@ from django_rmq.core import reslotting
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Death, Failure
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
@@ -261,6 +262,21 @@ def test_what_a_stranger_put_where_nobody_can_tell_it_belongs_stays(broker: Any)
         b"no json",
         b'{"n":1}',
     }
+
+
+def test_the_dead_move_although_another_program_has_written_their_records(
+    redis_client: Any, prefix: str
+) -> None:
+    filled = Filled(Broker(redis_client, prefix), TopicType.PRIORITY, "body", None, slots=2)
+    members = [out.member for out in filled.send(*range(20))]
+    for slot in range(2):
+        filled.broker.bury(filled.topic, slot, members, "no")
+        records = slot_keys(prefix, filled.topic.name, slot).deaths
+        redis_client.hset(records, mapping=dict.fromkeys(redis_client.hkeys(records), b"x"))
+    assert filled.reslot(8).strays == 0
+    topic = replace(filled.topic, slots=8)
+    depths = [filled.broker.count(topic, slot).dead for slot in range(8)]
+    assert sum(depths) == 20 and sum(depths[2:]) > 0
 
 
 def test_another_re_slotting_has_to_end_before(broker: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -219,6 +219,15 @@ def test_a_map_whose_keys_are_no_text_is_refused() -> None:
     numbers = pa.array([[(1, 2)]], pa.map_(pa.int32(), pa.int32()))
     with pytest.raises(InvalidMessage, match="its keys must be text"):
         canonical_rows(pa.RecordBatch.from_arrays([numbers], ["a"]), ["a"])
+
+
+@pytest.mark.parametrize("wrap", [lambda at: at, pa.list_, lambda at: pa.map_(pa.string(), at)])
+def test_a_zone_that_java_alone_knows_is_named(wrap: Callable[[pa.DataType], pa.DataType]) -> None:
+    batch = pa.record_batch({"a": pa.nulls(1, wrap(pa.timestamp("us", "GMT+8")))})
+    with pytest.raises(
+        InvalidMessage, match=r"column a: the time zone GMT\+8 is unknown: set spark.sql.session"
+    ):
+        canonical_rows(batch, ["a"])
 
 
 def test_only_the_columns_that_are_named_enter_the_object() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core import reslotting
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.spark import reader
@@ -102,6 +103,21 @@ def test_scores_at_both_ends_of_what_there_is_are_read(queue: MakeQueue) -> None
     key = f"{topic.broker.prefix}{topic.topic.name}_0"
     topic.broker.client.zadd(key, {b"least": -math.inf, b"most": math.inf})
     assert read(topic) == [b"least", b"0000", b"0001", b"0002", b"most"]
+
+
+@pytest.mark.parametrize("record", [b"", b"x", b"failed 1 1 1 1 9", b"\xff 1 1 1 1 0 0\n"])
+def test_a_record_that_another_program_has_written_is_none(queue: MakeQueue, record: bytes) -> None:
+    topic = queue(slots=1, identity="key")
+    client, keys = topic.broker.client, slot_keys(topic.broker.prefix, topic.topic.name, 0)
+    for n, key in enumerate((keys.store, keys.retry, keys.dead)):
+        client.zadd(key, {f"k{n}": 100, "other": 100})
+    client.hset(keys.failures, mapping={"k0": record, "k1": record})
+    client.hset(keys.deaths, "k2", record)
+    given = {**topic.options, "includeMetadata": "true", "queues": "store,retry,dead"}
+    source = Reader(SourceOptions(given, READ, "spark.read"), METADATA)
+    rows = [row for task in source.partitions() for each in source.read(task) for row in each.to_pylist()]
+    assert {row["key"] for row in rows} == {b"k0", b"k1", b"k2", b"other"} and len(rows) == 6
+    assert {row["reason"] for row in rows} == {None}
 
 
 def test_a_place_is_behind_a_member_or_behind_a_score() -> None:

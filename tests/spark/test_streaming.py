@@ -418,8 +418,15 @@ def test_failing_a_batch_leaves_those_of_others_alone(queue: MakeQueue) -> None:
     topic = queue(slots=2)
     topic.send(list(range(10)))
     source, start, end = first_batch(topic, consumerId="one")
+    other = reader(topic, consumerId="two")
+    other.latestOffset(other.initialOffset(), ALL)
     assert fail_batch({**topic.options, "consumerId": "two"}) == 0
     assert rows(source, start, end).total() == 10
+    # A query would record a batch of which nothing was failed.
+    with pytest.raises(
+        ConfigurationError, match=r"no query consumes topic .* with consumerId three: give the one"
+    ):
+        fail_batch({**topic.options, "consumerId": "three"})
     with pytest.raises(ConfigurationError, match="consumerId is missing: fail_batch needs"):
         fail_batch(topic.options)
 
@@ -529,6 +536,25 @@ def test_a_checkpoint_of_another_topic_is_refused(begun: Any, queue: MakeQueue) 
     del end["topic"]
     assert reader(topic).latestOffset(end, ALL) == end
     assert topic.total("acked") == 10
+
+
+@pytest.mark.parametrize("first", [{}, {"consumerId": "one"}])
+def test_a_checkpoint_of_another_consumer_is_refused(queue: MakeQueue, first: dict[str, str]) -> None:
+    topic = queue()
+    topic.send([1, 2])
+    _, start, end = first_batch(topic, **first)
+    other = reader(topic, consumerId="two")
+    said = f"is that of consumerId {start['consumer']}, and option consumerId is two: give the one of the checkpoint"
+    with pytest.raises(ConfigurationError, match=said):
+        other.partitions(start, end)
+    with pytest.raises(ConfigurationError, match=said):
+        other.latestOffset(end, ALL)
+    assert topic.total("acked") == 0
+    # Its own name, or none, goes on.
+    for options in ({}, {"consumerId": start["consumer"]}):
+        again = reader(topic, **options)
+        assert rows(again, start, end).total() == 2
+    assert again.latestOffset(end, ALL) == end and topic.total("acked") == 2
 
 
 @pytest.mark.parametrize("left_over", [True, False])

@@ -184,6 +184,12 @@ class WriteColumns:
             if name in self.options or name in ("value", "topic", "envelope"):
                 _check_type(name, types[name], what)
 
+    def topics(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the column with the topic of each row, as bytes."""
+        return batch.column([self._ours.get(name) for name in batch.schema.names].index("topic")).cast(
+            pa.binary()
+        )
+
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows with our names for their columns, and whole numbers in place of decimals without fraction.
 

@@ -262,9 +262,10 @@ class PartitionSend:
         if self._topic is not None:
             yield self._topic.name, batch
             return
-        topics = pc.fill_null(self.columns.named(batch).column("topic").cast(pa.string()), "")
+        topics = pc.fill_null(self.columns.topics(batch), b"")
         for name in pc.unique(topics).to_pylist():
-            yield name, batch.filter(pc.equal(topics, name))
+            # Text that is not UTF-8 names no topic, and is refused as any other unknown name.
+            yield name.decode(errors="replace"), batch.filter(pc.equal(topics, name))
 
     def _target(self, broker: Broker, producer: Producer, name: str) -> Target:
         obstacle, topic = "", self._topic

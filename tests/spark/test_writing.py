@@ -370,6 +370,25 @@ def test_each_row_may_name_its_topic(queue: MakeQueue, tmp_path: Path) -> None:
     assert why["5"] == "column key is null" and "takes no column priority" in why["6"]
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_topic_or_a_priority_that_nobody_can_read_is_refused_in_its_row(
+    queue: MakeQueue, tmp_path: Path, wide: bool
+) -> None:
+    topic, other = queue(), queue()
+    good, names = topic.topic.name.encode(), pa.large_binary() if wide else pa.binary()
+    priorities = [Decimal(40), Decimal(40), Decimal(10**30), Decimal(40)]
+    batch = batch_of(
+        value=(pa.string(), list("0123")),
+        Topic=(names, [good, b"\xff", good, other.topic.name.encode()]),
+        priority=(pa.decimal128(38, 0), priorities),
+    )
+    counts = topic.write_batch(batch, topic="", badRows=str(tmp_path))
+    assert counts == {"stored": 2, "left out": 2}
+    assert (topic.scores(), other.scores()) == ({"0": 40}, {"3": 40})
+    why = {row["value"]: row["refused"] for row in refused_in(tmp_path)}
+    assert "\ufffd is not registered" in why["1"] and why["2"].startswith("column priority: ")
+
+
 def test_a_stream_names_the_files_of_its_bad_rows_by_query_and_batch(
     spark: Any, queue: MakeQueue, tmp_path: Path
 ) -> None:

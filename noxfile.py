@@ -42,7 +42,7 @@ OF_PIPELINES = ("django", "django-redis", "djangorestframework", "kazoo")
 """What it gets for the pipelines."""
 
 WAYS = ("batch_read", "batch_write", "stream_write", "stream_read")
-PIPELINES = ("ingest", "report", "deaths", "keep", "archive", "replay", "consume")
+PIPELINES = ("ingest", "report", "keep", "archive", "replay", "consume")
 
 TESTS = ("-m", "not slow and not proof", "tests/unit", "tests/contract", "tests/integration")
 

@@ -64,7 +64,7 @@ def in_milliseconds(batch: pa.RecordBatch, options: Collection[str], now_ms: int
 
 
 def instants_ms(column: pa.Array) -> pa.Array:
-    """Return timestamps in ms, rounded up; those without a zone are in UTC, as in Arrow."""
+    """Return timestamps in ms, rounded up."""
     us = column.cast(pa.timestamp("us")).cast(pa.int64())
     # Division rounds towards 0, so instants before 1970 come out too late; they are invalid in any case.
     return pc.divide(pc.add(us, 999), 1000)
@@ -105,13 +105,16 @@ WITH_KEYS = frozenset(["key", "headers", "expires", "max_retries", "timeout"])
 _WHOLE = frozenset(["byte", "short", "integer", "long", "decimal", "void"])
 _DURATION = _WHOLE | {"float", "double", "daytimeinterval", "string", "char", "varchar"}
 _SECONDS = "seconds, an interval such as interval '90' second, or text such as 15m"
-_INSTANT = frozenset(["timestamp", "timestamp_ntz", "void"])
+_INSTANT = frozenset(["timestamp", "void"])
 _TEXT = frozenset(["string", "char", "varchar", "binary", "void"])
 _TYPES = {
     "priority": (_WHOLE, "a whole number, such as cast(priority as bigint)"),
     "max_retries": (_WHOLE, "a whole number, such as cast(max_retries as int)"),
-    "fixed_time": (_INSTANT, "a timestamp, such as timestamp_millis(fixed_time)"),
-    "expires": (_INSTANT, "a timestamp, such as timestamp_millis(expires)"),
+    **{
+        # A timestamp without a zone is refused, as every other send refuses a naive datetime.
+        name: (_INSTANT, f"a timestamp, such as timestamp_millis({name}) or cast({name} as timestamp)")
+        for name in INSTANTS
+    },
     "time_range": (_DURATION, _SECONDS),
     "delay": (_DURATION, _SECONDS),
     "timeout": (_DURATION, _SECONDS),
@@ -123,7 +126,7 @@ _TYPES = {
 }
 """Column -> the names of Spark's types that it may have, and what is said of others."""
 
-_IN_JSON = (_TEXT - {"binary"}) | _WHOLE | _DURATION | _INSTANT | {"boolean", "date", "time"}
+_IN_JSON = (_TEXT - {"binary"}) | _WHOLE | _DURATION | _INSTANT | {"boolean", "date", "time", "timestamp_ntz"}
 """The names of Spark's types whose values JSON can represent, beside lists, objects and maps."""
 
 _SHORT_TYPES = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}

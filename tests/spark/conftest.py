@@ -160,6 +160,7 @@ TYPES: dict[str, DataType] = {
     "binary": types.BinaryType(),
     "date": types.DateType(),
     "timestamp": types.TimestampType(),
+    "naive": types.TimestampNTZType(),
     "variant": types.VariantType(),
     "decimal": types.DecimalType(10, 2),
     "interval": types.YearMonthIntervalType(),

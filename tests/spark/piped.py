@@ -73,9 +73,10 @@ class Project:
         run("consume", "notes", "--parquet", self.folder / "out", *arguments)
         return rows(self.folder / "out")
 
-    def deaths(self) -> int:
+    def keep(self) -> int:
         from django_rmq import send_messages
         from django_rmq.core.commands import inspect, operate
+        from django_rmq.spark.pipelines.archive import YOUNGEST_MS
 
         send_messages("old", list(range(DEAD)), priority=100)
         broker, topic = reached("old")
@@ -84,11 +85,6 @@ class Project:
                 entry.member for entry in broker.run(inspect.list_messages(topic, slot, "store")).entries
             ]
             broker.run(operate.bury(topic, slot, names, "by hand"))
-        return int(json.loads(run("deaths", "old", "--json"))[0]["messages"])
-
-    def keep(self) -> int:
-        from django_rmq.spark.pipelines.archive import YOUNGEST_MS
-
         time.sleep(YOUNGEST_MS / 1000)
         run("archive", self.folder / "kept", "old", "--keep")
         return rows(self.folder / "kept")
@@ -123,7 +119,7 @@ def main(folder: Path) -> None:
     project = Project(folder)
     told: dict[str, Any] = {"pyspark": pyspark.__version__}
     each: tuple[Callable[[], int], ...] = (
-        *(project.ingest, project.report, project.consume, project.deaths),
+        *(project.ingest, project.report, project.consume),
         *(project.keep, project.archive, project.replay),
     )
     for one in each:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from django.test import override_settings
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
+from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
+from django_rmq.spark.pipelines.pipeline import connection_options
 from tests.spark.conftest import TOPICS, Run, Start, bury, run_pipeline, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.servers import RedisCluster
@@ -105,6 +107,18 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     told = run("archive", out)
     assert "events: 1 deleted" in told and "007: 5 deleted" in told
     assert len(archived(spark, out)) == 75 and dead(broker, "007") == 0
+
+
+def test_what_another_program_has_put_into_dead_stays_and_hinders_nothing(
+    run: Run, broker: Broker, tmp_path: Path, past: None
+) -> None:
+    send_messages("events", list(range(3)), priority=70)
+    assert bury(broker, "events") == 3
+    key = slot_keys(broker.prefix, "events", 0).dead
+    broker.client.zadd(key, {"a": -7, "b": -math.inf, "c": 1e300})
+    assert json.loads(run("report", "events", "--json"))["events"]["backlog"]["dead"] == 6
+    assert "events: 3 deleted" in run("archive", tmp_path / "archive")
+    assert dead(broker, "events") == 3
 
 
 def test_fifo_messages_are_archived_and_come_back_with_and_without_a_key(
@@ -205,16 +219,11 @@ def test_a_report_counts_what_is_there(run: Run, broker: Broker) -> None:
 PAGE = Path(__file__).parents[2] / "docs/how-to/spark-pipelines.md"
 
 
-def rows_in(printed: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(printed[printed.index("[") : printed.rindex("]") + 1])
-    return found
-
-
-def reject(broker: Broker, name: str, worker: str, error: str) -> int:
+def reject(broker: Broker, name: str, error: str) -> int:
     """Let a worker take all that waits, and reject it; return how many there were."""
     rejected = 0
     for slot in range(topic(name).slots):
-        taken = broker.prepare(topic(name), slot, worker, None, 100)
+        taken = broker.prepare(topic(name), slot, "A", None, 100)
         if taken.deliveries:
             failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
             broker.rollback(topic(name), slot, taken.receipt, failures)
@@ -222,42 +231,25 @@ def reject(broker: Broker, name: str, worker: str, error: str) -> int:
     return rejected
 
 
-def test_the_dead_are_counted_by_cause_hour_and_worker(run: Run, broker: Broker, tmp_path: Path) -> None:
-    send_messages("kept", list(range(12)), priority=40)
-    assert reject(broker, "kept", "shop-1:7", "shop.Down: no answer\nfrom there") == 12
-    send_messages("kept", list(range(100, 105)), priority=40)
-    assert reject(broker, "kept", "shop-2:9", "shop.Bad: 1") == 5
+def test_the_recipe_for_causes_counts_the_dead_and_those_of_an_archive(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
+) -> None:
+    send_messages("events", list(range(12)), priority=40)
+    assert reject(broker, "events", "shop.Down: no answer\nfrom there") == 12
     send_messages("events", list(range(4)), priority=40)
     assert bury(broker, "events", "by hand") == 4
+    (recipe,) = re.findall(r"(cause = .*?)```", PAGE.read_text(), re.DOTALL)
+    wanted = {("events", "rejected shop.Down", 8), ("events", "buried by hand", 4)}
 
-    by_cause = rows_in(run("deaths", "--json"))
-    assert by_cause == [
-        {"topic": "kept", "cause": "rejected shop.Down", "messages": 12},
-        {"topic": "kept", "cause": "rejected shop.Bad", "messages": 5},
-        {"topic": "events", "cause": "buried by hand", "messages": 4},
-    ]
-    by_worker = rows_in(run("deaths", "kept", "events", "--by", "worker,topic", "--json"))
-    assert [tuple(row.values()) for row in by_worker] == [
-        ("shop-1:7", "kept", 12),
-        ("shop-2:9", "kept", 5),
-        ("unknown", "events", 4),
-    ]
-    hours = rows_in(run("deaths", "--by", "hour,day", "--json"))
-    assert sum(row["messages"] for row in hours) == 21 and all(
-        row["hour"].startswith(row["day"]) and row["hour"].endswith(":00") for row in hours
-    )
-    lines = run("deaths", "--where", "body < 3 and reason = 'rejected'", "--top", 1).splitlines()
-    assert lines == ["topic  cause               messages", "kept   rejected shop.Down         3"]
-    assert "--by must be among" in run("deaths", "--by", "cause,colour", code=2)
+    def count(dead: Any) -> set[tuple[Any, ...]]:
+        names = {"dead": dead}
+        exec(recipe, names)
+        return {(row.topic, row.cause, row["count"]) for row in names["by_cause"].collect() if row.hour}
 
-    time.sleep(1.1)  # what has just died is not archived yet
-    run("archive", tmp_path / "archive")
-    assert run("deaths", "--json").strip() == "[]"
-    kept = ("deaths", "--archive", tmp_path / "archive")
-    assert rows_in(run(*kept, "--json")) == by_cause
-    assert rows_in(run(*kept, "events", "--json")) == by_cause[2:]
-    assert "leave out --by worker" in run(*kept, "--by", "worker", code=2)
-    assert "does not hold an archive" in run("deaths", "--archive", tmp_path / "none", code=2)
+    options = {**connection_options(), "topic": "events", "queues": "dead", "includeMetadata": "true"}
+    assert count(spark.read.format("rmq").options(**options).load()) == wanted
+    run("archive", tmp_path / "archive", "events", "--keep")
+    assert count(spark.read.parquet(str(tmp_path / "archive"))) == wanted
 
 
 def test_the_recipe_for_lateness_reads_what_consume_has_written(

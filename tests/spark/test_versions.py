@@ -119,7 +119,7 @@ def test_an_older_pyspark_is_named(lacks: str, needs: str, said: str) -> None:
 
 WORKS = {
     **dict.fromkeys(("ingest", "report", "consume"), 20),
-    **dict.fromkeys(("deaths", "keep", "archive", "replay"), 6),
+    **dict.fromkeys(("keep", "archive", "replay"), 6),
 }
 """Pipeline -> the number that it leaves in Redis or in files, or prints. ``keep`` is ``archive --keep``."""
 

@@ -71,6 +71,8 @@ def batch_of(**columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
         ("time", "value fixed_time:long", {}, "fixed_time has the type bigint, it must be a timestamp"),
         ("time", "value fixed_time", {}, "fixed_time has the type string, it must be a timestamp"),
         ("time", "value fixed_time:date", {}, "such as timestamp_millis(fixed_time)"),
+        ("time", "value fixed_time:naive", {}, "timestamp_ntz, it must be a timestamp, such as"),
+        ("keyed", "value key expires:naive", {}, "such as timestamp_millis(expires) or cast(expires as"),
         ("time", "value", {}, "a write needs the column fixed_time"),
         *(
             (

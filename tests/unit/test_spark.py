@@ -25,7 +25,7 @@ def settings(**redis: Any) -> Any:
 def test_without_a_name_the_pipelines_are_listed() -> None:
     output = io.StringIO()
     call_command("runrmqpipeline", stdout=output)
-    assert {"archive", "consume", "deaths", "ingest", "replay", "report"} <= {
+    assert {"archive", "consume", "ingest", "replay", "report"} <= {
         line.split()[0] for line in output.getvalue().splitlines()
     }
 

@@ -58,7 +58,8 @@ class Archive(Pipeline):
         topics = options["topics"] or list(get_config().topics)
         slots = {name: context.topic(name).slots for name in topics}
         up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
-        dead = context.read(*topics, queues="dead", includeMetadata=True, maxScore=up_to)
+        # What another program has put into Dead with another score has no time of death, and stays.
+        dead = context.read(*topics, queues="dead", includeMetadata=True, minScore=0, maxScore=up_to)
         columns = archived_columns(dead, slots)
         if options["where"]:
             columns = (

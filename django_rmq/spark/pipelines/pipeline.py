@@ -381,7 +381,7 @@ def _texts(options: Mapping[str, object]) -> dict[str, str]:
 MODULE = "pipelines"
 """The name of the modules in which apps define their pipelines."""
 
-BUILT_IN = ("archive", "consume", "ingest", "topic_reports")
+BUILT_IN = ("archive", "consume", "ingest", "report")
 """The modules of the built-in pipelines."""
 
 Options = dict[str, Any]

@@ -243,12 +243,9 @@ class Drift(NamedTuple):
     live: int
     dead: int
     deliveries: int
-    sends: int
-    claims: int = 0
+    claims: int
 
 
 def drift(slot: Slot) -> Drift:
     ledger = slot.audit_ledger()
-    return Drift(
-        ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.send_drift, ledger.claim_drift
-    )
+    return Drift(ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.claim_drift)

@@ -52,7 +52,7 @@ def test_a_send_is_one_member_of_store_with_due_time_or_priority(
     slot.send(b'{"sku":1}', score=60_000 if kind is TopicType.RANGE_MERGE else score)
     dump = slot.snapshot()
     assert dump[slot.keys.store] == {b'{"sku":1}': score}
-    assert dump[key(slot, "stats_{K}")] == {b"sent": b"1", b"stored": b"1"}
+    assert dump[key(slot, "stats_{K}")] == {b"stored": b"1"}
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -76,7 +76,7 @@ def test_the_keys_and_values_of_a_whole_life(
     slot.take_one("owner-1")
     taken = {**control, b"owner": b"owner-1", b"deliveries": b"1800000001500001"}
     taken |= {b"marked": b"1800000001500001"} if envelope else {}  # it has to be committed by name
-    stats = {b"sent": b"1", b"stored": b"1", b"prepared": b"1"}
+    stats = {b"stored": b"1", b"prepared": b"1"}
     assert slot.snapshot() == {
         **({slot.keys.prepare_body: {b"m": envelope}} if envelope else {}),
         key(slot, "prepare_{K}"): {b"m": 1_800_000_001_001},

@@ -163,7 +163,6 @@ def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: Ma
     assert ledger.dead_drift == 1, "it came into Dead without having died here"
     slot.keyspace.hset(slot.keys.stats, b"died", b"1")
     slot.keyspace.hset(slot.keys.stats, b"stored", b"1")
-    slot.keyspace.hset(slot.keys.stats, b"sent", b"1")
 
 
 # --- reschedule and purge

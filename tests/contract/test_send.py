@@ -218,7 +218,7 @@ def test_it_leaves_in_each_slot_what_a_send_leaves(make_slot: MakeSlot) -> None:
         assert slot.zset("store") == {member: due}
         other.send_merge(500, [member])
         assert slot.hash("control") == other.hash("control") == {b"slots": b"4"}
-        assert slot.hash("stats") == {b"sent": b"1", b"stored": b"1"}
+        assert slot.hash("stats") == {b"stored": b"1"}
 
 
 def test_a_copy_that_waits_keeps_its_time(make_slot: MakeSlot) -> None:
@@ -227,7 +227,7 @@ def test_a_copy_that_waits_keeps_its_time(make_slot: MakeSlot) -> None:
     one.send_merge(500, [b"a"])
     assert scatter(one, b"a", b"a", range_ms=900) == [Sent("merged", first), Sent("stored", first + 400)]
     assert one.zset("store") == {b"a": first}
-    assert other.hash("stats") == {b"sent": b"1", b"stored": b"1"}
+    assert other.hash("stats") == {b"stored": b"1"}
 
 
 def test_each_slot_wakes_its_own_sleeper_if_that_sleeps_longer(make_slot: MakeSlot) -> None:
@@ -407,3 +407,13 @@ def test_others_keep_the_time_of_the_first_send(make_slot: MakeSlot, clock: Cloc
     clock.advance(0.5)
     slot.send(b"a", score=1_000)
     assert due(slot) == first
+
+
+def test_what_was_sent_is_the_sum_of_what_sends_became(make_slot: MakeSlot) -> None:
+    one, other = slots(make_slot, 2)
+    one.send_merge(500, [b"a", b"b"])
+    assert scatter(one, b"a", b"c", range_ms=900)[0].status == "merged"
+    ledgers = [slot.audit_ledger() for slot in (one, other)]
+    assert [(ledger["sent"], ledger["stored"], ledger["merged"]) for ledger in ledgers] == [(3, 2, 1), (1, 1, 0)]
+    sample = one.broker.sample(one.topic, [0, 1])
+    assert (sample.counters["sent"], sample.counters["merged"]) == (4, 1)

@@ -149,7 +149,7 @@ def test_counters_that_are_no_numbers_are_missing_of_their_topic_alone(
     broker: Broker, look: Callable[[], dict[str, str]], prefix: str, value: bytes
 ) -> None:
     spoilt = broker.client
-    spoilt.hset(slot_keys(prefix, "spoilt", 0).stats, mapping={"sent": value, b"\xff": value})
+    spoilt.hset(slot_keys(prefix, "spoilt", 0).stats, mapping={"stored": value, b"\xff": value})
     spoilt.hset(times_key(prefix, "spoilt"), mapping={"late0": value, "took": value, "took3": value})
     spoilt.hset(limits_key(prefix, "spoilt"), mapping={"empty": value, "worker:x": value})
     found = look()

@@ -144,9 +144,9 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(
 
 
 def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
-    broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
+    broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "stored", "x")
     with pytest.raises(
-        WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
+        WrongType, match=r"^field 'stored' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
     ):
         broker.audit_ledger(TOPIC, 3)
     pipeline = broker.pipeline()

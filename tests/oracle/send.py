@@ -212,7 +212,7 @@ def push(
     keyspace[keys.prepare] = slot.prepare = SortedSet({member: slot.now_s * 1000.0 + slot.max_retries})
     keyspace[keys.inflight] = Hash({member: InFlight(receipt, float(score)).encode()})
     control[b"deliveries"] = b"%d" % receipt
-    for counter in ("sent", "stored", "prepared"):
+    for counter in ("stored", "prepared"):
         slot.count(counter)
     return [Sent("stored", float(score))]
 
@@ -289,7 +289,6 @@ def place(
             earliest = min(earliest, slot.store[member])
         if envelope is not None:
             slot.body[member] = envelope
-        slot.count("sent")
         sent.append(Sent(word, slot.store.get(member, math.nan)))
     note_sent(slot, earliest)
     return sent
@@ -368,7 +367,6 @@ def _insert(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> Coun
         counts["stored" if is_new else "merged" if merges else "replaced"] += 1
         if is_new or not merges:
             slot.store[member] = float(score)
-    slot.count("sent", len(members))
     for word, by in counts.items():
         slot.count(word, by)
     note_sent(slot, min(scores) if counts["stored"] or not merges else math.inf)

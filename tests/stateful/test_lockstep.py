@@ -1338,7 +1338,7 @@ class Lockstep(RuleBasedStateMachine):
         waits = store.keys() | retry.keys()
         live = waits | prepare.keys()
         self.require("INV-3", ledger.live_drift == self.strangers, ledger, self.strangers)
-        drifts = (ledger.dead_drift, ledger.delivery_drift, ledger.claim_drift, ledger.send_drift)
+        drifts = (ledger.dead_drift, ledger.delivery_drift, ledger.claim_drift)
         self.require("INV-4", not any(drifts), ledger)
         claim, claimants = self.zset("claim"), self.zset("claimants")
         self.require("INV-5", bool(claim) == bool(claimants) and len(claimants) <= 1, claim, claimants)

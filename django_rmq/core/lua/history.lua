@@ -14,16 +14,18 @@
 -- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
 -- ARGV[3] now
 --
--- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
+-- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty,
+--          {what was sent, then the sums of the counters named below},
 --          earliest ms since when Store of a priority topic has not been empty, or empty}
 
 if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 -- include: _basics.now
 -- include: inspect.overdue
-local place = {}
-for j, name in ipairs({ 'sent', 'merged', 'replaced', 'prepared', 'committed', 'acked', 'failed', 'expired', 'rejected', 'died',
+-- What was sent has been stored, or met a message: no counter of its own says how much it was.
+local place = { stored = 1 }
+for j, name in ipairs({ 'merged', 'replaced', 'prepared', 'committed', 'acked', 'failed', 'expired', 'rejected', 'died',
   'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced', 'revived', 'replay_merged', 'cancelled', 'overran' }) do
-  place[name] = j
+  place[name] = j + 1
 end
 local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -73,7 +75,9 @@ for i = 1, #slots_keys, 9 do
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
     for j = 1, #counters, 2 do
       local at = place[counters[j]]
-      if at then sums[at] = sums[at] + (tonumber(counters[j + 1]) or 0) end
+      local value = at and tonumber(counters[j + 1]) or 0
+      if at and at > 1 then sums[at] = sums[at] + value end
+      if at and at <= 3 then sums[1] = sums[1] + value end
     end
   end
 end

@@ -33,7 +33,6 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
   end
   -- ZADD counts the added members: fewer than n means that this call names a member twice.
   if clean and redis.call('ZADD', store, unpack(flat)) == n then
-    count('sent', n)
     count('stored', n)
   else
     clean, flat, words, kept = false, {}, {}, {}
@@ -70,7 +69,6 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
       words[i], kept[i] = word, word ~= 'refused' and (set and rows[i * 2 - 1] or existing) or ''
       earlier[member] = word == 'refused' and word or kept[i]
       count(word)
-      if word ~= 'refused' and word ~= 'present' then count('sent') end
       if word == 'superseded' then
         count('stored')
         if retried then count('dropped') end

@@ -45,10 +45,8 @@ if step == 'end' then
     keep_counts()
     return { 'declined' }
   end
-  local sent = math.max(n, added)
-  count('sent', sent)
   count('stored', added)
-  count(topic_type == 'range_merge' and 'merged' or 'replaced', sent - added)
+  count(topic_type == 'range_merge' and 'merged' or 'replaced', math.max(n, added) - added)
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end -- rule: insert_notes_no_slots
   -- rule: insert_wakes_nobody
   if added > 0 or topic_type ~= 'range_merge' then wake(topic_type == 'priority' and 0 or lowest) end
@@ -137,7 +135,5 @@ end
 
 -- Count the new messages of an insertion whose last step has failed.
 local function end_insertion()
-  local added = restored() or 0
-  count('sent', added)
-  count('stored', added)
+  count('stored', restored() or 0)
 end

@@ -347,7 +347,6 @@ if inbox and alone and backlog == 0 and not envelope and due <= now_ms and known
         redis.call('HSET', inflight, alone, ticket .. score)
         redis.call('ZADD', prepare, now_s * 1000 + retries, alone)
         redis.call('HSET', control, 'deliveries', receipt, unpack(note and { note, noted } or {}))
-        redis.pcall('HINCRBY', stats, 'sent', '1')
         redis.pcall('HINCRBY', stats, 'stored', '1')
         return at
       end
@@ -388,8 +387,7 @@ if alone and backlog == 0 and not known.err and (known[1] or slots) == slots the
       if note then redis.call('HSET', control, note, noted) end -- rule: alone_notes_nothing
       if not known[1] then redis.pcall('HSET', control, 'slots', slots) end -- rule: alone_notes_no_slots
       if word ~= 'merged' then wake(due) end -- rule: alone_wakes_nobody
-      redis.pcall('HINCRBY', stats, 'sent', '1')
-      redis.pcall('HINCRBY', stats, word, '1') -- rule: alone_counts_half
+      redis.pcall('HINCRBY', stats, word, '1') -- rule: alone_counts_nothing
       return answer
     end
   end

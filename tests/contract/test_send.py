@@ -414,6 +414,9 @@ def test_what_was_sent_is_the_sum_of_what_sends_became(make_slot: MakeSlot) -> N
     one.send_merge(500, [b"a", b"b"])
     assert scatter(one, b"a", b"c", range_ms=900)[0].status == "merged"
     ledgers = [slot.audit_ledger() for slot in (one, other)]
-    assert [(ledger["sent"], ledger["stored"], ledger["merged"]) for ledger in ledgers] == [(3, 2, 1), (1, 1, 0)]
+    assert [(ledger["sent"], ledger["stored"], ledger["merged"]) for ledger in ledgers] == [
+        (3, 2, 1),
+        (1, 1, 0),
+    ]
     sample = one.broker.sample(one.topic, [0, 1])
     assert (sample.counters["sent"], sample.counters["merged"]) == (4, 1)

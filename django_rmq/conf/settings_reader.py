@@ -226,7 +226,8 @@ RMQ_KEYS = (
     "ZOOKEEPER",
 )
 
-_config: Config | None = None
+_configs: list[Config] = []
+"""The configuration, once it was read. If settings change, an empty list takes its place."""
 
 _of_schedules: frozenset[str] = frozenset()
 """The topics that schedules of ``@schedule`` have in their own names. The settings need not declare them."""
@@ -295,18 +296,19 @@ def _check_topics_of_admin(problems: Problems, values: Mapping[str, Any]) -> Non
 
 def get_config() -> Config:
     """Return the configuration, read once. Raises ``ConfigurationError`` with all problems."""
-    global _config  # noqa: PLW0603 - one per process, like the settings it comes from
-    # Another thread may reset ``_config`` between the check and the return, but not this variable.
-    config = _config
-    if config is None:
+    # Another thread may replace the list between the check and the return, but not this variable.
+    configs = _configs
+    if not configs:
         config, problems = read_settings()
         if config is None:
             raise ConfigurationError(
                 "the setting RMQ is not valid:\n"
                 + "\n".join(f"  {problem.id}: {problem.message}" for problem in problems)
             )
-        _config = config
-    return config
+        # Two threads may read the settings at the same time, and both use the configuration that was added first. There is no
+        # lock: one that another thread held during a fork would never be released in the child process.
+        configs.append(config)
+    return configs[0]
 
 
 def with_unwritten_identity(config: Config) -> list[str]:
@@ -324,15 +326,16 @@ def with_unwritten_identity(config: Config) -> list[str]:
 
 def set_schedule_topics(names: Iterable[str]) -> None:
     """Set the schedules that have a topic in their own name, in place of those of the last call."""
-    global _of_schedules, _config  # noqa: PLW0603
+    global _of_schedules, _configs  # noqa: PLW0603
     before, _of_schedules = _of_schedules, frozenset(names)
-    # A topic is no longer wanted, as after a reload, so the settings are read again at the next use.
-    if before - _of_schedules:
-        _config = None
-    elif _config is not None and _of_schedules - _config.topics.keys():
+    # A topic is no longer wanted, as after a reload, so the settings are read again at the next use. So they are if another
+    # thread is reading them now, perhaps without these topics.
+    if before - _of_schedules or not _configs:
+        _configs = []
+    elif _of_schedules - (config := _configs[0]).topics.keys():
         # The object stays the same, because a broker in memory, and its messages, last as long as the configuration.
-        topics = with_schedule_topics(Problems(), settings.RMQ, _config.topics, _of_schedules)
-        object.__setattr__(_config, "topics", topics)
+        topics = with_schedule_topics(Problems(), settings.RMQ, config.topics, _of_schedules)
+        object.__setattr__(config, "topics", topics)
 
 
 def is_debug() -> bool:
@@ -341,9 +344,9 @@ def is_debug() -> bool:
 
 
 def _forget(*, setting: str, **_: object) -> None:
-    global _config  # noqa: PLW0603
+    global _configs  # noqa: PLW0603 - one per process, like the settings it comes from
     if setting in ("RMQ", "TASKS", "TIME_ZONE", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
-        _config = None
+        _configs = []
 
 
 # Django sends this signal when a test overrides settings.

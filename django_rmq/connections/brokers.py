@@ -152,25 +152,27 @@ class ProcessState:
     """The last answer of ZooKeeper, and until when (monotonic) it is used."""
 
 
-_built: ProcessState | None = None
+_states: dict[tuple[int, ...], ProcessState] = {}
+"""The state of this process, by the ids of what it was made for; see ``current``."""
+
 _replacement: Broker | None = None
 
 
 def current() -> ProcessState:
     """Return the state of this process for the current settings; make a new one after a change or a fork."""
-    global _built  # noqa: PLW0603 - one per process
-    config, built, pid = get_config(), _built, os.getpid()
+    config, pid = get_config(), os.getpid()
     test = running_test() if config.broker == "memory" and _replacement is None else None
-    # A child process must not use the sockets of its parent, and other settings may name another server.
-    if (
-        built is None
-        or built.config is not config
-        or built.pid != pid
-        or built.replacement is not _replacement
-        or built.test is not test
-    ):
-        built = _built = ProcessState(config, pid, _replacement, test)
-    return built
+    # A child process must not use the sockets of its parent, and other settings may name another server. A state keeps its
+    # objects alive, so no others have their ids.
+    made_for = (id(config), pid, id(_replacement), id(test))
+    state = _states.get(made_for)
+    if state is None:
+        # Two threads may make a state at the same time, and both use the one that was stored first.
+        state = _states.setdefault(made_for, ProcessState(config, pid, _replacement, test))
+        for other in list(_states):
+            if other != made_for:
+                _states.pop(other, None)
+    return state
 
 
 def get_broker(purpose: Purpose = "web") -> Broker:
@@ -272,20 +274,21 @@ def _published_id(topic: str, slot: int, member: bytes) -> str:
 
 def close() -> None:
     """Close this process's connections; the next use opens new ones. Call this before a fork."""
-    global _built
-    built, _built = _built, None
-    for stream in built.events if built is not None else ():
-        stream.close()
-    # The child of a fork has copies of its parent's sockets, and leaves them to the parent.
-    for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
-        broker.close()
+    states = list(_states.values())
+    _states.clear()
+    for state in states:
+        for stream in state.events:
+            stream.close()
+        # The child of a fork has copies of its parent's sockets, and leaves them to the parent.
+        for broker in state.brokers.values() if state.pid == os.getpid() else ():
+            broker.close()
 
 
 def begin_test() -> None:
     """Clear the settings' broker in memory, if there is one, so that a test begins with nothing."""
-    global _built  # noqa: PLW0603 - one per process
-    if _built is not None and _built.config.broker == "memory":
-        _built = None
+    for made_for, state in list(_states.items()):
+        if state.config.broker == "memory":
+            _states.pop(made_for, None)
 
 
 def in_memory() -> bool:

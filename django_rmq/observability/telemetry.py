@@ -97,10 +97,10 @@ def error_type(error: BaseException) -> str:
 def _server_attributes() -> dict[str, str | int]:
     """Return the address of Redis in the settings. Behind Sentinels it has none, because the primary may change."""
     global _server  # noqa: PLW0603 - read once per configuration
-    config = get_config()
-    if _server is None or _server[0] is not config:
-        _server = config, _read_server(config)
-    return _server[1]
+    config, server = get_config(), _server
+    if server is None or server[0] is not config:
+        server = _server = config, _read_server(config)
+    return server[1]
 
 
 def _read_server(config: Config) -> dict[str, str | int]:

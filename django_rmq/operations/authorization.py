@@ -197,9 +197,10 @@ def known_settings() -> Config:
     global _discovered_for  # noqa: PLW0603 - tests have several settings
     config = get_config()
     if _discovered_for is not config:
-        _discovered_for = config
         with suppress(ConfigurationError):
             listener_registry.discover()
+        # Before, another thread would go on without the topics of the modules that this one still imports.
+        _discovered_for = config
     return config
 
 

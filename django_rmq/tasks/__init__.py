@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from django_rmq.tasks.backend import backend_of
 
-    backend = globals()[name] = backend_of(framework(PACKAGE if name == "PackageBackend" else ""))
-    return backend
+    # Two threads may make a class at the same time, and both use the one that was stored first: receivers of signals name it.
+    return globals().setdefault(name, backend_of(framework(PACKAGE if name == "PackageBackend" else "")))
 
 
 __all__ = ["RMQBackend"]

@@ -1,7 +1,7 @@
 """Copies of a worker: processes that a listener has forked, by itself or through ``multiprocessing``.
 
-A copy ends when the listener returns in it, because it would process the batch again, and it does not keep the worker's
-signal handlers.
+A copy ends when the listener returns in it, because it would process the batch again. It keeps neither the worker's signal
+handlers nor its subscriptions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
+from weakref import WeakSet
 
 forking: threading.Thread | None = None
 """In a process that a listener has forked: the thread that forked, which is the only thread there; else None."""
@@ -43,6 +45,36 @@ def handle_signal(number: int, handler: SignalHandler) -> object:
     return signal.signal(number, handler)
 
 
+class OpenSocket(Protocol):
+    """An object with a socket. ``fileno`` returns its descriptor, or raises ``OSError`` if it is not open."""
+
+    def fileno(self) -> int: ...
+
+
+_own_sockets: WeakSet[OpenSocket] = WeakSet()
+
+
+def keep_from_copies(owner: OpenSocket) -> None:
+    """Close the socket of an object, as long as it exists, in each process that is forked from this one.
+
+    After the worker was killed, a copy that lives on would keep the socket open. Redis would still count a subscriber, and sends
+    would push messages to it.
+    """
+    _own_sockets.add(owner)
+
+
+def _close_sockets() -> None:
+    for owner in list(_own_sockets):
+        # The object may close its descriptor later, which must not be that of another file by then. So another file takes its
+        # place. The object may also have no socket now, or this process no descriptor left.
+        with suppress(OSError):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.dup2(nothing, owner.fileno(), inheritable=False)  # rule: copies_keep_subscriptions
+            finally:
+                os.close(nothing)
+
+
 _held_back = threading.local()
 """``before``: the signals that the forking thread had blocked."""
 
@@ -65,6 +97,7 @@ def _note_fork() -> None:
     forking = thread if isinstance(thread, tuple(_watched)) else None
     while _handled:
         signal.signal(_handled.pop(), signal.SIG_DFL)  # rule: copies_keep_the_handlers_of_a_worker
+    _close_sockets()
     _let_signals_in()
 
 

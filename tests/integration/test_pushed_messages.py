@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support.servers import TcpProxy
-from tests.support.workers import Heard, HeldListener, Worker, audit, client_of, eventually, send, total
+from tests.support.workers import LONG, Heard, HeldListener, Worker, audit, client_of, eventually, send, total
 
 FIFO = Topic("mails", TopicType.FIFO, slots=1, timeout=300)
 MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=1, time_range_ms=0)
@@ -174,6 +175,35 @@ def test_nothing_is_pushed_to_programs_that_subscribe_to_all_channels(broker: An
     send(broker, FIFO, ["later"])
     others.close()
     assert audit(broker, FIFO)[0].store == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_nothing_is_pushed_to_a_worker_that_was_killed_and_has_left_a_process_behind(broker: Any) -> None:
+    inbox = broker.inbox("A")
+    wakeups = broker.wakeups([FIFO], inbox)
+    epoch = broker.acquire(FIFO, 0)
+    send(broker, FIFO, ["first"])
+    prepared = broker.prepare(FIFO, 0, "A", epoch, 1, inbox=inbox)
+    broker.commit(FIFO, 0, prepared.receipt, [delivery.member for delivery in prepared.deliveries])
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writable)
+        os.read(readable, 1)
+        os._exit(0)
+    try:
+        # The system closes the descriptors of a process that is killed, and nothing else tells the server.
+        wakeups._socket.close()
+        eventually(lambda: broker.client.pubsub_numsub(inbox)[0][1] == 0, "no subscriber", LONG / 6)
+        send(broker, FIFO, ["second"])
+        [ledger] = audit(broker, FIFO)
+        assert (ledger.store, ledger.prepare) == (1, 0)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it lives on"
+    finally:
+        os.close(readable)
+        os.close(writable)
+        os.waitpid(child, 0)
+        wakeups.close()
 
 
 def test_what_another_program_publishes_to_the_inbox_ends_nothing(broker: Any, warm: Warm) -> None:

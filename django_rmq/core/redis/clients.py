@@ -20,7 +20,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_rmq.core import lua
+from django_rmq.core import forked_copies, lua
 from django_rmq.core.commands.broker_interface import Woken
 from django_rmq.core.commands.script_call import Reply
 from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
@@ -375,6 +375,7 @@ class _Subscription:
         except RedisError as error:
             self.close()
             raise translate(error) from error
+        forked_copies.keep_from_copies(self)
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for ``select``. Raises ``OSError`` in memory."""

@@ -3,7 +3,8 @@
 Synchronous code in async listeners has a thread for each call, and that thread's database connections. So does
 Django for each request under ASGI: ``sync_to_async`` runs what is thread-sensitive, and so the ORM, in one thread per
 call, so that calls that overlap share no connection. A call that needs no such thread starts none. Unlike a request's, a
-thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps connections open.
+thread serves later calls as well, one at a time, so that CONN_MAX_AGE keeps connections open. A synchronous listener that
+runs an event loop of its own has such a thread for the synchronous code of that loop, beside its own.
 
 A worker calls ``hooks`` and passes the result to ``core.consumer``. Around each call stand, from the outside: the end of open
 transactions (``open_transactions``), and signals, events and spans (``observability.announcements``). ``once`` is part of
@@ -26,6 +27,7 @@ from django.db import reset_queries
 
 from django_rmq import open_transactions
 from django_rmq.conf import is_debug
+from django_rmq.core import forked_copies
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.consumer.batch_run import Coroutine
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction
@@ -100,39 +102,71 @@ def hooks() -> Hooks:
     return Hooks(
         before=_begin_batch,
         after=open_transactions.close_old,
-        end=databases.close_all,
+        end=_end_thread,
         around=_around,
         overlapping=threads.around,
         loop_end=threads.close,
     )
 
 
-_thread = threading.local()
-"""What is known of the executor thread that asks: whether it ``has_caches``."""
+class _ExecutorThread(threading.local):
+    """What is known of the executor thread that asks."""
+
+    def __init__(self) -> None:
+        self.has_caches = False
+        self.of_loops = ThreadSensitiveContext()
+        """The thread for the synchronous code of event loops that listeners run here."""
+
+
+_thread = _ExecutorThread()
 
 
 def _begin_batch() -> None:
     open_transactions.close_old()
-    if not hasattr(_thread, "has_caches"):
+    if not _thread.has_caches:
         # Caches belong to the context. Those of the thread are made here, or each call would make its own, and connect it.
         with suppress(Exception):
             caches.all()
             _thread.has_caches = True
 
 
+def _end_thread() -> None:
+    databases.close_all()
+    _end(_thread.of_loops)
+
+
 def _around(topic: Topic, function: ListenerFunction) -> ListenerFunction:
     """Return the function that a thread calls in place of ``function``, a listener of ``topic``."""
-    isolated = open_transactions.isolated(
-        listener_registry.name_of(topic.name), announcements.around(topic, function)
-    )
-    if not is_debug():
-        return isolated
+    name = listener_registry.name_of(topic.name)
+    isolated = open_transactions.isolated(name, announcements.around(topic, function))
+    has_queries, of_loops = is_debug(), _thread.of_loops
+    # ``asyncio.run`` hands the context on to its loop. Without this, asgiref would run the ORM of all such loops in one thread
+    # of the process, whose connections nobody closes.
+    SyncToAsync.thread_sensitive_context.set(of_loops)  # rule: loops_of_listeners_share_a_thread
 
     def call(argument: ListenerArgument) -> object:
-        reset_queries()
-        return isolated(argument)
+        if has_queries:
+            reset_queries()
+        if (executor := _executor_of(of_loops)) is not None:
+            executor.submit(_begin_call)
+        try:
+            returned = isolated(argument)
+        except BaseException:
+            open_transactions.log_open(name, _end_call_of_loops(of_loops))
+            raise
+        if left := _end_call_of_loops(of_loops):
+            raise open_transactions.error_of(name, left)
+        return returned
 
     return call
+
+
+def _end_call_of_loops(thread: ThreadSensitiveContext) -> list[str]:
+    executor = _executor_of(thread)
+    # A process that the listener has forked has no such thread to wait for.
+    return (
+        [] if executor is None or forked_copies.forking is not None else executor.submit(_end_call).result()
+    )
 
 
 # A connection may have become too old while its thread was idle, so it is looked at before a call as well as after

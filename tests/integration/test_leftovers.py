@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import decimal
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -90,6 +93,19 @@ def write(name: str) -> None:
         cursor.execute("INSERT INTO effect VALUES (%s)", [name])
 
 
+def lose_connection() -> None:
+    """Ask over a connection that the database ends meanwhile, as at its restart."""
+    connection: Any = connections[ALIAS]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        else:
+            # No server ends the connections to a file, so Django takes all of them for usable.
+            connection.is_usable = lambda: False
+            connection.connection.close()
+            cursor.execute("SELECT 1")
+
+
 def effects() -> list[str]:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("SELECT name FROM effect ORDER BY name")
@@ -121,6 +137,8 @@ class Shop:
         elif body == "switch autocommit off":
             transaction.set_autocommit(False, using=ALIAS)
             write("left open")
+        elif body == "lose the connection":
+            lose_connection()
         elif body == "close the generator":
             with transaction.atomic(using=ALIAS):
                 write("before")
@@ -142,6 +160,9 @@ class Shop:
     async def later(self, message: Message) -> None:
         await sync_to_async(self.do)(message.body)
 
+    def looping(self, message: Message) -> None:
+        asyncio.run(self.later(message))
+
 
 def run(
     broker: Any, listener: Callable[[Any], Any], bodies: list[Any], batch_size: int | None = None
@@ -160,7 +181,7 @@ def run(
             eventually(is_done, f"the end of {body}")
 
 
-@pytest.mark.parametrize("kind", ["one", "many", "later"])
+@pytest.mark.parametrize("kind", ["one", "many", "later", "looping"])
 @pytest.mark.parametrize("body", ["leave", "leave and fail", "switch autocommit off"])
 def test_a_transaction_left_open_fails_its_message_and_no_other(
     broker: OracleBroker, listeners: Shop, caplog: pytest.LogCaptureFixture, kind: str, body: str
@@ -171,6 +192,45 @@ def test_a_transaction_left_open_fails_its_message_and_no_other(
     said = f"listener tests.integration.test_leftovers.Shop.{kind} has left a transaction open on database 'shop'"
     assert said in caplog.text
     assert ("ValueError" in caplog.text) == (body == "leave and fail")
+
+
+@pytest.mark.parametrize("kind", ["one", "later", "looping"])
+def test_a_connection_that_the_database_has_ended_fails_one_message_and_no_other(
+    broker: OracleBroker, listeners: Shop, kind: str
+) -> None:
+    run(broker, getattr(listeners, kind), ["a", "lose the connection", "b", "c"])
+    assert effects() == ["a", "b", "c"]
+    assert (total(broker, TOPIC, "failed"), total(broker, TOPIC, "committed")) == (1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_a_listener_has_forked_waits_for_no_thread_of_its_loops(
+    broker: OracleBroker, listeners: Shop
+) -> None:
+    children: list[int] = []
+
+    def fork(message: Message) -> None:
+        listeners.looping(message)
+        children.append(os.fork())
+
+    run(broker, fork, ["a"])
+    try:
+        eventually(lambda: os.waitid(os.P_PID, children[0], os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        assert os.waitpid(children[0], 0) == (children[0], 0)
+
+
+def test_the_thread_of_loops_ends_with_that_of_their_listener(broker: OracleBroker, listeners: Shop) -> None:
+    threads: list[threading.Thread] = []
+
+    def looping(message: Message) -> None:
+        listeners.looping(message)
+        threads.append(asyncio.run(sync_to_async(threading.current_thread)()))
+
+    run(broker, looping, ["a", "b"])
+    assert len(set(threads)) == 1
+    eventually(lambda: not threads[0].is_alive(), "the end of the thread")
 
 
 def test_of_a_list_only_the_message_that_leaves_a_transaction_open_fails(
@@ -279,7 +339,7 @@ def test_caches_are_made_once_for_each_thread_and_not_for_each_call(broker: Orac
     assert len({id(cache) for cache in found}) == 1
 
 
-@pytest.mark.parametrize("kind", ["one", "later"])
+@pytest.mark.parametrize("kind", ["one", "later", "looping"])
 @pytest.mark.parametrize("debug", [True, False])
 def test_with_debug_the_queries_of_one_message_are_kept_until_the_next(
     broker: OracleBroker, listeners: Shop, kind: str, debug: bool
@@ -296,7 +356,10 @@ def test_with_debug_the_queries_of_one_message_are_kept_until_the_next(
     async def later(message: Message) -> None:
         await sync_to_async(count)(message.body)
 
-    chosen: dict[str, Callable[[Any], Any]] = {"one": one, "later": later}
+    def looping(message: Message) -> None:
+        asyncio.run(later(message))
+
+    chosen: dict[str, Callable[[Any], Any]] = {"one": one, "later": later, "looping": looping}
     with override_settings(DEBUG=debug):
         run(broker, chosen[kind], ["a", "b", "c"])
     assert kept == [int(debug)] * 3

@@ -39,6 +39,7 @@ from django_rmq.exceptions import (
     OperationRefused,
     ServerUnavailable,
     TopicFull,
+    WrongType,
 )
 from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
@@ -46,6 +47,7 @@ from django_rmq.operations import schedules as operating
 from django_rmq.testing import Clock, ScheduleState, drain, schedule_state, start_schedules
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start, chosen_topics
+from tests.oracle.keyspace import SortedSet
 from tests.support.brokers import OracleBroker, oracle_broker
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
@@ -368,6 +370,19 @@ class Version:
         while self.declarations.reconcile(self.broker.run(ticks.read_schedules()), self.broker.now_ms()):
             pass
         self.steps.settle()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_renewal_that_redis_refuses_is_an_error_of_the_duty(
+    broker: OracleBroker, clock: Clock, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Version(broker, clock, nightly=NIGHTLY)
+    known = broker.run(ticks.read_schedules())
+    clock.advance(60)
+    monkeypatch.setattr(worker.declarations, "_read", lambda: {record.name: record for record in known})
+    broker.keyspace[schedules_key(broker.prefix)] = SortedSet({b"of another program": 1.0})
+    with pytest.raises(WrongType):
+        worker.declarations.end() if ends else worker.declarations.reconcile(known, broker.now_ms())
 
 
 def live(versions: list[Version], seconds: float) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from django_rmq.core.commands import ticks
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.schedule import Schedule, ScheduleRecord
 from django_rmq.core.schedules.stepper import LONGEST_PAUSE, plan_again
@@ -109,13 +109,13 @@ class Declarations:
     def end(self) -> None:
         """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
         records = self._read()
-        run_all(
-            self._broker,
-            [
-                ticks.renew_schedule(name, ends=True)
+        self._note_declared(
+            (
+                name
                 for name, each in self._declared.items()
                 if name in records and records[name].declared == each
-            ],
+            ),
+            ends=True,
         )
 
     @property
@@ -142,16 +142,17 @@ class Declarations:
 
     def _renew(self, known: Mapping[str, ScheduleRecord], now_ms: int) -> None:
         """Renew the schedules that are declared here as Redis has them, unless another worker has just renewed them."""
-        run_all(
-            self._broker,
-            [
-                ticks.renew_schedule(name)
-                for name, each in self._declared.items()
-                if name in known
-                and known[name].declared == each
-                and not 0 <= now_ms - known[name].renewed_ms < RENEW_SECONDS * 1000
-            ],
+        self._note_declared(
+            name
+            for name, each in self._declared.items()
+            if name in known
+            and known[name].declared == each
+            and not 0 <= now_ms - known[name].renewed_ms < RENEW_SECONDS * 1000
         )
+
+    def _note_declared(self, names: Iterable[str], *, ends: bool = False) -> None:
+        """Renew schedules. Raises the first error: others remove a schedule whose renewals Redis refuses, so this is logged."""
+        list(walk(self._broker, (ticks.renew_schedule(name, ends=ends) for name in names)))
 
     def _restore(self, each: Schedule, record: ScheduleRecord | None, now: float) -> bool:
         """Declare a schedule that Redis does not have, or has in a version that no worker declares."""

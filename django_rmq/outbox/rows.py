@@ -126,8 +126,8 @@ def has_table(alias: str) -> bool:
 
 
 MOST_OLDER = 200
-"""The number of older rows that a sender looks at. A message that is sent all the time may leave thousands while
-Redis is unavailable, and looking at all of them for each send would take longer and longer."""
+"""The number of older rows that a sender looks at, beyond one for each of its messages. A message that is sent all the time may
+leave thousands while Redis is unavailable, and looking at all of them for each send would take longer and longer."""
 
 
 SURE_SECONDS = 0.05
@@ -247,18 +247,20 @@ def read_own_and_older(alias: str, own: Sequence[StoredSend]) -> tuple[set[int],
 
     The second is None if there are too many older rows, so they are left to the relay.
     """
-    first: dict[UUID, int] = {}
+    first_ids: dict[UUID, int] = {}
+    """Message -> its first row of this transaction."""
     for row in own:
-        first.setdefault(row.identity, row.id)
-    most = len(own) + len(first) + MOST_OLDER
-    seen_rows = visible(alias, first, most + 1)
+        first_ids.setdefault(row.identity, row.id)
+    # A sender that repeats what it sent to an unavailable Redis finds one older row of each message.
+    most = len(own) + len(first_ids) + MOST_OLDER
+    seen_rows = visible(alias, first_ids, most + 1)
     if len(seen_rows) > most:
         return existing(alias, [row.id for row in own]), None
     there = {row.id for row in seen_rows}
     # An id above the first own one may belong to a transaction that commits later, so its row does not count as
     # older.
     return {row.id for row in own if row.id in there}, [
-        row for row in seen_rows if row.id < first[row.identity]
+        row for row in seen_rows if row.id < first_ids[row.identity]
     ]
 
 

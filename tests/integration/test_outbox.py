@@ -1113,6 +1113,17 @@ def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
     assert (step.sent, step.rows, rows(), waiting("keyed")) == (1, 301, [], {b"a": 900})
 
 
+def test_many_messages_replace_an_older_row_each() -> None:
+    def send() -> None:
+        send_messages("keyed", [Send(n, key=str(n)) for n in range(outbox_rows.MOST_OLDER + 1)], priority=100)
+
+    left_behind(send)
+    OutboxMessage.objects.update(due_ms=0)
+    with transaction.atomic():
+        send()
+    assert (rows(), len(waiting("keyed"))) == ([], outbox_rows.MOST_OLDER + 1)
+
+
 def bodies(name: str) -> list[bytes]:
     """The bodies that wait, in the order of their places."""
     topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))

@@ -12,8 +12,16 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.model.bounds import MAX_AGE, MAX_PRIORITY, abbreviated, is_number, is_whole
+from django_rmq.core.model.bounds import (
+    MAX_AGE,
+    MAX_PRIORITY,
+    MAX_RETRIES_LIMIT,
+    abbreviated,
+    is_number,
+    is_whole,
+)
 from django_rmq.core.model.replies import Entry, cause_of
+from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.message_view import ErrorView, MessageCopy, error_in
@@ -143,11 +151,12 @@ class Filter:
             return float(self.priority), math.nextafter(self.priority + 1, -math.inf)
         if self.older_than is None and self.newer_than is None and not self.begun:
             return -math.inf, math.inf
-        # On time topics, 999 and less are retries, which have no time.
-        low = 1000.0 if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
+        # On time topics, lower scores are those of retries, which have no time.
+        lowest = float(LAST_RETRY + 1)
+        low = lowest if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
         high = math.floor(now_ms - max(self.older_than or 0.0, self.begun) * 1000)
         # In flight, the last three digits are the retries left.
-        return max(low, 1000.0), high + 999 if queue == "prepare" else high
+        return max(low, lowest), high + MAX_RETRIES_LIMIT if queue == "prepare" else high
 
     def matches(self, copy: MessageCopy, entry: Entry) -> bool:
         """Return whether an entry that Redis found is really selected."""

@@ -24,6 +24,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 from django_rmq.core.model.body_codec import decode_json, encode_json
 from django_rmq.core.model.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
 from django_rmq.core.model.envelope import Envelope, basis_bytes, encode_envelope
+from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, check_stored_basis
 from django_rmq.durations import AMBIGUOUS, InvalidDuration, milliseconds, parse_duration
@@ -369,7 +370,7 @@ def _numbers(topic: Topic, column: pa.Array, now_ms: int) -> pa.Array | None:
     least, most = {
         TopicType.RANGE_MERGE: (1, MAX_DURATION_MS),
         TopicType.PRIORITY: (topic.min_priority, MAX_PRIORITY),
-    }.get(topic.type, (max(999, now_ms) + 1, MAX_INSTANT_MS))
+    }.get(topic.type, (max(LAST_RETRY, now_ms) + 1, MAX_INSTANT_MS))
     if column.null_count or not pa.types.is_integer(column.type):
         return None
     bounds = pc.min_max(column).as_py()

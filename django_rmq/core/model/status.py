@@ -25,6 +25,7 @@ from django_rmq.core.model.replies import (
     parse,
     read_record,
 )
+from django_rmq.core.model.scores import LAST_INSTANT_MS, LAST_RETRY
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 
@@ -199,7 +200,7 @@ def _next(topic: Topic, reply: FoundReply) -> _NextDelivery:
     if topic.is_priority:
         is_fresh = reply.store >= topic.min_priority and isfinite(reply.store) and reply.store % 1 == 0
         return {"priority": int(reply.store)} if is_fresh else {}
-    return {"due": _instant(reply.store, whole=True)} if reply.store > 999 else {}
+    return {"due": _instant(reply.store, whole=True)} if reply.store > LAST_RETRY else {}
 
 
 def _worker(topic: Topic, ended: Outcome | None) -> str:
@@ -220,6 +221,6 @@ def _failed(record: FailureRecord | Death | None) -> _LastFailure:
 
 def _instant(ms: float | None, *, whole: bool = False) -> datetime | None:
     """Return an instant, or None for a number that is not a time. ``whole``: the number is a score, whose fraction is no time."""
-    if ms is None or not 0 < ms < 1e14:
+    if ms is None or not 0 < ms < LAST_INSTANT_MS:
         return None
     return datetime.fromtimestamp((floor(ms) if whole else ms) / 1000, UTC)

@@ -29,6 +29,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.bounds import BATCH, LARGEST
 from django_rmq.core.model.replies import LATENESS_BUCKETS, Delivery, Sample, Times
+from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
@@ -73,7 +74,7 @@ class TimesCount:
         """Count messages that were just delivered. Priorities and retries have no due time, so they are not counted."""
         if topic.is_priority:
             return
-        late = [now_ms - delivery.score for delivery in deliveries if delivery.score > 999]
+        late = [now_ms - delivery.score for delivery in deliveries if delivery.score > LAST_RETRY]
         with self._lock:
             counted = self._counted[topic]
             _add(counted.late, late)

@@ -38,6 +38,7 @@ from django_rmq.core.model.envelope import (
     encode_envelope,
     new_origin,
 )
+from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
 from django_rmq.core.producer.identity import keyed_member
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
@@ -508,9 +509,9 @@ def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -
         raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
     if at > MAX_INSTANT_MS:
         raise InvalidMessage(f"{name} {_instant(at)} is after {_instant(MAX_INSTANT_MS)}")
-    if at <= 999:
+    if at <= LAST_RETRY:
         raise InvalidMessage(
-            f"{name} {at} ms is too small: it must be above 999, smaller numbers are reserved for retries"
+            f"{name} {at} ms is too small: it must be above {LAST_RETRY}, smaller numbers are reserved for retries"
         )
     return at
 

@@ -6,19 +6,21 @@ Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from django.core.management.base import BaseCommand, CommandError, SystemCheckError
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
@@ -69,6 +71,21 @@ class RmqCommand(BaseCommand):
 
     purpose: Literal["web", "worker"] = "worker"
     """The connections of the command. Those of a worker wait for an answer of Redis for some seconds, those of a page for one."""
+
+    def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> CommandParser:
+        """Return the parser, which refuses options with the value ``--``."""
+        parser = super().create_parser(prog_name, subcommand, **options)
+        parse_args: Callable[..., Namespace] = parser.parse_args
+
+        def checked(args: Sequence[str] | None = None, namespace: Namespace | None = None) -> Namespace:
+            for text in takewhile(lambda text: text != "--", sys.argv[1:] if args is None else args):
+                # Python before 3.13 drops such a value, and the option gets an empty list, whatever its type.
+                if name := re.fullmatch("(--[^=]+)=--|(-[a-zA-Z])--", text):
+                    parser.error(f"argument {name[1] or name[2]}: its value cannot be --")
+            return parse_args(args, namespace)
+
+        parser.parse_args = checked  # type: ignore[assignment, method-assign]
+        return parser
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command. If nobody reads its errors, its exit code is the same."""

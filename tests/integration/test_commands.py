@@ -226,6 +226,20 @@ def test_bytes_that_are_no_text_are_no_name_and_no_json(broker: Broker, run: Run
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "rmqcancel orders --body=--",
+        "rmqsend orders --header=-- 1",
+        "rmqlist orders --older-than=--",
+        "rmqworkers -v--",
+    ],
+)
+def test_an_option_whose_value_is_dropped_is_an_error(broker: Broker, arguments: str) -> None:
+    with pytest.raises(CommandError, match="its value cannot be --"):
+        call_command(*arguments.split())
+
+
 class LeftTerminal:
     """A terminal on which a person types Ctrl-C, or Ctrl-D."""
 

@@ -133,14 +133,17 @@ def _naming(alias: str, duty: Duty) -> Duty:
             yield from duty()
         except (OperationalError, InterfaceError, InternalError) as error:
             # PostgreSQL ends a transaction that is idle for too long by an error of this class, and the connection with it.
-            if (
-                isinstance(error, InternalError)
-                and getattr(error.__cause__, "sqlstate", "") != ENDED_IN_TRANSACTION
-            ):
+            if isinstance(error, InternalError) and _sqlstate_of(error) != ENDED_IN_TRANSACTION:
                 raise
             raise DatabaseTrouble(f"database {alias}: {' '.join(str(error).split())}") from error
 
     return begin
+
+
+def _sqlstate_of(error: Error) -> str | None:
+    """Return the code that PostgreSQL gives an error: psycopg calls it ``sqlstate``, and psycopg2 ``pgcode``."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 
 class ParallelReads(threading.Thread, Generic[T]):

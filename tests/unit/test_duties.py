@@ -7,9 +7,11 @@ import threading
 from collections.abc import Generator
 
 import pytest
+from django.db import Error, InterfaceError, InternalError, OperationalError
 
 from django_rmq.core import duties as module
 from django_rmq.core.duties import DutyThread
+from django_rmq.database_access import DatabaseTrouble, threads_of_duties
 from django_rmq.exceptions import ServerUnavailable
 from tests.support.workers import LONG, eventually
 
@@ -87,3 +89,38 @@ def test_a_duty_that_ends_is_done() -> None:
     duties.start()
     duties.join(LONG)
     assert not duties.is_alive()
+
+
+def database_error(kind: type[Error], **codes: str) -> Error:
+    """Return Django's error for one of a driver, which has these attributes."""
+    error = kind("terminating connection due to idle-in-transaction timeout")
+    error.__cause__ = type("ErrorOfDriver", (Exception,), codes)()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_trouble"),
+    [
+        (database_error(OperationalError), True),
+        (database_error(InterfaceError), True),
+        (database_error(InternalError, sqlstate="25P03"), True),
+        (database_error(InternalError, pgcode="25P03"), True),
+        (database_error(InternalError, sqlstate="25P02"), False),
+        (database_error(InternalError), False),
+    ],
+    ids=["operational", "interface", "psycopg", "psycopg2", "of the duty", "another driver"],
+)
+def test_a_duty_that_loses_its_database_is_told_from_one_that_is_wrong(
+    error: Error, is_trouble: bool
+) -> None:
+    def fails() -> Generator[float, None, None]:
+        yield 0.0
+        raise error
+
+    [thread] = threads_of_duties([("shop", fails)])
+    [duty] = thread._duties
+    steps = duty()
+    next(steps)
+    with pytest.raises(DatabaseTrouble if is_trouble else InternalError) as raised:
+        next(steps)
+    assert ("database shop: " in str(raised.value)) == is_trouble

@@ -11,8 +11,10 @@ import os
 import re
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from tempfile import TemporaryFile
+from typing import IO, NoReturn
 
 from django.utils import autoreload
 
@@ -34,22 +36,64 @@ _CHECK = re.compile(r"^(?:CRITICALS|ERRORS):\n(?P<first>.+)$", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
+class Trial:
+    """A process that loads the current code, which may block or be wrong."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + TRIAL_SECONDS
+        self._files = ExitStack()
+        self._output, self._errors = (
+            self._files.enter_context(TemporaryFile())  # noqa: SIM115 - ``end`` closes them
+            for _ in range(2)
+        )
+        command = [*autoreload.get_child_arguments(), "--dry-run"]
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=self._errors)
+
+    def result(self) -> str | None:
+        """Return why the code cannot be loaded, an empty text if it can, or None if the process still loads it."""
+        code = self._process.poll()
+        if code is None:
+            is_late = time.monotonic() >= self._until
+            return f"loading takes longer than {TRIAL_SECONDS:g} s" if is_late else None
+        # Exit code 0 alone could be that of a module that exits while it is imported.
+        if not code and any(line.startswith(READY) for line in _text_of(self._output).splitlines()):
+            return ""
+        return _reason(_text_of(self._errors)) or f"loading ended with exit code {code}"
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._files.close()
+
+
 class SourceWatch:
-    """Returns, when called, whether loaded Python files have changed and the command can start with them."""
+    """Returns, when called, whether loaded Python files have changed and the command can start with them.
+
+    A call waits for nothing, because a supervisor answers no signal meanwhile. The code is tried out between calls.
+    """
 
     def __init__(self) -> None:
         self._seen = self._modified_times()
         self._broken = ""
         self._next_trial = 0.0
+        self._trial: Trial | None = None
+        self._what: Path | str = "the code"
 
     def __call__(self) -> bool:
         now = self._modified_times()
         changed = [path for path, at in self._seen.items() if now.get(path) != at]
         # A file that is gone stays known, so that its return counts as a change: editors replace files.
         self._seen = {**now, **{path: None for path in changed if path not in now}}
-        if not changed and not (self._broken and time.monotonic() >= self._next_trial):
+        is_due = self._trial is None and self._broken and time.monotonic() >= self._next_trial
+        if changed or is_due:
+            # A trial that has begun before the change says nothing about it.
+            self.end_trial()
+            self._what = changed[0] if changed else "the code"
+            self._trial = Trial()
+        if self._trial is None or (trouble := self._trial.result()) is None:
             return False
-        trouble = try_out()
+        self.end_trial()
         self._next_trial = time.monotonic() + AGAIN_SECONDS
         if trouble and trouble != self._broken:
             logger.error(
@@ -59,9 +103,14 @@ class SourceWatch:
             )
         self._broken = trouble
         if not trouble:
-            what = changed[0] if changed else "the code"
-            logger.info("%s has changed", what, extra={"rmq_event": "reload"})
+            logger.info("%s has changed", self._what, extra={"rmq_event": "reload"})
         return not trouble
+
+    def end_trial(self) -> None:
+        """End the process that tries the code out, if there is one."""
+        if self._trial is not None:
+            self._trial.end()
+            self._trial = None
 
     @staticmethod
     def _modified_times() -> dict[Path, int | None]:
@@ -75,19 +124,9 @@ class SourceWatch:
         return times
 
 
-def try_out() -> str:
-    """Load the current code in a separate process; return its error and place, or an empty text."""
-    command = [*autoreload.get_child_arguments(), "--dry-run"]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TRIAL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"loading takes longer than {TRIAL_SECONDS:g} s"
-    # Exit code 0 alone could be that of a module that exits while it is imported.
-    if not tried.returncode and any(line.startswith(READY) for line in tried.stdout.splitlines()):
-        return ""
-    return _reason(tried.stderr) or f"loading ended with exit code {tried.returncode}"
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _reason(output: str) -> str:

@@ -16,7 +16,17 @@ from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
 from django_rmq.core.coordination.stored_plan import members_of_roster
 from django_rmq.core.model.topic import Topic
-from tests.e2e.processes import ONE_SLOT, ROOT, WORK, Happened, Start, WorkerProcess, named, probed
+from tests.e2e.processes import (
+    ONE_SLOT,
+    ROOT,
+    WORK,
+    Happened,
+    Start,
+    WorkerProcess,
+    is_gone,
+    named,
+    probed,
+)
 from tests.support.brokers import Broker
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
@@ -206,6 +216,24 @@ def work(message):
     worker.end()
     assert happened.lines("old") == ["a", "b2", "b3", "b4", "b5", "b6"]
     assert live(broker, WORK) == 0
+
+
+def test_it_ends_on_sigterm_while_changed_code_blocks(start: Start, broker: Broker, tmp_path: Path) -> None:
+    app = tmp_path / "blocking_app"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    listeners = app / "listeners.py"
+    listeners.write_text("from django_rmq import listener\n\nlistener('work')(print)\n")
+    worker = start("--reload", WORKER_APP="blocking_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    worker.ready()
+    child = worker.child()
+    begun = tmp_path / "begun"
+    listeners.write_text(f"import pathlib, time\n\npathlib.Path('{begun}').touch()\ntime.sleep(600)\n")
+    eventually(begun.exists, "trying the code out")
+    [trial] = {*worker.children} - {child}
+    worker.signal()
+    assert worker.wait(LONG / 2) == 0
+    assert is_gone(trial)
 
 
 # --- it cannot start

@@ -200,13 +200,14 @@ class Command(RmqCommand):
         reloads = _or_default(options["reload"], is_debug()) and getattr(
             self, "_called_from_command_line", False
         )
+        watch = reloading.SourceWatch() if reloads else None
         supervisor = forking.supervise(
             topics,
             how,
             processes=processes,
             shutdown_timeout=how.shutdown_timeout,
             watchdog=_or_default(options["watchdog"], config.watchdog) or None,
-            **({"changed": reloading.SourceWatch()} if reloads else {}),
+            **({"changed": watch} if watch else {}),
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
             # A burst is often started by a timer, and the next one would wait beside it.
@@ -215,7 +216,11 @@ class Command(RmqCommand):
                 options["verbosity"], startup.ready_line(topics, how.threads or 1, processes)
             ),
         )
-        code = supervisor.run()
+        try:
+            code = supervisor.run()
+        finally:
+            if watch is not None:
+                watch.end_trial()
         if supervisor.begin_anew:
             forking.before_fork()
             reloading.start_again()

@@ -82,7 +82,8 @@ def __getattr__(name: str) -> Any:
     from django_rmq.tasks.backend import backend_of
 
     # Two threads may make a class at the same time, and both use the one that was stored first: receivers of signals name it.
-    return globals().setdefault(name, backend_of(framework(PACKAGE if name == "PackageBackend" else "")))
+    backend = backend_of(name, framework(PACKAGE if name == "PackageBackend" else ""))
+    return globals().setdefault(name, backend)
 
 
 __all__ = ["RMQBackend"]

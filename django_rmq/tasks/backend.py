@@ -144,7 +144,7 @@ def _aware(moment: datetime) -> datetime:
     return moment if timezone.is_aware(moment) else moment.astimezone()
 
 
-def backend_of(framework: Framework) -> Any:
-    """Return the class of backends for the tasks of ``framework``."""
+def backend_of(name: str, framework: Framework) -> Any:
+    """Return the class ``name`` of backends for the tasks of ``framework``."""
     given = {"framework": framework, "__doc__": Tasks.__doc__, "__module__": "django_rmq.tasks"}
-    return type("RMQBackend", (Tasks, framework.backend), given)
+    return type(name, (Tasks, framework.backend), given)

@@ -15,6 +15,7 @@ from django.core import checks, mail
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from django_rmq import connections, remove_message
 from django_rmq.conf import get_config
@@ -95,7 +96,12 @@ def test_what_the_backend_supports(backend: Any) -> None:
     assert backend.supports_get_result
     assert backend.supports_priority
     assert isinstance(backend, FRAMEWORK.backend)
-    assert type(backend).__name__ == "RMQBackend"
+
+
+@pytest.mark.parametrize("name", ["RMQBackend", "PackageBackend"])
+def test_a_backend_is_called_what_settings_call_it(name: str) -> None:
+    backend = import_string(f"django_rmq.tasks.{name}")
+    assert f"{backend.__module__}.{backend.__qualname__}" == f"django_rmq.tasks.{name}"
 
 
 @pytest.mark.parametrize("name", ["noop", "returns", "areturns"])

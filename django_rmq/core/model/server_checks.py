@@ -152,7 +152,7 @@ def size_text(size: int) -> str:
 OLDEST = (6, 2)
 """The oldest supported version of Redis, which has everything the scripts use."""
 
-TOLD = 5
+NAMED_COMMANDS = 5
 """The maximum number of refused commands that are named."""
 
 
@@ -260,11 +260,11 @@ def _rights(broker: ServerAccess, topics: Iterable[Topic]) -> list[Flaw]:
     refused = broker.refused(topics)
     if not refused:
         return []
-    more = f"; and {len(refused) - TOLD} more" if len(refused) > TOLD else ""
+    more = f"; and {len(refused) - NAMED_COMMANDS} more" if len(refused) > NAMED_COMMANDS else ""
     return [
         Flaw(
             "rights",
-            f"The Redis user lacks permissions that RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
+            f"The Redis user lacks permissions that RMQ needs: {'; '.join(refused[:NAMED_COMMANDS])}{more}.",
             f"Allow the user {' '.join(places(broker.prefix))} and the commands in docs/how-to/security.md.",
         )
     ]

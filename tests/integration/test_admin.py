@@ -421,6 +421,8 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
     shown = text(response)
     assert "order # of '…'" in shown and "&lt;no stock&gt;" in response.content.decode()
     assert "3 dead messages were looked at: all there are." in shown and shown.count("rmq-spark") == 2
+    # A narrow column must not break between the number and its sign.
+    assert re.findall(r">(\d+)&nbsp;%<", response.content.decode()) == ["67", "33"]
     line = response.context["lines"][0]
     assert (line["group"].count, len(line["samples"])) == (2, 2)
     for address in (*line["samples"], line["edit_url"], line["url"]):

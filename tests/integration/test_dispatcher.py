@@ -137,8 +137,9 @@ def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(br
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this machine stands still, no call counts as hung, and nothing that waits is given back."""
+    """However long this machine stands still, no call counts as long or hung, and nothing that waits is given back."""
     monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 10 * LONG)
+    monkeypatch.setattr(in_flight, "LONG_CALL_SECONDS", 10 * LONG)
     monkeypatch.setattr(in_flight, "TAKEN_SECONDS", 10 * LONG)
 
 
@@ -648,9 +649,10 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         assert [slot.state is SlotState.FENCED for slot in awake.values()] == [True]
 
 
-def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise what waits for a call of more than a second is given back anyway.
-    monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", LONG)
+# Otherwise what waits for a call of more than a second is given back anyway, and behind one of more than a tenth nothing is
+# prepared.
+@pytest.mark.usefixtures("patient")
+def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
     topic = replace(MERGE, slots=1, prefetch=4)
     held = HeldListener()
     send(broker, topic, range(4))
@@ -735,6 +737,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
     eventually(lambda: {each for each in threading.enumerate() if each.name.startswith("rmq-")} <= before)
 
 
+@pytest.mark.usefixtures("patient")
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MESSAGES_IN_FLIGHT", 64)
     topic = replace(PRIORITY, slots=16)

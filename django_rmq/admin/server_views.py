@@ -32,7 +32,7 @@ def servers_view(pages: Pages, request: HttpRequest, operations: Operations) -> 
                 "name": visible(server.node) or _("Redis"),
                 "facts": [(label, visible(text) or "–") for label, text in _facts(server)],
                 "refusals": server.refusals,
-                "warnings": server.warnings,
+                "warnings": [*server.losses, *server.warnings],
             }
             for server in servers or []
         ],

@@ -349,20 +349,21 @@ def _check_writes(context: OperationContext, refusal: str) -> Iterator[Finding]:
     if servers is None or not all("role" in server.info for server in servers):
         text = "it is unknown whether Redis takes writes, because its user may not read INFO"
         yield Finding("writes", "", Severity.NOTE, text)
-    elif servers and not any(server.refusals or server.warnings for server in servers):
+    elif servers and not any(server.refusals or server.losses or server.warnings for server in servers):
         fullest = max(servers, key=lambda server: server.memory_share)
         where = f" of {fullest.name}" if fullest.node else ""
         yield _ok("writes", f"are accepted; of the memory{where} {fullest.memory_text}")
 
 
 def judge_server(server: ServerInfo) -> Iterator[Finding]:
-    """Find why a server refuses writes, or will soon."""
+    """Find why a server refuses writes, or will soon, or deletes messages to make room."""
     for reason in server.refusals:
         text = _("%(server)s refuses writes: %(reason)s") % {"server": server.name, "reason": reason}
         yield Finding("writes", "", Severity.BAD, text, server.memory_share)
-    for reason in server.warnings:
-        text = _("%(server)s: %(reason)s") % {"server": server.name, "reason": reason}
-        yield Finding("writes", "", Severity.NOTE, text, server.memory_share)
+    for severity, reasons in ((Severity.BAD, server.losses), (Severity.NOTE, server.warnings)):
+        for reason in reasons:
+            text = _("%(server)s: %(reason)s") % {"server": server.name, "reason": reason}
+            yield Finding("writes", "", severity, text, server.memory_share)
 
 
 def judge_workers(overview: WorkerOverview, names: Collection[str] | None = None) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
@@ -278,7 +279,9 @@ def test_a_report_of_a_clock_that_is_ahead_is_not_of_the_future(boss: Client) ->
         ]
 
 
-def test_messages_in_slots_that_no_worker_has_are_a_finding(boss: Client) -> None:
+def test_messages_in_slots_that_no_worker_has_are_a_finding(
+    boss: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
     with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
         served = get_config().topic("served")
         worker = Worker("w", "shop-1", 7, 1.0, 2, topic_slots([served]))
@@ -289,6 +292,9 @@ def test_messages_in_slots_that_no_worker_has_are_a_finding(boss: Client) -> Non
         assert links_of(page(boss)) == [f"{address('change', 'served')}?tab=slots"]
         assert lines_of(page(boss, "change", "served")) == [(True, said)]
         assert "note unowned      served: 2 messages are due" in run()[0]
+        capsys.readouterr()
+        call_command("rmqstats")
+        assert "2 due in slots that no worker has\n" in capsys.readouterr().out
 
         def give(owner: str) -> None:
             plan = AssignmentPlan({"served": (Span(0, 2, owner, 1),)}).encode()

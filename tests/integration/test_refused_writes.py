@@ -7,6 +7,7 @@ import contextlib
 import functools
 import html
 import io
+import re
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from django_rmq.exceptions import ServerFull, ServerTrouble, ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
-from django_rmq.operations.health import Finding, HealthThresholds
+from django_rmq.operations.health import Finding, HealthThresholds, Severity
 from django_rmq.worker import startup
 from example_project.demo.redis_server import redis_server_binaries
 from tests.support.brokers import Broker
@@ -360,6 +361,34 @@ def test_what_follows_from_info(
 ) -> None:
     server = ServerInfo("Redis", {**WELL, **info}, config)
     assert (len(server.refusals), len(server.warnings)) == (reasons, warnings)
+
+
+@pytest.mark.django_db
+def test_a_server_that_has_deleted_messages_to_make_room_is_trouble_everywhere(
+    staff: Callable[..., Client], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer() as server, connected(server):
+        ask(server.port, "CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+        for n in range(100):
+            ask(server.port, "SET", f"key{n}", "x" * 20_000)
+        used = samples()["rmq_redis_memory_used_bytes", ""]
+        ask(server.port, "CONFIG", "SET", "maxmemory", f"{used + 500_000:.0f}")
+        assert all(finding.is_well for finding in findings())
+        for n in range(100, 200):
+            ask(server.port, "SET", f"key{n}", "x" * 20_000)
+        trouble, almost_full = findings()
+        assert trouble.severity is Severity.BAD and almost_full.severity is Severity.NOTE
+        assert re.fullmatch(
+            "Redis: its memory was full, and it has deleted [0-9]+ keys since its start, because its "
+            "maxmemory-policy is allkeys-random. Messages may be among them. Set maxmemory-policy noeviction",
+            trouble.text,
+        )
+        call_command("rmqstats")
+        assert trouble.text.partition(" keys")[2] in capsys.readouterr().out
+        text = page(staff("view_topic").get(address("servers")))
+        assert "Messages may be among them. Set maxmemory-policy noeviction" in text
+        ask(server.port, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        assert not any("has deleted" in finding.text for finding in findings())
 
 
 BODY = '{"much": "that somebody has typed"}'

@@ -108,6 +108,17 @@ class ServerInfo(NamedTuple):
         return refusals
 
     @property
+    def losses(self) -> list[str]:
+        """Why the server deletes messages; empty if it has not deleted any by its present policy."""
+        evicted = self._number("evicted_keys")
+        if not (self.deletes_messages and evicted):
+            return []
+        return [
+            f"its memory was full, and it has deleted {evicted} keys since its start, because its maxmemory-policy is "
+            f"{self.policy}. Messages may be among them. Set maxmemory-policy noeviction"
+        ]
+
+    @property
     def warnings(self) -> list[str]:
         """The problems of a server that takes writes."""
         if self.refusals:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management.commands import rmqschedules
 from django_rmq.management.messages import (
@@ -33,6 +34,7 @@ from django_rmq.management.rmq_command import (
     update_interval,
 )
 from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
+from django_rmq.operations.health import judge_server
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,7 +121,8 @@ class Command(RmqCommand):
                     flow = operations.flow(names)
                     topics = _table(operations.overview(names), {} if before is None else flow.since(before))
                     schedules = operations.schedules(names)
-                    more: list[RenderableType] = [Text(line) for line in outbox_lines(self._outbox())]
+                    lines = [*outbox_lines(self._outbox()), *server_lines(operations.servers())]
+                    more: list[RenderableType] = [Text(line) for line in lines]
                     more += ["", _schedules(schedules)] if schedules else []
                     live.update(Group(topics, *more), refresh=True)
                     before = flow
@@ -173,7 +176,7 @@ class Command(RmqCommand):
             self.stdout.write(json.dumps(rows, indent=None if options["watch"] else 2))
             self.stdout.flush()
             return
-        lines = [*lines_of(figures, rates), *outbox_lines(waits)]
+        lines = [*lines_of(figures, rates), *outbox_lines(waits), *server_lines(self.operations().servers())]
         if options["watch"]:
             schedules = self.operations().schedules(names)
             lines += ["", *rmqschedules.lines_of(schedules), ""] if schedules else [""]
@@ -200,6 +203,11 @@ def outbox_lines(waits: Mapping[str, Waiting] | None) -> list[str]:
         refused = f", {one.refused} refused" if one.refused else ""
         lines.append(f"outbox of {one_line(one.topic)}: {one.messages} waiting{oldest}{refused}")
     return lines
+
+
+def server_lines(servers: list[ServerInfo] | None) -> list[str]:
+    """Return a line for each reason why a server refuses writes, will soon, or deletes messages. None: it is unknown."""
+    return [one_line(finding.text) for server in servers or () for finding in judge_server(server)]
 
 
 def row_of(one: TopicStats, rates: dict[str, float] | None) -> dict[str, object]:
@@ -258,6 +266,8 @@ def remarks_of(one: TopicStats) -> str:
         remarks.append("paused")
     elif one.is_partly_paused:
         remarks.append(f"{one.paused_slots} slots paused")
+    if one.unowned_due:
+        remarks.append(f"{one.unowned_due} due in slots that no worker has")
     if one.workers_problem:
         remarks.append("workers unknown")
     if one.definition_problem:

@@ -246,8 +246,9 @@ class Command(RmqCommand):
 _REASONS = {
     1: "not all messages were settled in time, or a process had to be killed; see the log above",
     2: "a worker process could not start, see the log above",
-    3: "a worker process could not reach Redis",
+    3: "a worker process could not reach Redis or ZooKeeper; see the log above",
     4: "the watchdog killed the last live worker process",
+    5: "a listener exceeded HARD_TIMEOUT while its process was ending; see the log above",
 }
 
 

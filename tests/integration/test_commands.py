@@ -32,6 +32,7 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
+from django_rmq.management.commands import runrmqconsumers
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
@@ -724,6 +725,11 @@ def test_rmqstats(broker: Broker, run: Run) -> None:
     assert text.splitlines()[1].split() == cells.split(" ")
     lines = run("rmqstats", "orders", "--json", "--interval", "0.1", "--count", "2").splitlines()
     assert [json.loads(line)[0]["per_second"]["sent"] for line in lines] == [0.0, 0.0]
+
+
+def test_each_exit_code_of_the_worker_is_explained_when_it_ends() -> None:
+    codes = {int(code) for code in re.findall(r"(?:^|, |: )(\d) [a-zA-Z]", runrmqconsumers.Command.help)}
+    assert codes - {0} == runrmqconsumers._REASONS.keys()
 
 
 def waits_for_three_hours(broker: Broker) -> None:

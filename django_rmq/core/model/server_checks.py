@@ -113,10 +113,11 @@ class ServerInfo(NamedTuple):
         evicted = self._number("evicted_keys")
         if not (self.deletes_messages and evicted):
             return []
-        return [
+        text = (
             f"its memory was full, and it has deleted {evicted} keys since its start, because its maxmemory-policy is "
             f"{self.policy}. Messages may be among them. Set maxmemory-policy noeviction"
-        ]
+        )
+        return [text]
 
     @property
     def warnings(self) -> list[str]:

@@ -111,7 +111,8 @@ class Command(RmqCommand):
             )
 
     def _lines(self, health: Health, *, everything: bool) -> Iterator[str]:
-        """Yield the findings as lines: the worst ones of each check, and in one line the topics that are well."""
+        """Yield the findings as lines: the worst ones of each check, what to do, and in one line the topics that are well."""
+        documented = set[str]()
         reported = [one for one in health.findings if everything or one.severity or not one.topic]
         for (severity, name), group in groupby(reported, lambda one: (one.severity, one.name)):
             findings = list(group)
@@ -120,6 +121,9 @@ class Command(RmqCommand):
                 yield self._line(severity, name, _text(finding))
             if findings[count:]:
                 yield self._line(severity, name, f"and {len(findings) - count} more (all: --json or -v 2)")
+            if severity and name not in documented:
+                documented.add(name)
+                yield f"     {'see':<11}  docs/{findings[0].check.docs}"
         topics = {one.topic for one in health.findings if one.topic}
         well = topics - {one.topic for one in health.findings if one.severity}
         if well and not everything:

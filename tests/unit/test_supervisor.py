@@ -205,6 +205,28 @@ def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary
     assert diary.text == "ss"
 
 
+def test_a_server_that_is_away_delays_the_end_of_many_processes_once(
+    diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[SharedNotes] = []
+
+    def child(notes: SharedNotes) -> int:
+        if diary.write() == 3:
+            os.kill(os.getppid(), signal.SIGTERM)
+        return until_sigterm(1)
+
+    def died(notes: SharedNotes) -> int:
+        asked.append(notes)
+        raise ServerUnavailable("away")
+
+    assert supervise(child, 4, died=died).run() == 1
+    assert len(asked) == 1
+    lines = [one.getMessage() for one in caplog.records if "will time out" in one.getMessage()]
+    assert (
+        len(lines) == 4 and len([line for line in lines if line.endswith("the server is unavailable")]) == 3
+    )
+
+
 def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None:
     def child(notes: SharedNotes) -> int:
         return 2 if diary.write() == 0 else until_sigterm()

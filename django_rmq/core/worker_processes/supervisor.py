@@ -37,7 +37,7 @@ from django_rmq.core.worker_processes.child_process import (
     Orphans,
     log_end,
 )
-from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -116,6 +116,8 @@ class Supervisor:
     _children: list[ChildProcess] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
+    _gives_back: bool = field(default=True, init=False)
+    """Whether it still settles the messages of processes that have not ended cleanly."""
     _worst: int = field(default=0, init=False)
     _looked: float = field(default=0.0, init=False)
     _touched: float = field(default=0.0, init=False)
@@ -327,6 +329,9 @@ class Supervisor:
             child.rest()
 
     def _give_back(self, child: ChildProcess, pid: int) -> None:
+        if not self._gives_back:
+            logger.warning("The messages of process %d will time out: the server is unavailable", pid)
+            return
         try:
             given = self.died(child.notes)
             if given:
@@ -338,6 +343,9 @@ class Supervisor:
                 )
         except RmqError as error:
             logger.warning("The messages of process %d will time out: %s", pid, error)
+            # Each attempt waits for the server for some seconds. If all processes end because of it, the service manager
+            # would kill the parent before its last attempt.
+            self._gives_back = self._stopping_since is None or not isinstance(error, ServerTrouble)
 
     def _others_live(self, hung: ChildProcess) -> bool:
         now = time.monotonic()

@@ -23,7 +23,7 @@ from django_rmq.core.commands.inspect import status
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import new_origin
-from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, tick_member
+from django_rmq.core.model.schedule import EDITABLE, Schedule, ScheduleRecord, instant_text, tick_member
 from django_rmq.core.model.status import status_of
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import basis_of, slot_of
@@ -50,6 +50,9 @@ RUNS = 5
 LONGEST_MS = 366 * 86_400_000
 """How long before a run the run before it is searched, in ms."""
 
+SET_BACK_MS = 60_000
+"""By how much the clock of Redis must have been set back behind the last run of a schedule to be a problem, in ms."""
+
 _UNENDED = {"waiting", "running", "running_and_waiting", "resting"}
 
 
@@ -75,7 +78,7 @@ class ScheduleStats:
     late_ms: int
     """How much later than its time the latest tick came into the queue, or is overdue."""
     problem: str = ""
-    """Why its next run is unknown; empty if it is known."""
+    """Why its next run is unknown, or comes too late; empty if it is as it should be."""
     outcome: str = ""
     """The state of the latest of the last ``RUNS`` runs that has ended: dead, done, removed or cancelled. It is resting if
     none has ended and at least one has failed, and empty if no run has ended, or its outcome is not kept."""
@@ -338,6 +341,10 @@ def _figures(record: ScheduleRecord, now_ms: int, outcome: str, outcome_ms: int 
     except ConfigurationError as error:
         # Without cronsim, or with an unknown time zone, the next run cannot be computed.
         following, late_ms, problem = None, record.late_ms, str(error)
+    last_ms = record.last_run(now_ms)
+    # A slot refuses ticks that are not later than its latest one, so nothing can make the schedule run before.
+    if not problem and last_ms is not None and last_ms > now_ms + SET_BACK_MS:
+        problem = f"ran last at {instant_text(last_ms)}, and does not run again before that time: the clock of Redis was set back"
     return ScheduleStats(
         record.name,
         record.schedule.topic,
@@ -347,7 +354,7 @@ def _figures(record: ScheduleRecord, now_ms: int, outcome: str, outcome_ms: int 
         record.is_paused,
         record.is_removed,
         following,
-        record.last_run(now_ms),
+        last_ms,
         late_ms,
         problem,
         outcome,

@@ -985,6 +985,26 @@ def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: O
     assert "has 2 fields" in command()
 
 
+def test_a_schedule_that_waits_for_a_clock_that_was_set_back_is_trouble(
+    broker: OracleBroker, clock: Clock
+) -> None:
+    schedule_duty.declare()
+    turn(clock, ms("2026-03-29T01:00:00Z"))
+    schedule_duty.stepper().settle()
+    assert operations().schedule("nightly").problem == ""
+    clock.advance(-30)
+    assert operations().schedule("nightly").problem == "", "it runs again within a minute"
+    clock.advance(-3600)
+    told = "ran last at 2026-03-29T01:00:00Z, and does not run again before that time: the clock of Redis was set back"
+    shown = operations().schedule("nightly")
+    assert (shown.next_ms, shown.problem) == (ms("2026-03-30T01:00:00Z"), told)
+    assert told in command()
+    with pytest.raises(CommandError, match=f"schedule nightly {told}"):
+        call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
+    clock.advance("2h")
+    assert operations().schedule("nightly").problem == ""
+
+
 def end_runs(broker: OracleBroker, reason: str | None, slots: range = range(4)) -> None:
     """Take what is due; let it succeed, or end with this failure."""
     topic = get_config().topic("reports")

@@ -45,6 +45,7 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
     return {
         "panel": "admin/django_rmq/topic/_slots.html",
         "workers": _workers(operations, topic),
+        "workers_problem": page.workers_problem,
         "slots": page.rows,
         "fullest": max((one.counts.store for one in page.rows), default=0) or 1,
         "skew_note": note if page.skew else _("All slots are empty."),
@@ -61,7 +62,7 @@ def _workers(operations: Operations, topic: Topic) -> list[dict[str, object]]:
     try:
         everybody = operations.workers()
     except RmqError:
-        everybody = []  # the head of the page shows why
+        everybody = []  # the page shows why, in their place
     workers = []
     for one in everybody:
         worker = one.member.worker

@@ -64,10 +64,11 @@ class WorkerList:
         return self._serving.get(topic.name) or TopicWorkers()
 
     def span_of(self, topic: Topic, slot: int) -> Span | None:
-        """Return the assigned slots of a topic among which ``slot`` is, or None if it is not assigned."""
+        """Return the assigned slots of a topic among which ``slot`` is, or None if no live worker has it."""
         spans = self.spans.get(topic.name, ())
         at = bisect_right(spans, slot, key=lambda span: span.stop)
-        return spans[at] if at < len(spans) and spans[at].start <= slot else None
+        is_owned = at < len(spans) and spans[at].start <= slot and spans[at].worker in self._present
+        return spans[at] if is_owned else None
 
     def owned(self, topic: Topic) -> int:
         """Return how many slots of a topic live workers own."""
@@ -82,13 +83,12 @@ class WorkerList:
         """Return the slots of ``counted`` that have something to take and no live worker, although the topic has workers."""
         if not (topic.serial and self.serving(topic).workers):
             return []
-        unowned = []
-        for slot, counts in counted:
-            if isinstance(counts, Counts) and counts.due and not counts.paused:
-                span = self.span_of(topic, slot)
-                if span is None or span.worker not in self._present:
-                    unowned.append(counts)
-        return unowned
+        held = [(slot, counts) for slot, counts in counted if isinstance(counts, Counts)]
+        return [
+            counts
+            for slot, counts in held
+            if counts.due and not counts.paused and self.span_of(topic, slot) is None
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class SlotStats:
     slot: int
     counts: Counts
     worker: str = ""
-    """The id of the worker to which the slot is assigned; empty if there is none, or the topic is not serial."""
+    """The id of the live worker to which the slot is assigned; empty if there is none, or the topic is not serial."""
     since_ms: int | None = None
     problem: str = ""
 
@@ -207,6 +207,8 @@ class SlotsStats:
     topic: Topic
     rows: list[SlotStats]
     now_ms: int
+    workers_problem: str = ""
+    """Why the owners of the slots are unknown; empty if they are known."""
 
     @property
     def mean_depth(self) -> float:
@@ -365,7 +367,7 @@ def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStat
         if span is not None:
             row = replace(row, worker=span.worker, since_ms=span.since * 1000)
         rows.append(row)
-    return SlotsStats(topic, rows, server_now_ms(broker, roster))
+    return SlotsStats(topic, rows, server_now_ms(broker, roster), live_workers.problem)
 
 
 def server_now_ms(broker: Broker, roster: Roster | RmqError) -> int:

@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core import reslotting
+from django_rmq.core.commands import membership
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
@@ -706,6 +708,23 @@ def test_rmqworkers_names_topics_without_a_free_thread(broker: Broker, run: Run,
     assert "(no free thread for orders, renders)" in run("rmqworkers")
     (one,) = json.loads(run("rmqworkers", "--json"))
     assert one["full"] == ["orders", "renders"]
+
+
+def test_a_slot_of_a_worker_that_has_died_has_no_worker(broker: Broker, run: Run, worker: Worker) -> None:
+    assert "without a worker" not in run("rmqslots", "orders")
+    token = broker.client.hget(worker_keys(broker.prefix).workers, worker.id).split()[0].decode()
+    assert broker.run(membership.leave(worker.id, token))
+    assert "4 without a worker" in run("rmqslots", "orders")
+    (found,) = json.loads(run("rmqslots", "orders", "--json"))
+    assert {slot["worker"] for slot in found["slots"]} == {None} and found["workers_problem"] is None
+
+
+def test_owners_of_slots_are_unknown_while_zookeeper_does_not_answer(run: Run) -> None:
+    elsewhere = {"HOSTS": "127.0.0.1:1", "ROOT": "/rmq"}
+    with override_settings(RMQ={**settings.RMQ, "COORDINATOR": "zookeeper", "ZOOKEEPER": elsewhere}):
+        text = run("rmqslots", "orders")
+        assert "workers unknown: ZooKeeper at 127.0.0.1:1 does not answer" in text
+        assert "without a worker" not in text
 
 
 def test_no_worker_is_told(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +41,7 @@ class Command(RmqCommand):
                         "serial": topic.serial,
                         "mean_depth": slots.mean_depth,
                         "skew": slots.skew,
+                        "workers_problem": slots.workers_problem or None,
                         "slots": [_row(row) for row in slots.rows],
                     }
                 )
@@ -50,12 +52,9 @@ class Command(RmqCommand):
 
     def _print(self, slots: SlotsStats, limit: int) -> None:
         topic, rows, now_ms = slots.topic, slots.rows, slots.now_ms
-        unowned = sum(not row.worker for row in rows) if topic.serial else 0
-        fullest = (
-            f", {unowned} without a worker" if unowned else "" if topic.serial else ", shared by all workers"
-        )
         self.stdout.write(
-            f"{topic.name}: {topic.slots} slots, {slots.mean_depth:.1f} messages in each, skew {slots.skew:.1f}{fullest}"
+            f"{topic.name}: {topic.slots} slots, {slots.mean_depth:.1f} messages in each, skew {slots.skew:.1f}"
+            f"{_owners_text(slots)}"
         )
         shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
         heads = (
@@ -99,13 +98,22 @@ class Command(RmqCommand):
             self.stdout.write(f"  … and {len(rows) - limit} more")
 
 
+def _owners_text(slots: SlotsStats) -> str:
+    if not slots.topic.serial:
+        return ", shared by all workers"
+    if slots.workers_problem:
+        return f", workers unknown: {one_line(slots.workers_problem)}"
+    unowned = sum(not row.worker for row in slots.rows)
+    return f", {unowned} without a worker" if unowned else ""
+
+
 def _all_slots(operations: Operations, topic: Topic) -> SlotsStats:
     rows: list[SlotStats] = []
     while True:
         part = operations.slots(topic.name, len(rows), SLOTS_PER_TRIP)
         rows += part.rows
         if len(rows) >= topic.slots:
-            return SlotsStats(topic, rows, part.now_ms)
+            return replace(part, rows=rows)
 
 
 def _row(row: SlotStats) -> dict[str, object]:

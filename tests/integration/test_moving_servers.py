@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -22,6 +23,7 @@ from tests.support.workers import Heard, Worker, audit, client_of, eventually, l
 TOPIC = Topic("moved", TopicType.PRIORITY, slots=4, timeout=60, max_retries=3)
 KEYED = Topic("keyed", TopicType.PRIORITY, slots=2, timeout=60, max_retries=3, identity="key")
 WAITING = 40
+PAGE = Path(__file__).parents[2] / "docs/deploy/backup.md"
 
 
 @pytest.fixture
@@ -89,9 +91,12 @@ def offset(server: RedisServer, name: bytes) -> bytes:
 
 
 def snapshot(server: RedisServer, file: Path) -> None:
-    """Write a snapshot of a server that runs, as an operator does."""
+    """Write a snapshot of a server that runs, as an operator does: with the user of the docs."""
     client = shutil.which("redis-cli") or absent("redis-cli is not installed: apt-get install redis-tools")
-    command = [client, "-p", str(server.port), "--rdb", str(file)]
+    user = re.search("`ACL SETUSER backup (.*?)`", PAGE.read_text())
+    assert user
+    ask(server.port, "ACL", "SETUSER", "backup", *user[1].split())
+    command = [client, "-u", f"redis://backup:password@127.0.0.1:{server.port}", "--rdb", str(file)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 

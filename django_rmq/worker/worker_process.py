@@ -312,6 +312,8 @@ class WorkerProcess:
         self._is_stuck = False
         """Whether it has had no capacity for a topic for long."""
         self._wants_successor = False
+        self._is_too_large = False
+        """Whether it has used more memory than its limit before its first message."""
         self._is_stopping = False
         self._is_quiet = False
         self._publishing = threading.Lock()
@@ -577,14 +579,29 @@ class WorkerProcess:
             self._parent = None
             self.stop()
         if self._max_memory is not None and (used := memory_mib()) > self._max_memory:
+            self._exceed_memory(used, self._max_memory)
+
+    def _exceed_memory(self, used: float, limit: int) -> None:
+        """End the process because it uses more MiB than its limit, if it has processed a message."""
+        # If processes need more before their first message, each would be replaced before it had consumed anything.
+        if self.dispatcher.processed:
             logger.info(
                 "Memory use of %.0f MiB is above the limit of %d MiB; the process is replaced",
                 used,
-                self._max_memory,
+                limit,
                 extra={"rmq_event": "max_memory"},
             )
             self._max_memory = None
             self.stop()
+        elif not self._is_too_large:
+            self._is_too_large = True
+            logger.error(
+                "Memory use of %.0f MiB before the first message is above the limit of %d MiB; the process is replaced "
+                "after its first messages. Raise --max-memory",
+                used,
+                limit,
+                extra={"rmq_event": "max_memory"},
+            )
 
 
 def memory_mib() -> float:

@@ -153,9 +153,18 @@ def test_max_messages_replaces_the_process_and_max_idle_time_ends_it(
     assert quiet.output == ""
 
 
-def test_a_process_that_uses_more_than_max_memory_is_replaced(start: Start, happened: Happened) -> None:
+def test_a_process_that_uses_more_than_max_memory_is_replaced(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    replaced = "is above the limit of 1 MiB; the process is replaced\n"
     worker = start("one-slot", "--max-memory", "1")
-    eventually(lambda: worker.output.count("is above the limit of") >= 2, "two replacements", 20)
+    eventually(lambda: "Raise --max-memory" in worker.output, "the error", 20)
+    assert replaced not in worker.output
+    for n in range(1, 3):
+        # A process whose memory is above the limit from its start has to consume something before it is replaced.
+        send(broker, ONE_SLOT, named(n))
+        eventually(lambda n=n: len(happened.lines("done")) == n, "a message", 20)
+        eventually(lambda n=n: worker.output.count(replaced) == n, "a replacement", 20)
     worker.end()
 
 

@@ -160,12 +160,17 @@ def test_a_process_that_uses_more_than_max_memory_is_replaced(
     worker = start("one-slot", "--max-memory", "1")
     eventually(lambda: "Raise --max-memory" in worker.output, "the error", 20)
     assert replaced not in worker.output
-    for n in range(1, 3):
+    for n in range(2):
         # A process whose memory is above the limit from its start has to consume something before it is replaced.
         send(broker, ONE_SLOT, named(n))
-        eventually(lambda n=n: len(happened.lines("done")) == n, "a message", 20)
-        eventually(lambda n=n: worker.output.count(replaced) == n, "a replacement", 20)
+        eventually(
+            partial(_has_consumed, worker, happened, replaced, n + 1), "a message and a replacement", 20
+        )
     worker.end()
+
+
+def _has_consumed(worker: WorkerProcess, happened: Happened, replaced: str, count: int) -> bool:
+    return len(happened.lines("done")) == worker.output.count(replaced) == count
 
 
 def test_flags_come_from_the_environment_too(start: Start, broker: Broker, happened: Happened) -> None:

@@ -176,11 +176,7 @@ def driver_of_consumer(topic: Topic, consumer: str) -> Call[Driver | None]:
 
 def reported_loss(topic: Topic, consumer: str) -> Call[str]:
     """Return what ``report_loss`` has noted last under the name of a consumer, or an empty text."""
-    return RedisCommand("HMGET", _name(topic, consumer), ("reported",), _reported)
-
-
-def _reported(reply: list[bytes | None]) -> str:
-    return text(reply[0] or b"")
+    return RedisCommand("HMGET", _name(topic, consumer), ("reported",), lambda reply: text(reply[0] or b""))
 
 
 def report_loss(topic: Topic, consumer: str, claim: str) -> Call[int]:

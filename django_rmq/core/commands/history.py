@@ -48,13 +48,9 @@ def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
     return Call("history/sample", AtSlots(topic, slots), (), _sample, join=_whole)
 
 
-def _is_taken(reply: bytes) -> bool:
-    return reply == b"ok"
-
-
 def take_minute(topic: Topic, minute: int) -> Call[bool]:
     """Return whether this process is the one that samples ``topic`` in this minute (since the epoch)."""
-    return Call("history/take_minute", OfHistory(topic), (minute,), _is_taken)
+    return Call("history/take_minute", OfHistory(topic), (minute,), lambda reply: reply == b"ok")
 
 
 def count_lateness(topic: Topic, counts: Sequence[int]) -> Call[int]:

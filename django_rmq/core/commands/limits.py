@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from django_rmq.core.commands.script_call import (
-    Call,
-    Named,
-    OfKey,
-    RedisCommand,
-    Reply,
-    Single,
-    number,
-    pairs,
-)
+from django_rmq.core.commands.script_call import Call, Named, RedisCommand, Reply, Single, number, pairs
 from django_rmq.core.model.changed_limits import ChangedLimits, decode_limits
 from django_rmq.core.model.keys import bucket_key, changed_limits_key, limits_key
 from django_rmq.core.model.replies import Allowance
@@ -58,14 +49,14 @@ def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
 _CHANGED_LIMITS = Single(changed_limits_key)
 
 
-def _limits(key: bytes, reply: Reply) -> dict[str, ChangedLimits]:
+def _limits(reply: Reply) -> dict[str, ChangedLimits]:
     limits = ((topic.decode("utf-8", "replace"), decode_limits(text)) for topic, text in pairs(reply))
     return {topic: changed for topic, changed in limits if changed is not None}
 
 
 def read_changed_limits() -> Call[dict[str, ChangedLimits]]:
     """Return the limits that were changed at run time, by topic."""
-    return RedisCommand("HGETALL", _CHANGED_LIMITS, (), OfKey("limits", _limits))
+    return RedisCommand("HGETALL", _CHANGED_LIMITS, (), _limits)
 
 
 def write_changed_limits(topic: str, changed: ChangedLimits) -> Call[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, Reply, Single, pairs, text
+from django_rmq.core.commands.script_call import Call, RedisCommand, Reply, Single, pairs, text
 from django_rmq.core.model.keys import code_versions_key, reports_key, stacks_key, worker_requests_key
 from django_rmq.core.model.worker_report import (
     CodeVersion,
@@ -22,7 +22,7 @@ from django_rmq.core.model.worker_report import (
 _REPORTS = Single(reports_key)
 
 
-def _reports(key: bytes, reply: Reply) -> dict[str, WorkerReport]:
+def _reports(reply: Reply) -> dict[str, WorkerReport]:
     reports = ((worker.decode("utf-8", "replace"), decode(text)) for worker, text in pairs(reply))
     return {worker: report for worker, report in reports if report is not None}
 
@@ -34,7 +34,7 @@ def write_report(worker: str, report: WorkerReport) -> Call[int]:
 
 def read_reports() -> Call[dict[str, WorkerReport]]:
     """Return the reports of all workers, also of those that vanished."""
-    return RedisCommand("HGETALL", _REPORTS, (), OfKey("reports", _reports))
+    return RedisCommand("HGETALL", _REPORTS, (), _reports)
 
 
 def delete_reports(*workers: str) -> Call[int]:
@@ -45,7 +45,7 @@ def delete_reports(*workers: str) -> Call[int]:
 _CODE_VERSIONS = Single(code_versions_key)
 
 
-def _code_versions(key: bytes, reply: Reply) -> list[CodeVersion]:
+def _code_versions(reply: Reply) -> list[CodeVersion]:
     versions = (decode_code_version(name.decode("utf-8", "replace"), text) for name, text in pairs(reply))
     return [version for version in versions if version is not None]
 
@@ -57,7 +57,7 @@ def write_code_version(version: CodeVersion) -> Call[int]:
 
 def read_code_versions() -> Call[list[CodeVersion]]:
     """Return the versions that workers have reported."""
-    return RedisCommand("HGETALL", _CODE_VERSIONS, (), OfKey("code_versions", _code_versions))
+    return RedisCommand("HGETALL", _CODE_VERSIONS, (), _code_versions)
 
 
 def delete_code_versions(names: Sequence[str]) -> Call[int]:

@@ -184,14 +184,9 @@ def _channel(prefix: str, place: AtSlot | OfWorkers) -> bytes:
     return workers_channel(prefix) if isinstance(place, OfWorkers) else wake_channel(prefix, place.topic.name)
 
 
-def _slot_capacity(_: str, place: AtSlot) -> int:
-    topic = place.topic
-    return 1 if topic.serial else topic.max_prepared
-
-
 FACTS: dict[str, Callable[[str, Any], object]] = {
     "channel": _channel,
-    "slot_capacity": _slot_capacity,
+    "slot_capacity": lambda _, place: 1 if place.topic.serial else place.topic.max_prepared,
     "backlog": lambda _, place: place.topic.slot_backlog,
     "topic_type": lambda _, place: place.topic.type.value,
     "slots": lambda _, place: place.topic.slots,

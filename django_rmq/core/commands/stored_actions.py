@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.commands.script_call import Call, OfKey, RedisCommand, Reply, Single, pairs, text
+from django_rmq.core.commands.script_call import Call, RedisCommand, Single, pairs, text
 from django_rmq.core.model.keys import background_actions_key, deletions_key
 from django_rmq.core.model.stored_actions import (
     FIELDS,
@@ -20,13 +20,9 @@ from django_rmq.core.model.stored_actions import (
 _ACTIONS = Single(background_actions_key)
 
 
-def _actions(key: bytes, reply: Reply) -> list[ActionProgress]:
-    return decode_actions(pairs(reply))
-
-
 def read_actions() -> Call[list[ActionProgress]]:
     """Return the actions in the background, the oldest first."""
-    return RedisCommand("HGETALL", _ACTIONS, (), OfKey("actions", _actions))
+    return RedisCommand("HGETALL", _ACTIONS, (), lambda reply: decode_actions(pairs(reply)))
 
 
 def write_action(action: str, field: str, value: str) -> Call[int]:
@@ -40,13 +36,9 @@ def count_action(action: str, outcome: str, messages: int) -> Call[int]:
     return RedisCommand("HINCRBY", _ACTIONS, (f"{action}:did.{outcome}", messages), int)
 
 
-def _stopped_by(reply: Sequence[Reply]) -> str:
-    return text(reply[0] or b"")
-
-
 def read_stop(action: str) -> Call[str]:
     """Return who has stopped an action; empty if nobody has."""
-    return RedisCommand("HMGET", _ACTIONS, (f"{action}:stopped",), _stopped_by)
+    return RedisCommand("HMGET", _ACTIONS, (f"{action}:stopped",), lambda reply: text(reply[0] or b""))
 
 
 def delete_action(progress: ActionProgress) -> Call[int]:
@@ -58,13 +50,9 @@ def delete_action(progress: ActionProgress) -> Call[int]:
 _DELETIONS = Single(deletions_key)
 
 
-def _deletions(key: bytes, reply: Reply) -> list[Deletion]:
-    return decode_deletions(pairs(reply))
-
-
 def read_deletions() -> Call[list[Deletion]]:
     """Return the actions that have deleted messages, the oldest first."""
-    return RedisCommand("HGETALL", _DELETIONS, (), OfKey("deletions", _deletions))
+    return RedisCommand("HGETALL", _DELETIONS, (), lambda reply: decode_deletions(pairs(reply)))
 
 
 def write_deletion(deletion: str, field: str, value: str) -> Call[int]:

@@ -15,7 +15,7 @@ _FIELDS = (
 
 
 def change_schedule(
-    memory: Memory, _: str, name: str, field: str, value: str, from_now: int, renewed: int | str
+    memory: Memory, _: object, name: str, field: str, value: str, from_now: int, renewed: int | str
 ) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         now_ms, of = memory.now_ms(), f"{name}:".encode()
@@ -51,7 +51,7 @@ def change_schedule(
         return "changed"
 
 
-def renew_schedule(memory: Memory, _: str, name: str, ends: int) -> str:
+def renew_schedule(memory: Memory, _: object, name: str, ends: int) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
         if of + b"spec" not in found or of + b"removed" in found:
@@ -62,7 +62,7 @@ def renew_schedule(memory: Memory, _: str, name: str, ends: int) -> str:
 
 def plan_tick(
     memory: Memory,
-    _: str,
+    _: object,
     name: str,
     generation: int,
     before: int,
@@ -91,7 +91,7 @@ def plan_tick(
         return "planned"
 
 
-def settle_tick(memory: Memory, _: str, name: str, generation: int, instant: int, outcome: str) -> str:
+def settle_tick(memory: Memory, _: object, name: str, generation: int, instant: int, outcome: str) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
         known = (found.get(of + b"generation"), found.get(of + b"at"))

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from django_rmq.core.commands.script_call import (
-    AtSlot,
-    Call,
-    Named,
-    OfKey,
-    RedisCommand,
-    Reply,
-    moved,
-    pairs,
-    word,
-)
+from django_rmq.core.commands.script_call import AtSlot, Call, RedisCommand, Single, moved, pairs, word
 from django_rmq.core.model.keys import schedules_key
 from django_rmq.core.model.schedule import ScheduleRecord, records
 from django_rmq.core.model.topic import Topic
 
-
-def _schedule_key(prefix: str, _: str) -> bytes:
-    return schedules_key(prefix)
-
-
-def _all(key: bytes, reply: Reply) -> list[ScheduleRecord]:
-    return records(dict(pairs(reply)))
+_SCHEDULES = Single(schedules_key)
 
 
 def read_schedules() -> Call[list[ScheduleRecord]]:
     """Return everything that is recorded about schedules, by their names."""
-    return RedisCommand("HGETALL", Named(_schedule_key, ""), (), OfKey("schedules", _all))
+    return RedisCommand("HGETALL", _SCHEDULES, (), lambda reply: records(dict(pairs(reply))))
 
 
 def change_schedule(
@@ -41,7 +25,7 @@ def change_schedule(
     """
     return Call(
         "schedules/change_schedule",
-        Named(_schedule_key, name),
+        _SCHEDULES,
         (name, field, value, int(from_now), "" if renewed is None else renewed),
         word,
     )
@@ -52,7 +36,7 @@ def renew_schedule(name: str, *, ends: bool = False) -> Call[str]:
 
     ``ends``: the worker declared it, and ends.
     """
-    return Call("schedules/renew_schedule", Named(_schedule_key, name), (name, int(ends)), word)
+    return Call("schedules/renew_schedule", _SCHEDULES, (name, int(ends)), word)
 
 
 def plan_tick(
@@ -64,13 +48,13 @@ def plan_tick(
     """
     # The record has the CRC and no slot, because the slot count may change before the tick is written.
     own = (name, generation, before, instant, topic, crc, walls)
-    return Call("schedules/plan_tick", Named(_schedule_key, name), own, word)
+    return Call("schedules/plan_tick", _SCHEDULES, own, word)
 
 
 def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
     """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
     own = (name, generation, instant, outcome)
-    return Call("schedules/settle_tick", Named(_schedule_key, name), own, word)
+    return Call("schedules/settle_tick", _SCHEDULES, own, word)
 
 
 def _field(name: str) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from django_rmq.core.commands import fetch, limits
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
@@ -258,10 +257,8 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
             # There are too many slots to check, so the permits end with their lease.
             if time.monotonic() > end:
                 return
-            calls = [
-                fetch.list_held(topic, slot, owner, 0, BATCH)
-                for slot in range(start, min(start + HELD_AT_ONCE, topic.slots))
-            ]
+            slots = range(topic.slots)[start : start + HELD_AT_ONCE]
+            calls = [fetch.list_held(topic, slot, owner) for slot in slots]
             in_use += sum(
                 len(held) for held in run_all(broker, calls) if held and not isinstance(held, RmqError)
             )

@@ -110,7 +110,7 @@ def acquire_slots(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
 
 
 def list_held(
-    topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
+    topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = BATCH
 ) -> Call[list[HeldReply] | None]:
     """Return the messages that Prepare holds for ``owner``, or None if another owner holds some."""
     return Call("list_held", AtSlot(topic, slot), (owner, offset, limit), _held)
@@ -144,6 +144,6 @@ def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[He
     deliveries = first
     page: list[HeldReply] | None = first
     while page and len(page) == BATCH:
-        page = broker.run(list_held(topic, slot, owner, len(deliveries), BATCH))
+        page = broker.run(list_held(topic, slot, owner, len(deliveries)))
         deliveries = [*deliveries, *(page or ())]
     return deliveries

@@ -26,7 +26,6 @@ from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.executor_pool import BatchRouter
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotState, SlotTable
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.replies import Acquired, HeldReply
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
@@ -79,7 +78,7 @@ class FencedSlots:
 
         This is used while the coordinator cannot say which worker owns a slot.
         """
-        calls = [fetch.list_held(slot.topic, slot.number, self.owner, 0, 1) for slot in untaken]
+        calls = [fetch.list_held(slot.topic, slot.number, self.owner, limit=1) for slot in untaken]
         now = time.monotonic()
         for slot, held in zip(untaken, run_all(self.broker, calls), strict=True):
             # Someone has messages of the slot in flight, or Redis could not say whether anyone has.
@@ -353,7 +352,7 @@ class SlotAcquirer:
             if slot.is_owned and slot.topic.serial:
                 epochs[slot] = pipeline.add(fetch.acquire(slot.topic, slot.number))
             if slot.is_uncertain:
-                helds[slot] = pipeline.add(fetch.list_held(slot.topic, slot.number, self.owner, 0, BATCH))
+                helds[slot] = pipeline.add(fetch.list_held(slot.topic, slot.number, self.owner))
         # The clock is read before the call, so that a time-out never seems to begin later than it does in Redis.
         at = uptime()
         pipeline.execute()

@@ -125,7 +125,7 @@ def _settle_some(
     """Settle the messages that a dead worker has in flight in some slots, and record them in ``settled``."""
     telling = broker.pipeline()
     asked: list[tuple[Ending, int, Sequence[bytes]]] = []
-    calls = [fetch.list_held(topic, slot, owner, 0, BATCH) for slot in slots]
+    calls = [fetch.list_held(topic, slot, owner) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
         # A slot that cannot be read is left to its time-outs, so that the others are settled.
         if isinstance(first, RmqError) or not first:

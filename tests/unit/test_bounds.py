@@ -17,7 +17,7 @@ from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import check_slots
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.placement import check_fixed_time, check_priority, check_time_range, instant_ms
+from django_rmq.core.producer.placement import check_fixed_time, check_ms, check_priority, instant_ms
 from django_rmq.core.producer.producer import check_durability
 from django_rmq.durations import InvalidDuration
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
@@ -65,7 +65,7 @@ def consumed() -> Deliveries:
 
 REFUSED = (InvalidMessage, InvalidRequest, OperationRefused, ConfigurationError, InvalidDuration)
 REFUSALS: dict[str, Any] = {
-    "time_range": check_time_range,
+    "time_range": lambda value: check_ms("time_range", value, 1),
     "priority": lambda value: check_priority(RANKED, value),
     "fixed_time": check_fixed_time,
     "due": lambda value: check_fixed_time(value, past=True),
@@ -144,7 +144,7 @@ def test_what_is_no_delay_is_an_error_of_the_listener(seconds: Any) -> None:
 
 
 def test_the_bounds_themselves_are_taken() -> None:
-    assert check_time_range(bounds.MAX_DURATION_MS) == bounds.MAX_DURATION_MS
+    assert check_ms("time_range", bounds.MAX_DURATION_MS, 1) == bounds.MAX_DURATION_MS
     assert check_fixed_time(bounds.MAX_INSTANT_MS) == bounds.MAX_INSTANT_MS
     latest = datetime.fromtimestamp(bounds.MAX_INSTANT_MS / 1000, UTC)
     assert instant_ms("fixed_time", latest) == bounds.MAX_INSTANT_MS

@@ -208,16 +208,16 @@ def score_of(
     kind = topic.type
     check_option_of_type(topic, priority, time_range, fixed_time, delay)
     if kind is TopicType.FIFO:
-        return 0 if delay is None else check_delay(delay)
-    if topic.type is TopicType.RANGE_MERGE:
-        if time_range is None:
-            if topic.time_range_ms is None:
-                raise InvalidMessage(
-                    f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
-                )
-            return topic.time_range_ms
-        return check_time_range(time_range)
-    if topic.type is TopicType.PRIORITY:
+        return 0 if delay is None else check_ms("delay", delay, 0)
+    if kind is TopicType.RANGE_MERGE:
+        if time_range is not None:
+            return check_ms("time_range", time_range, 1)
+        if topic.time_range_ms is None:
+            raise InvalidMessage(
+                f'topic {topic.name} has no TIME_RANGE: pass time_range= (such as 5 or "250ms")'
+            )
+        return topic.time_range_ms
+    if kind is TopicType.PRIORITY:
         if priority is not None:
             return check_priority(topic, priority)
         if topic.default_priority is None:
@@ -243,35 +243,27 @@ def check_option_of_type(
         or (fixed_time is not None and kind is not TopicType.FIXED_TIME)
         or (delay is not None and kind is not TopicType.FIFO)
     ):
-        raise _misplaced(topic, priority=priority, time_range=time_range, fixed_time=fixed_time, delay=delay)
+        given = {"priority": priority, "time_range": time_range, "fixed_time": fixed_time, "delay": delay}
+        option, _ = _OPTIONS[kind]
+        others = [f"{name}=" for name, value in given.items() if value is not None and name != option]
+        raise InvalidMessage(
+            f"topic {topic.name} has the type {kind.value}: pass {option}=, not {' and '.join(others)}"
+        )
 
 
 _OPTIONS = {
-    TopicType.RANGE_MERGE: "time_range",
-    TopicType.PRIORITY: "priority",
-    TopicType.FIXED_TIME: "fixed_time",
-    TopicType.FIFO: "delay",
+    TopicType.RANGE_MERGE: ("time_range", "how long it waits for others to merge with"),
+    TopicType.PRIORITY: ("priority", "an integer"),
+    TopicType.FIXED_TIME: ("fixed_time", "an aware datetime"),
+    TopicType.FIFO: ("delay", "how long it waits at least"),
 }
-"""Type of a topic -> the option of a send that gives the due time or the priority of its messages."""
+"""Type of a topic -> the option of a send that gives the due time or the priority of its messages, and its values."""
 
 
 def option_of(topic: Topic) -> str:
     """Return the option of a send that gives the due time or the priority of a message of ``topic``, and the values it takes."""
-    return _TAKEN[topic.type]
-
-
-_TAKEN = {
-    TopicType.RANGE_MERGE: "time_range= (how long it waits for others to merge with)",
-    TopicType.PRIORITY: "priority= (an integer)",
-    TopicType.FIXED_TIME: "fixed_time= (an aware datetime)",
-    TopicType.FIFO: "delay= (how long it waits at least)",
-}
-
-
-def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
-    option = _OPTIONS[topic.type]
-    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None and name != option)
-    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {option}=, not {names}")
+    option, values = _OPTIONS[topic.type]
+    return f"{option}= ({values})"
 
 
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
@@ -468,17 +460,8 @@ JUST_NOW_MS = 60_000
 """For how many ms an instant that has passed counts as now: ``fixed_time=timezone.now()`` is not a mistake."""
 
 
-def check_time_range(value: int) -> int:
-    """Return ``time_range``, which is in ms, or raise ``InvalidMessage``."""
-    return _checked_ms("time_range", value, 1)
-
-
-def check_delay(value: int) -> int:
-    """Return ``delay``, which is in ms, or raise ``InvalidMessage``."""
-    return _checked_ms("delay", value, 0)
-
-
-def _checked_ms(name: str, value: int, least: int) -> int:
+def check_ms(name: str, value: int, least: int) -> int:
+    """Return the option ``name``, a duration in ms, or raise ``InvalidMessage``."""
     if not is_whole(value) or not least <= value <= MAX_DURATION_MS:
         raise InvalidMessage(f"{name} must be from {least} to {MAX_DURATION_MS} ms, got {abbreviated(value)}")
     return value

@@ -388,7 +388,7 @@ def _last_description(broker: Broker, calls: list[Call[list[DescribeReply]]]) ->
     message: DescribeReply | None = None
     for answer in walk(broker, calls):
         for reply in answer:
-            if any(score is not None for score in reply[:5]):
+            if reply.is_held:
                 message = reply
     return message
 

@@ -25,7 +25,7 @@ from django_rmq.core.model.replies import (
     parse,
     read_record,
 )
-from django_rmq.core.model.scores import LAST_INSTANT_MS, LAST_RETRY
+from django_rmq.core.model.scores import LAST_INSTANT_MS, due_of, is_retry
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest
 
@@ -198,9 +198,9 @@ def _next(topic: Topic, reply: FoundReply) -> _NextDelivery:
     if reply.store is None:
         return {"due": _instant(reply.retry, whole=True)}
     if topic.is_priority:
-        is_fresh = reply.store >= topic.min_priority and isfinite(reply.store) and reply.store % 1 == 0
+        is_fresh = isfinite(reply.store) and not is_retry(topic, reply.store)
         return {"priority": int(reply.store)} if is_fresh else {}
-    return {"due": _instant(reply.store, whole=True)} if reply.store > LAST_RETRY else {}
+    return {"due": due_of(topic, reply.store)}
 
 
 def _worker(topic: Topic, ended: Outcome | None) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import chain
 
 from django_rmq.core.commands import operate
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, batched, run_all
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.bounds import BATCH
@@ -52,7 +53,7 @@ class _Retention:
             begun, trimmed = time.monotonic(), 0
             slots = self._slots_of(self._topic)
             round_trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
-            for number, part in enumerate(_parts(slots), 1):
+            for number, part in enumerate(batched(chain.from_iterable(slots), SLOTS_AT_ONCE), 1):
                 counts = self._trim_some(part)
                 trimmed += sum(counts)
                 for slot, gone in zip(part, counts, strict=True):
@@ -95,14 +96,3 @@ class _Retention:
             )
         # A slot that failed has its turn again in the next round.
         return [0 if isinstance(gone, RmqError) else gone for gone in answers]
-
-
-def _parts(slots: Sequence[range]) -> Iterator[list[int]]:
-    part: list[int] = []
-    for slot in (slot for run in slots for slot in run):
-        part.append(slot)
-        if len(part) == SLOTS_AT_ONCE:
-            yield part
-            part = []
-    if part:
-        yield part

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import islice
 
 from django_rmq.core.commands import ack, inspect
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, batched, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
@@ -75,11 +74,11 @@ def time_outs(
     Instead of slots that cannot be read it yields the error.
     """
     parts = (
-        (topic, range(first, min(first + inspect.HEADS, topic.slots)))
+        (topic, range(topic.slots)[first : first + inspect.HEADS])
         for topic in topics
         for first in range(0, topic.slots, inspect.HEADS)
     )
-    while some := list(islice(parts, LOOKS)):
+    for some in batched(parts, LOOKS):
         looks = [inspect.heads(topic, slots, upkeep=True) for topic, slots in some]
         for (topic, slots), heads in zip(some, run_all(broker, looks), strict=True):
             if isinstance(heads, RmqError):

@@ -30,6 +30,7 @@ from django.utils.timezone import get_default_timezone
 
 from django_rmq import connections, observability, open_transactions, outbox
 from django_rmq.conf import did_you_mean, get_config
+from django_rmq.core.commands.broker_interface import batched
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import (
@@ -41,7 +42,7 @@ from django_rmq.core.model.send_results import (
     too_full,
 )
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.bulk_send import ROUND_TRIP, batched, takes_bodies
+from django_rmq.core.producer.bulk_send import ROUND_TRIP, takes_bodies
 from django_rmq.core.producer.placement import (
     OPTIONS,
     Outgoing,

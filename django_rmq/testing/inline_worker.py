@@ -85,7 +85,7 @@ async def adrain(topic: str | None = None, **options: Any) -> int:
 def _due_slots(broker: Broker, topic: Topic) -> list[int]:
     now, due = broker.now_ms(), []
     for first in range(0, topic.slots, inspect.HEADS):
-        slots = range(first, min(first + inspect.HEADS, topic.slots))
+        slots = range(topic.slots)[first : first + inspect.HEADS]
         heads = broker.run(inspect.heads(topic, slots))
         due += [slot for slot, head in zip(slots, heads, strict=True) if head is not None and head <= now]
     return due

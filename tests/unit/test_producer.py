@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.commands.broker_interface import batched
 from django_rmq.core.commands.send import takes_scattered
 from django_rmq.core.model.envelope import Envelope, basis_bytes, decode_envelope
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.send_results import SendResults
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.producer.bulk_send import ROUND_TRIP, TRIP_BYTES, batched
+from django_rmq.core.producer.bulk_send import ROUND_TRIP, TRIP_BYTES
 from django_rmq.core.producer.placement import Outgoing, instant_ms, slot_of
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import (

@@ -1,7 +1,7 @@
 """The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process.
 
 It is the door between the commands and the drivers. Its errors are those of this package; exceptions of redis-py stop behind it.
-``run_all``, ``walk`` and ``attempt`` run many calls in few round trips.
+``run_all``, ``walk`` and ``attempt`` run many calls in few round trips, for which ``batched`` makes lists.
 """
 
 from __future__ import annotations
@@ -175,6 +175,13 @@ class Broker(Protocol):
         """Subscribe to the events of messages."""
 
 
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of up to ``size`` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
 def run_all(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
     """Run calls in one round trip; return the answer of each, or its error, in order."""
     pipeline = broker.pipeline()
@@ -191,8 +198,7 @@ def attempt(
     broker: Broker, calls: Iterable[Call[T]], at_once: int = CALLS_PER_TRIP
 ) -> Iterator[T | RmqError]:
     """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
-    remaining = iter(calls)
-    while some := list(islice(remaining, at_once)):
+    for some in batched(calls, at_once):
         yield from run_all(broker, some)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from zlib import crc32
 
 from django_rmq.core.commands import send
-from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
+from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, batched
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.bounds import BATCH
@@ -117,13 +116,6 @@ def trip_spans(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, min(start - start % ROUND_TRIP + ROUND_TRIP, len(sizes))
 
 
-def batched(items: Iterable[object], size: int) -> Iterator[list[object]]:
-    """Yield lists of up to ``size`` items."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
 Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]
 """A function that sends messages which slots refused as moved to the new slots of their topic."""
 
@@ -190,7 +182,7 @@ class BulkSend:
             groups = list(_by_slot(slots, members, envelopes))
             scattered: list[tuple[Sequence[int], Sequence[bytes]]] = []
             if send.takes_scattered(present):
-                singles = ((slot, group[0]) for slot, group, _ in groups if len(group) == 1)
+                singles: Iterator[object] = ((slot, group[0]) for slot, group, _ in groups if len(group) == 1)
                 scattered = [tuple(zip(*part, strict=True)) for part in batched(singles, send.SCATTERED)]
                 groups = [group for group in groups if len(group[1]) > 1]
             yield BulkTrip(present, scattered, groups, slots, crcs, members, envelopes)

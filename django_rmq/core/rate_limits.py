@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.commands import fetch, limits
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, concerns_all, run_all
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
+from django_rmq.exceptions import NodeUnavailable, RmqError
 
 SHORTEST_WAIT = 0.02
 """Minimum seconds between two requests for deliveries of one topic; deliveries that have accumulated meanwhile come at once."""
@@ -172,11 +172,8 @@ class RateLimits:
             try:
                 self._ask(share, slots, unsettled(name), now)
             except RmqError as error:
-                # An unavailable server concerns all topics. A refusal, or a node that does not answer, concerns this topic
-                # alone.
-                if isinstance(error, ServerTrouble) and not isinstance(
-                    error, (NodeUnavailable, ServerRefused)
-                ):
+                # A refusal, or a node that does not answer, concerns this topic alone.
+                if concerns_all(error):
                     raise
                 complain(name, error)
                 rest = RENEW_SECONDS if isinstance(error, NodeUnavailable) else REST_SECONDS

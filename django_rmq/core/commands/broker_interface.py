@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import Protocol, Self, TypeAlias, TypeGuard, TypeVar
 
 from django_rmq.core.commands.script_call import Answer, Answers, Call
 from django_rmq.core.model.keys import Definitions
@@ -16,7 +16,7 @@ from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Definition, Topic
-from django_rmq.exceptions import RmqError
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
 T = TypeVar("T")
 Heard_co = TypeVar("Heard_co", covariant=True)
@@ -173,6 +173,11 @@ class Broker(Protocol):
 
     def events(self) -> Subscription[bytes]:
         """Subscribe to the events of messages."""
+
+
+def concerns_all(error: RmqError) -> TypeGuard[ServerTrouble]:
+    """Return whether an error concerns the whole server, rather than a slot or a node."""
+    return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -39,11 +39,6 @@ RENEWAL_SECONDS = 5.0
 """Seconds between two new subscriptions while nodes do not answer."""
 
 
-def concerns_all(error: RmqError) -> bool:
-    """Return whether an error concerns the whole server, rather than a slot or a node."""
-    return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
-
-
 @dataclass(eq=False)
 class SlotErrors:
     """Handles errors of slots. ``renew`` subscribes to wake-ups again: the node that fails may be that of the subscription."""

@@ -16,8 +16,8 @@ from itertools import islice
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, inspect
-from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription
-from django_rmq.core.consumer.acks import SlotErrors, concerns_all
+from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription, concerns_all
+from django_rmq.core.consumer.acks import SlotErrors
 from django_rmq.core.consumer.capacity import Capacity
 from django_rmq.core.consumer.mailbox import Mailbox, Resubscribed, Wake
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
@@ -174,7 +174,7 @@ class DuePoll:
             heads = answer.result()
             if isinstance(heads, RmqError):
                 self.slot_errors.complain("heads", "The slow poll failed: %s", heads)
-                trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
+                trouble = heads if concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
         for slot, ended in zip(blocked, timed_out, strict=True):

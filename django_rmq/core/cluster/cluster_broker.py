@@ -340,7 +340,6 @@ class ClusterBroker(RedisBroker):
     client: Cluster
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on the node of its slot, or of its slots, and return its answer. Raises ``RmqError``."""
         pipeline = self.pipeline()
         answer = pipeline.add(call)
         pipeline.execute()
@@ -350,14 +349,12 @@ class ClusterBroker(RedisBroker):
         """Do nothing: each node gets the scripts with its first call."""
 
     def pipeline(self) -> ClusterPipeline:
-        """Return a pipeline that sends each call to its node."""
         return ClusterPipeline(self.client, self.exchange)
 
     def close(self) -> None:
         self.client.close()
 
     def ping(self) -> None:
-        """Raise ``ServerTrouble`` unless a primary answers."""
         self._everywhere("PING")
 
     def now_ms(self) -> int:
@@ -407,7 +404,7 @@ class ClusterBroker(RedisBroker):
 
 
 class ClusterPipeline(RedisPipeline):
-    """Collects calls and runs them on all nodes concerned at the same time; see ``RedisPipeline``.
+    """Collects calls and runs them on all nodes concerned at the same time.
 
     While a hash slot moves, calls of one slot may run in another order than they were collected in, unless
     ``keep_order`` was called; calls that only read still come after what preceded them.
@@ -418,7 +415,6 @@ class ClusterPipeline(RedisPipeline):
         self._cluster = cluster
 
     def send(self) -> Self:
-        """Send the collected calls."""
         self._routed_commands = [self._routed_commands_of(call) for call in self._calls]
         flat = [routed for routed_commands in self._routed_commands for routed in routed_commands]
         self._trip = NodeTrip(self._cluster, flat, wanted=self._wanted)
@@ -426,7 +422,6 @@ class ClusterPipeline(RedisPipeline):
         return self
 
     def receive(self) -> list[Reply]:
-        """Return a result or an ``RmqError`` for each call, in order."""
         calls, answers = self._take_calls()
         self._trip.receive()
         self.confirmed = self._trip.confirmed

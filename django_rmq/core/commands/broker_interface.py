@@ -130,7 +130,7 @@ class Broker(Protocol):
         """
 
     def undefine(self, topic: Topic) -> None:
-        """Delete the definition of a topic, its counters and its history."""
+        """Delete the definition of a topic, its counters and its history. Not atomic, but it can be repeated."""
 
     def note_slot_basis(self, topic: Topic) -> None:
         """Record that ``topic`` has messages whose slot cannot be computed from their stored form."""

@@ -16,7 +16,15 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from django_rmq.core.commands.script_call import Answer, Answers, Call, RedisCommand, Reply, Single
+from django_rmq.core.commands.script_call import (
+    Answer,
+    Answers,
+    Call,
+    RedisCommand,
+    Reply,
+    Single,
+    pairs,
+)
 from django_rmq.core.model import keys
 from django_rmq.core.model.keys import (
     Definitions,
@@ -68,7 +76,7 @@ def _replace_definition(name: str, before: bytes, after: str) -> Call[bool]:
 
 
 class RedisBroker:
-    """Runs calls on a Redis server, one round trip each.
+    """Runs calls on a Redis server, one round trip each. What a broker does is said in ``Broker``.
 
     ``client`` is a redis-py client that neither retries nor decodes. ``clock`` is for tests.
     """
@@ -81,52 +89,34 @@ class RedisBroker:
         self.exchange = ServerConnection(client, self.prefix, clock)
 
     def run(self, call: Call[T]) -> T:
-        """Run a call and return its answer. Raises ``RmqError``."""
         return self.exchange.run(call)
 
     def pipeline(self) -> RedisPipeline:
-        """Return a pipeline, which collects calls; ``execute`` runs all of them in one round trip."""
         return RedisPipeline(self.exchange)
 
     def load_scripts(self) -> None:
-        """Load every script into the server, so that no pipeline finds one missing."""
         self.exchange.load_scripts()
 
     def close(self) -> None:
-        """Close all connections; a later call opens new ones."""
         self.client.connection_pool.disconnect()
 
     # --- definitions of topics
 
     def definitions(self) -> Definitions:
-        """Return the registered definition of every topic.
-
-        Raises ``WrongType`` if the key of the definitions holds another type.
-        """
         key = topics_key(self.prefix)
         try:
             reply = self.client.execute_command("HGETALL", key)
         except RedisError as error:
             raise named(key, translate(error)) from error
         # redis-py makes a dict of this reply; the client of a cluster returns it as a flat list.
-        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        return Definitions(key, pairs)
+        return Definitions(key, pairs(reply))
 
     def define(self, topic: Topic, *, replace: bool = False) -> Definition:
-        """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
-
-        ``replace`` overwrites the definition but keeps what it records about re-slottings.
-        """
         return self.redefine(
             topic.name, lambda known: redefined(topic, known) if replace or not known else known
         )
 
     def redefine(self, name: str, change: Callable[[Definition], Definition]) -> Definition:
-        """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
-
-        The change is atomic: if another process changes the definition meanwhile, ``change`` is called again.
-        Raises ``WrongType`` if the key holds another type.
-        """
         key = topics_key(self.prefix)
         while True:
             try:
@@ -143,10 +133,7 @@ class RedisBroker:
                 return definition
 
     def undefine(self, topic: Topic) -> None:
-        """Delete the definition of a topic, its counters and its history. Not atomic, but it can be repeated.
-
-        The definition is deleted last, so that the topic is still listed if the connection is lost in between.
-        """
+        # The definition is deleted last, so that the topic is still listed if the connection is lost in between.
         others = (
             *history_keys(self.prefix, topic.name),
             times_key(self.prefix, topic.name),
@@ -158,42 +145,29 @@ class RedisBroker:
         self._ask("HDEL", topics_key(self.prefix), topic.name)
 
     def note_slot_basis(self, topic: Topic) -> None:
-        """Record that ``topic`` has messages whose slot cannot be computed from their stored form."""
         self._ask("HSET", explicit_basis_key(self.prefix), topic.name, 1)
 
     def has_slot_bases(self, topic: Topic) -> bool:
-        """Return whether ``note_slot_basis`` was ever called for ``topic``."""
         return bool(self._ask("HEXISTS", explicit_basis_key(self.prefix), topic.name))
 
     # --- the server
 
     def ping(self) -> None:
-        """Raise ``ServerTrouble`` unless the server answers and is ready."""
         self._ask("PING")
 
     def now_ms(self) -> int:
-        """Return the server's clock in ms."""
         if self.exchange.clock is not None:
             return self.exchange.clock() // 1000
         seconds, micros = self._ask("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     def servers(self) -> list[ServerInfo]:
-        """Return the report of the server about itself; on a cluster, the report of each primary. One round trip.
-
-        Raises ``ServerRefused`` if INFO is not permitted.
-        """
         return clients.parse_servers(self._on_all(clients.COMMANDS))
 
     def slow_commands(self) -> list[SlowCommand]:
-        """Return the commands in the slow logs of the servers, the slowest first. One round trip.
-
-        Raises ``ServerRefused`` if SLOWLOG is not permitted.
-        """
         return clients.parse_slow_commands(self._on_all([clients.SLOWLOG]))
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
-        """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
         from django_rmq.core.commands import inspect, membership
 
         checked = list(topics)
@@ -220,26 +194,21 @@ class RedisBroker:
     # --- what is published
 
     def inbox(self, owner: str) -> bytes:
-        """Return the channel to which sends may push messages for a worker."""
         return inbox_channel(self.prefix, owner)
 
     def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> Wakeups:
-        """Subscribe to the wake-ups of ``topics``, and to what sends push to ``inbox``."""
         from django_rmq.core.commands import fetch
 
         channels = {wake_channel(self.prefix, topic.name): topic.name for topic in topics}
         return Wakeups(self._subscription_client(), channels, inbox, partial(fetch.pushed, self.prefix))
 
     def worker_changes(self) -> Wakeups:
-        """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         return Wakeups(self._subscription_client(), {workers_channel(self.prefix): ""})
 
     def publish_events(self, payload: bytes) -> int:
-        """Publish events; return how many subscribers received them (on a cluster: those of one node)."""
         return int(self._ask("PUBLISH", events_channel(self.prefix), payload))
 
     def events(self) -> Events:
-        """Subscribe to the events of messages."""
         return Events(self._subscription_client(), {events_channel(self.prefix): ""})
 
     def _subscription_client(self) -> object:
@@ -361,10 +330,6 @@ class ServerConnection:
             raise translate(error) from error
         return replies
 
-    def take_connection(self) -> Connection:
-        connection: Connection = self.client.connection_pool.get_connection()
-        return connection
-
 
 def give_back(client: Any, connection: Connection, *, broken: bool = False) -> None:
     """Return a connection to the pool of its client. ``broken``: it may still get a reply that nobody reads."""
@@ -418,11 +383,7 @@ def _syncs_always(connection: Connection) -> bool:
 
 
 class RedisPipeline:
-    """Collects calls; ``execute`` runs them and returns results, errors in their places.
-
-    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the same time. A failed
-    connection fails every call of the pipeline, because it is unknown which of them ran.
-    """
+    """Collects calls for one round trip to a server. What a pipeline does is said in ``BrokerPipeline``."""
 
     def __init__(self, exchange: ServerConnection) -> None:
         self.prefix = exchange.prefix
@@ -433,40 +394,31 @@ class RedisPipeline:
         self._wanted: Durability | None = None
         self._in_order = False
         self.confirmed: Confirmed | None = None
-        """The durability that ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
-        """Collect a call; return an object that holds its answer after the pipeline has run."""
         answer: Answer[T] = Answer()
         self._calls.append(call)
         self._answers.append(answer)
         return answer
 
     def confirm(self, wanted: Durability) -> None:
-        """Wait, after the collected calls, until they are as durable as ``wanted``.
-
-        Waits at most two fifths of the socket time-out for each kind of confirmation.
-        """
         self._wanted = wanted
 
     def keep_order(self) -> None:
-        """Run everything after a call again if that call has to be repeated. All calls must be safe to run twice."""
         self._in_order = True
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def execute(self) -> Answers:
-        """Run the collected calls and return a result or an ``RmqError`` for each."""
         return self.send().receive() if self._calls else []
 
     def send(self) -> Self:
-        """Send the collected calls. Raises ``ServerTrouble``; ``receive`` must not be called then."""
         exchange = self._exchange
         exchange.load_scripts()
         connection = None
         try:
-            connection = exchange.take_connection()
+            connection = exchange.client.connection_pool.get_connection()
             waits = durability_commands(self._wanted, connection) if self._wanted is not None else []
             # A generator: the words of a command are garbage as soon as it is encoded.
             pieces = chain(chain.from_iterable(map(exchange.pieces, self._calls)), map(wire.packed, waits))
@@ -482,7 +434,6 @@ class RedisPipeline:
         return self
 
     def receive(self) -> Answers:
-        """Return a result or an ``RmqError`` for each call, in order."""
         connection, self._connection = self._connection, None
         calls, answers = self._take_calls()
         try:

@@ -421,7 +421,7 @@ class _Subscription:
 
 
 class Wakeups(_Subscription):
-    """A subscription to wake-ups: slots that can be taken from earlier than announced. And to ``inbox``, if that has a name.
+    """A subscription to wake-ups, and to ``inbox`` if that has a name; see ``WakeupSubscription``.
 
     ``read_push`` returns what a send has published to the inbox.
     """
@@ -437,14 +437,10 @@ class Wakeups(_Subscription):
         self._inbox, self._read_push = inbox, read_push
         self._awaits_answer = False
         self.has_pushes = bool(inbox)
-        """Whether ``get`` may still return what a send has pushed."""
 
     def check(self) -> None:
-        """Ask the server for an answer, which ``get`` reads. Raises ``RmqError`` if nothing has come since the last question.
-
-        A router or a firewall may forget a connection that is idle. Then neither end gets an error, and what is published is
-        lost, also what was pushed.
-        """
+        # A router or a firewall may forget a connection that is idle. Then neither end gets an error, and what is published is
+        # lost, also what was pushed.
         if self._awaits_answer:
             raise ServerUnavailable("Redis does not answer on the connection of the subscription")
         try:
@@ -454,7 +450,6 @@ class Wakeups(_Subscription):
         self._awaits_answer = True
 
     def stop_pushes(self) -> None:
-        """Refuse pushes from now on. ``get`` returns those that were made before."""
         try:
             if self.has_pushes:
                 self._pubsub.unsubscribe(self._inbox)

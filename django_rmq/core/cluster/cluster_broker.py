@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -222,31 +223,27 @@ class NodeTrip:
         return bool(waiting)
 
     def _read(self, node: Node, connection: Connection, group: list[RoutedCommand]) -> None:
-        for at, routed in enumerate(group):
-            try:
+        wanted, unread = self._wanted, deque(group)
+        try:
+            while unread:
+                routed = unread[0]
                 # If the node refuses ASKING, it answers the command all the same, and that answer belongs to no other one.
                 refusal = self._reply(connection) if routed.asking else None
                 reply = self._reply(connection)
                 are_errors = isinstance(refusal, RedisError) and isinstance(reply, RedisError)
                 routed.reply = refusal if are_errors else reply
-            except RedisError as error:
-                # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
-                self._mark_lost(node, group[at:], error)
-                give_back(node.client, connection, broken=True)
-                self._confirm_nothing()
-                return
-            self._judge(node, routed)
-        if self._wanted is not None:
-            try:
-                confirmed = read_confirmed(self._wanted, connection)
-            except RedisError as error:
-                self._mark_lost(node, (), error)
-                give_back(node.client, connection, broken=True)
-                self._confirm_nothing()
-                return
-            # A node that has run none of its commands has nothing to confirm.
-            if not all(routed.repeat for routed in group):
-                self._confirm(confirmed)
+                self._judge(node, unread.popleft())
+            confirmed = None if wanted is None else read_confirmed(wanted, connection)
+        except RedisError as error:
+            # The connection broke: the replies before it count, and it is unknown whether the other commands ran.
+            self._mark_lost(node, unread, error)
+            give_back(node.client, connection, broken=True)
+            if wanted is not None:
+                self._confirm(Confirmed(None, False if wanted.fsync else None))
+            return
+        # A node that has run none of its commands has nothing to confirm.
+        if confirmed is not None and not all(routed.repeat for routed in group):
+            self._confirm(confirmed)
         give_back(node.client, connection)
 
     @staticmethod
@@ -255,10 +252,6 @@ class NodeTrip:
             return connection.read_response()
         except (ResponseError, BusyLoadingError) as error:
             return error
-
-    def _confirm_nothing(self) -> None:
-        if self._wanted is not None:
-            self._confirm(Confirmed(None, False if self._wanted.fsync else None))
 
     def _confirm(self, confirmed: Confirmed) -> None:
         self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)

@@ -310,25 +310,26 @@ class ServerConnection:
 
     def each(self, commands: Sequence[wire.Command]) -> list[Reply]:
         """Return the plain answer, or the ``RedisError``, of each command, in one round trip."""
-        pool = self.client.connection_pool
         replies: list[Reply] = []
         try:
-            connection = pool.get_connection()
+            connection = self.client.connection_pool.get_connection()
             try:
                 connection.send_packed_command(connection.pack_commands(commands))
-                for _ in commands:
-                    try:
-                        replies.append(connection.read_response())
-                    except ResponseError as error:
-                        replies.append(error)
+                replies = [read_reply(connection) for _ in commands]
             finally:
                 # Replies that are left unread would be taken for those of the next commands on this connection.
-                if len(replies) < len(commands):
-                    connection.disconnect()
-                pool.release(connection)
+                give_back(self.client, connection, broken=len(replies) < len(commands))
         except RedisError as error:
             raise translate(error) from error
         return replies
+
+
+def read_reply(connection: Connection) -> Reply:
+    """Return the next reply, or the error that the server answered."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def give_back(client: Any, connection: Connection, *, broken: bool = False) -> None:
@@ -423,12 +424,12 @@ class RedisPipeline:
             # A generator: the words of a command are garbage as soon as it is encoded.
             pieces = chain(chain.from_iterable(map(exchange.pieces, self._calls)), map(wire.packed, waits))
             connection.send_packed_command(list(wire.chunks(pieces)))
-        except RedisError as error:
-            self._give_up(connection)
-            raise translate(error) from error
-        except BaseException:
+        except BaseException as error:
             # A part of the commands may have been sent, so the connection cannot be used again.
-            self._give_up(connection)
+            if connection is not None:
+                give_back(exchange.client, connection, broken=True)
+            if isinstance(error, RedisError):
+                raise translate(error) from error
             raise
         self._connection = connection
         return self
@@ -437,15 +438,14 @@ class RedisPipeline:
         connection, self._connection = self._connection, None
         calls, answers = self._take_calls()
         try:
-            replies = [self._reply(connection) for _ in calls]
+            replies = [read_reply(connection) for _ in calls]
             if self._wanted is not None:
                 self.confirmed = read_confirmed(self._wanted, connection)
-        except RedisError as error:
-            self._give_up(connection)
-            raise translate(error) from error
-        except BaseException:
+        except BaseException as error:
             # Replies that are left unread would be taken for those of the next commands on this connection.
-            self._give_up(connection)
+            give_back(self._exchange.client, connection, broken=True)
+            if isinstance(error, RedisError):
+                raise translate(error) from error
             raise
         give_back(self._exchange.client, connection)
         # The server lost its scripts between the loading and this pipeline: a fail-over, a restart or SCRIPT FLUSH.
@@ -459,13 +459,6 @@ class RedisPipeline:
         calls_and_answers = self._calls, self._answers
         self._calls, self._answers = [], []
         return calls_and_answers
-
-    @staticmethod
-    def _reply(connection: Connection) -> Reply:
-        try:
-            return connection.read_response()
-        except ResponseError as error:
-            return error
 
     def _repeat_behind(self, calls: list[Call[object]], replies: list[Reply]) -> None:
         """Repeat the reads that follow a call that has to be repeated, or everything that follows it if in order."""
@@ -501,7 +494,3 @@ class RedisPipeline:
         for answer, result in zip(answers, results, strict=True):
             answer.become(result)
         return results
-
-    def _give_up(self, connection: Connection | None) -> None:
-        if connection is not None:
-            give_back(self._exchange.client, connection, broken=True)

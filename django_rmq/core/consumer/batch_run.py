@@ -79,11 +79,18 @@ def check_returned(returned: object) -> None:
         )
 
 
-def undecodable(message: Message, error: BaseException) -> Undecodable:
-    """Return the error of a message whose body cannot be decoded, because of ``error``."""
-    if isinstance(error, InvalidBody):
+def refusal_of(message: Message) -> Cancelled | Undecodable | None:
+    """Return the error of a message that its listener must not get, or None."""
+    # The message was cancelled after its delivery, for example while it waited for its turn in the event loop.
+    if message.stopped:  # rule: begins_what_was_cancelled
+        return Cancelled()
+    try:
+        message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+    except InvalidBody as error:
         return Unfit(f"{name_of(error)}: {text_of(error)}")
-    return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
+    except BaseException as error:  # noqa: BLE001 - whatever a decoder, a type or UPCAST raises
+        return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
+    return None
 
 
 def returned_from_one(message: Message, returned: object) -> Failure | None:
@@ -118,13 +125,8 @@ def call_one(function: Callable[[Any], object], message: Message, argument: obje
     SystemExit and KeyboardInterrupt are failures like any other: scripts and commands that a listener calls raise them.
     """
     try:
-        # The message was cancelled after its delivery and before its call.
-        if message.stopped:
-            raise Cancelled
-        try:
-            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
-        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
-            raise undecodable(message, error) from None
+        if (refusal := refusal_of(message)) is not None:
+            return failure_of(message, refusal)
         try:
             returned = function(argument)
         finally:
@@ -144,25 +146,21 @@ class CallGroup:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.readable: list[Message] = []
         """The messages with which the listener is called."""
-        self._unreadable: list[tuple[Message, BaseException]] = []
+        self._refused: list[tuple[Message, Cancelled | Undecodable]] = []
         for message in messages:
-            # The message was cancelled before the call, so the listener does not get it.
-            if message.stopped:
-                self._unreadable.append((message, Cancelled()))
-                continue
-            try:
-                message.body  # noqa: B018
+            refusal = refusal_of(message)
+            if refusal is None:
                 self.readable.append(message)
-            except BaseException as error:  # noqa: BLE001 - whatever a decoder, a type or UPCAST raises
-                self._unreadable.append((message, undecodable(message, error)))
-                # An unreadable message that is tried again holds the slot of a strict fifo topic. The messages
-                # behind it are not called before it has ended.
-                if message.topic.is_strict and not isinstance(self._unreadable[-1][1], Unfit):
-                    break
+                continue
+            self._refused.append((message, refusal))
+            # An undecodable message that is tried again holds the slot of a strict fifo topic. The messages
+            # behind it are not called before it has ended.
+            if message.topic.is_strict and not isinstance(refusal, (Cancelled, Unfit)):
+                break
 
     def rest(self) -> list[Outcome]:
         """Return the outcomes of the messages that the listener does not get."""
-        return [(message, failure_of(message, error)) for message, error in self._unreadable]
+        return [(message, failure_of(message, error)) for message, error in self._refused]
 
     def returned(self, returned: object) -> list[Outcome] | None:
         """Return the outcomes, or None if the list failed as a whole. May raise ``TypeError``."""
@@ -214,13 +212,8 @@ Coroutine = Callable[[Any], Awaitable[Any]]
 async def await_one(function: Coroutine, message: Message, argument: object) -> Failure | None:
     """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
-        # The message was cancelled while it waited for its turn in the loop.
-        if message.stopped:  # rule: begins_what_was_cancelled
-            raise Cancelled
-        try:
-            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
-        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
-            raise undecodable(message, error) from None
+        if (refusal := refusal_of(message)) is not None:
+            return failure_of(message, refusal)
         try:
             returned = await function(argument)
         finally:

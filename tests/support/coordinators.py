@@ -307,12 +307,12 @@ class Sharing:
         first = party.add(identity="1" * 32, threads=3)
         party.wait_until_shared_out()
         assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-        (holding,) = first.coordinator.describe()
+        (holding,) = party.holdings()
         assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
         assert abs(holding.since - time.time()) < 60
         (member,) = first.coordinator.members()
         assert member.worker == first.worker and 0 < member.session_left <= SESSION
-        assert (party.holdings(), party.members()) == ([holding], [first.id])
+        assert party.members() == [first.id]
         first.leave()
         assert party.members() == []
 

@@ -9,7 +9,6 @@ flight.
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -125,10 +124,6 @@ class Coordinator(ABC):
     def members(self) -> list[Member]:
         """Return all workers, by id. Raises ``ServerTrouble`` if they are unknown."""
 
-    @abstractmethod
-    def describe(self) -> list[Holding]:
-        """Return the owners and since when they own, by topic and slot. Raises ``ServerTrouble`` if they are unknown."""
-
 
 def topic_slots(topics: Iterable[Topic]) -> tuple[TopicSlots, ...]:
     """Return the part of ``topics`` that matters when slots are assigned."""
@@ -147,14 +142,13 @@ class StaticCoordinator(Coordinator):
     worker: Worker
     own: Callable[[Slots], None]
     disown: Callable[[Slots], None]
-    _since: float = field(default=0.0, init=False)
     _is_started: bool = field(default=False, init=False)
     _owned: Owned = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def start(self) -> None:
         with self._lock:
-            self._since, self._is_started = time.time(), True
+            self._is_started = True
             self._move(_whole(self.worker.topics))
 
     def stop(self, timeout: float = 2.0) -> None:
@@ -177,13 +171,6 @@ class StaticCoordinator(Coordinator):
 
     def members(self) -> list[Member]:
         return [Member(self.worker, float("inf"))]
-
-    def describe(self) -> list[Holding]:
-        return [
-            Holding(topic, part.start, part.stop, self.worker.id, self._since)
-            for topic, ranges in sorted(self._owned.items())
-            for part in ranges
-        ]
 
     def _move(self, wanted: Owned) -> None:
         lost, gained = less(self._owned, wanted), less(wanted, self._owned)

@@ -17,7 +17,7 @@ from uuid import uuid4
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination import Holding, Member, Slots, Worker
+from django_rmq.core.coordination import Member, Slots, Worker
 from django_rmq.core.coordination.assignment import assign
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
@@ -28,7 +28,6 @@ from django_rmq.core.coordination.shared_coordinator import (
 from django_rmq.core.coordination.stored_plan import (
     AssignmentPlan,
     members_of_roster,
-    plan_of_roster,
     read_workers,
     served_topics,
     whose,
@@ -109,9 +108,6 @@ class RedisCoordinator(SharedCoordinator):
 
     def members(self) -> list[Member]:
         return members_of_roster(self.broker.run(membership.roster()))
-
-    def describe(self) -> list[Holding]:
-        return plan_of_roster(self.broker.run(membership.roster())).holdings
 
     # --- the thread that beats
 

@@ -18,7 +18,7 @@ from kazoo import exceptions as kazoo
 from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.clock import uptime
-from django_rmq.core.coordination import Holding, Member, Slots, Worker
+from django_rmq.core.coordination import Member, Slots, Worker
 from django_rmq.core.coordination.assignment import assign
 from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
 from django_rmq.core.coordination.stored_plan import (
@@ -275,10 +275,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def members(self) -> list[Member]:
         """Ask ZooKeeper for all workers. The time left of a session is unknown: its whole length is returned."""
         return client.members(self._connected())
-
-    def describe(self) -> list[Holding]:
-        """Ask ZooKeeper for the owners and since when they own, by the clock of the assigning worker."""
-        return client.plan(self._connected()).holdings
 
     def _try_turn(self) -> float:
         try:

@@ -32,7 +32,6 @@ from django.db import (
     DatabaseError,
     OperationalError,
     ProgrammingError,
-    connections,
     router,
     transaction,
 )
@@ -74,7 +73,7 @@ def model() -> type[OutboxMessage]:
 
 def aliases() -> list[str]:
     """Return the databases that may have an outbox: those to which the routers allow its migration."""
-    return [alias for alias in connections if is_allowed(alias)]
+    return [alias for alias in databases if is_allowed(alias)]
 
 
 def is_allowed(alias: str) -> bool:
@@ -115,7 +114,7 @@ def has_table(alias: str) -> bool:
     """Return whether the database has the table; one without it is asked once a minute."""
     if time.monotonic() < _missing.get(alias, 0.0):
         return False
-    connection = connections[alias]
+    connection = databases[alias]
     with connection.cursor() as cursor:
         exists = model()._meta.db_table in connection.introspection.table_names(cursor)
     if exists:

@@ -209,7 +209,8 @@ def _has_lost_transaction(connection: BaseDatabaseWrapper, row: int | None) -> b
         return not connection.connection.in_transaction
     # MySQL rolls back the whole transaction at a deadlock, and begins another one with the next statement. Most
     # errors undo only their statement, so the row tells which of the two has happened.
-    return bool(connection.errors_occurred and row is not None and not is_there(connection, row))
+    rows = _model().objects.using(connection.alias)
+    return bool(connection.errors_occurred and row is not None and not rows.filter(pk=row).exists())
 
 
 def _log_done_before(messages: Sequence[Message]) -> None:
@@ -314,10 +315,6 @@ def insert(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> Inserted:
                 raise
             return Inserted(0)
         return Inserted(cursor.rowcount, cursor.lastrowid if connection.vendor == "mysql" else None)
-
-
-def is_there(connection: BaseDatabaseWrapper, number: int) -> bool:
-    return bool(_model().objects.using(connection.alias).filter(pk=number).exists())
 
 
 def _statement(connection: BaseDatabaseWrapper) -> tuple[str, str]:

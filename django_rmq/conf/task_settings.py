@@ -83,9 +83,13 @@ class TaskBackend:
     later: Topic
     """The topic in which tasks wait for their ``run_after``."""
 
-    def queue(self, name: str) -> Queue:
-        """Return the topics of the queue ``name``. Raises ``KeyError`` if there is none."""
-        return self.shared or self.queues[name]
+    def topic_of(self, queue: str, *, in_loop: bool) -> Topic:
+        """Return the topic of a queue's functions, or (``in_loop``) of its coroutine functions.
+
+        Raises ``KeyError`` if there is no such queue.
+        """
+        topics = self.shared or self.queues[queue]
+        return topics.loop if in_loop else topics.threads
 
     @property
     def running(self) -> Iterable[Topic]:

@@ -130,8 +130,7 @@ def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
             # The time of the task may have come after ``now`` was read. The task then goes to its queue at once.
             if _is_later(after, timezone.now()):
                 raise
-    queue = mine.queue(job.queue)
-    topic = queue.loop if job.in_loop else queue.threads
+    topic = mine.topic_of(job.queue, in_loop=job.in_loop)
     return send_message(topic.name, job.body, priority=priority_of(job), **how)
 
 

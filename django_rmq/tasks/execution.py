@@ -420,8 +420,7 @@ def release(message: Message) -> None:
     is_again = message.retries_left < message.max_retries
     if is_again and task_status.is_released(connections.get_broker("worker"), key):
         return
-    queue = backend.queue(job.queue)
-    topic = queue.loop if job.in_loop else queue.threads
+    topic = backend.topic_of(job.queue, in_loop=job.in_loop)
     try:
         # If a worker died after this send, the queue may have the task already. It then keeps its place there.
         ensure_message(topic.name, message.body, key=key, priority=priority_of(job), on_commit=False)

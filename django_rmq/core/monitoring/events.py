@@ -131,10 +131,8 @@ class EventStream:
             try:
                 for payload in _payloads(self._lines(noted, dropped)):
                     self._broker.publish_events(payload)
-            except RmqError as error:
-                self._failed(count + dropped, error)
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                self._failed(count + dropped, error, exc_info=True)
+                self._failed(count + dropped, error)
             with self._changed:
                 self._is_publishing = False
                 self._changed.notify_all()
@@ -159,12 +157,12 @@ class EventStream:
                 }
                 yield _line({**common, "count": len(ids), "ids": ids, **more, **self._from})
 
-    def _failed(self, taken: int, error: Exception, *, exc_info: bool = False) -> None:
+    def _failed(self, taken: int, error: Exception) -> None:
         # Messages must not wait for their events, so events that could not be published are only counted.
         with self._changed:
             self._dropped += taken
         text = f"Events of up to {taken} messages could not be published: %s"
-        self._log_throttled("publish", text, error, exc_info=exc_info)
+        self._log_throttled("publish", text, error, exc_info=not isinstance(error, RmqError))
 
 
 def _line(event: dict[str, object]) -> bytes:

@@ -16,9 +16,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
-from django_rmq.core.consumer.batch import Batch, Outcome, ReportQueue
+from django_rmq.core.consumer.batch import Batch, Executor, Outcome, ReportQueue
 from django_rmq.core.consumer.batch_run import (
     FLUSH_SECONDS,
     BatchRun,
@@ -203,8 +202,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class AsyncExecutor(threading.Thread):
-    """The thread of the event loop. It has the interface of an executor thread.
+class AsyncExecutor(Executor):
+    """The thread of the event loop.
 
     ``concurrency``: topic -> the number of calls that may run at the same time.
     """
@@ -217,11 +216,7 @@ class AsyncExecutor(threading.Thread):
         marks: ThreadNotes | None,
         concurrency: Mapping[str, int],
     ) -> None:
-        super().__init__(name="rmq-event-loop", daemon=True)
-        self.index = index
-        self.marks = marks
-        self.hangs = False
-        """Whether something blocks it for too long; then it gets no more work."""
+        super().__init__("rmq-event-loop", index, marks)
         self._cells = None if marks is None else ProgressCells(marks)
         self._mailbox = mailbox
         self._hooks = hooks
@@ -239,37 +234,25 @@ class AsyncExecutor(threading.Thread):
 
     # --- for other threads
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has run and no longer runs."""
-        return self.ident is not None and not self.is_alive()
-
     def batches(self) -> list[Batch]:
-        """Return the batches that run."""
         return list(self._active)
 
     def put(self, batch: Batch) -> None:
-        """Queue a batch."""
         with self._lock:
             batch.thread = self
             self._turns.add(batch)
         self._wake()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take a batch out of the queue; return whether it was there. Otherwise it runs already."""
         with self._lock:
             return self._turns.remove(batch)
 
     def stop(self) -> None:
-        """End when nothing is queued and nothing runs."""
         self._stopping = True
         self._wake()
 
     def gives_up_on(self, batch: Batch) -> bool:
-        """Return whether the thread has to be replaced, because a listener has exceeded MAX_RUNTIME.
-
-        A coroutine that waits keeps only its own slot from working.
-        """
+        # A coroutine that waits keeps only its own slot from working.
         self.hangs = self.hangs or self._lag.silent() > HUNG_SECONDS
         return self.hangs
 
@@ -279,7 +262,6 @@ class AsyncExecutor(threading.Thread):
         return silent if silent >= BLOCKED_SECONDS and self._loop is not None else 0.0
 
     def stack_of(self, batch: Batch) -> str:
-        """Return the stack of the listener of a batch."""
         steps, loop = self._active.get(batch), self._loop
         if steps is None or steps.task is None:
             return ""
@@ -395,6 +377,3 @@ class AsyncExecutor(threading.Thread):
             # Another thread may be about to wake the loop, which fails in a closed one, so both hold the lock.
             asyncio.set_event_loop(None)
             loop.close()
-
-
-forked_copies.watch(AsyncExecutor)

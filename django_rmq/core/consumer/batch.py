@@ -10,13 +10,16 @@ thread has, and it remembers the receipts of recent deliveries, so that none beg
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
+from django_rmq.core.consumer.shared_notes import ThreadNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
@@ -51,24 +54,51 @@ class ListenerLike(Protocol):
     def coroutine(self) -> Callable[[Any], Awaitable[Any]] | None: ...
 
 
-class Executor(Protocol):
-    """What the dispatcher asks of an executor, which is a thread or the event loop."""
+class Executor(threading.Thread, ABC):
+    """Runs the batches that it is given: one after the other in a thread, or those of async listeners in an event loop."""
 
-    index: int
-    hangs: bool
-    """Whether it is given up, because its listener does not return; then it gets no more work."""
+    def __init__(self, name: str, index: int, marks: ThreadNotes | None) -> None:
+        super().__init__(name=name, daemon=True)
+        self.index = index
+        self.marks = marks
+        self.hangs = False
+        """Whether it is given up, because its listener does not return; then it gets no more work."""
 
     @property
-    def is_dead(self) -> bool: ...
-    @property
-    def ident(self) -> int | None: ...
-    @property
-    def name(self) -> str: ...
-    def is_alive(self) -> bool: ...
-    def batches(self) -> list[Batch]: ...
-    def withdraw(self, batch: Batch) -> bool: ...
-    def gives_up_on(self, batch: Batch) -> bool: ...
-    def stack_of(self, batch: Batch) -> str: ...
+    def is_dead(self) -> bool:
+        """Whether it has run and no longer runs."""
+        return self.ident is not None and not self.is_alive()
+
+    @abstractmethod
+    def batches(self) -> list[Batch]:
+        """Return the batches that run."""
+
+    @abstractmethod
+    def put(self, batch: Batch) -> None:
+        """Queue a batch."""
+
+    @abstractmethod
+    def withdraw(self, batch: Batch) -> bool:
+        """Take a batch out of the queue; return whether it was there. Otherwise it runs already."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End when nothing is queued and nothing runs."""
+
+    @abstractmethod
+    def gives_up_on(self, batch: Batch) -> bool:
+        """Return whether it has to be replaced, because the listener of ``batch`` has exceeded MAX_RUNTIME."""
+
+    @abstractmethod
+    def stack_of(self, batch: Batch) -> str:
+        """Return the stack of the listener of a batch."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Log what keeps other listeners waiting."""
+
+
+forked_copies.watch(Executor)
 
 
 class AsyncCalls(Protocol):

@@ -15,11 +15,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer.acks import AckQueue
 from django_rmq.core.consumer.async_executor import AsyncExecutor
-from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ReportQueue
+from django_rmq.core.consumer.batch import Batch, BatchReport, Executor, InFlight, ReportQueue
 from django_rmq.core.consumer.batch_run import (
     FLUSH_SECONDS,
     BatchRun,
@@ -42,18 +41,14 @@ from django_rmq.core.model.topic import Topic
 logger = safe_logger("django_rmq.consumer")
 
 
-class ExecutorThread(threading.Thread):
+class ExecutorThread(Executor):
     """Runs batches one after the other."""
 
     def __init__(
         self, index: int, mailbox: ReportQueue, hooks: Hooks, marks: ThreadNotes | None = None
     ) -> None:
-        super().__init__(name=f"rmq-executor-{index}", daemon=True)
-        self.index = index
-        self.marks = marks
+        super().__init__(f"rmq-executor-{index}", index, marks)
         self.current: Batch | None = None
-        self.hangs = False
-        """Whether its listener exceeded MAX_RUNTIME; then it gets no more work."""
         self._mailbox = mailbox
         self._hooks = hooks
         self._queue = TurnQueue()
@@ -63,42 +58,31 @@ class ExecutorThread(threading.Thread):
         """One entry for each batch that was put, and one for the stop."""
         self._stopping = False
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has run and no longer runs."""
-        return self.ident is not None and not self.is_alive()
-
     def batches(self) -> list[Batch]:
-        """Return the batch that it runs."""
         current = self.current
         return [] if current is None else [current]
 
     def gives_up_on(self, batch: Batch) -> bool:
-        """Give the thread up if it runs ``batch``, whose listener has exceeded MAX_RUNTIME; return whether it does."""
         self.hangs = self.hangs or self.current is batch
         return self.current is batch
 
     def stack_of(self, batch: Batch) -> str:
-        """Return the stack of the listener of a batch."""
         return stack_of_thread(self)
 
     def look(self) -> None:
         """Do nothing: only an event loop can keep other listeners waiting."""
 
     def put(self, batch: Batch) -> None:
-        """Queue a batch."""
         with self._changing:
             batch.thread = self
             self._queue.add(batch)
         self._calls.put(None)
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take a batch out of the queue; return whether it was there. Otherwise the thread has begun it."""
         with self._changing:
             return self._queue.remove(batch)
 
     def stop(self) -> None:
-        """End when the queue is empty."""
         self._stopping = True
         self._calls.put(None)
 
@@ -169,11 +153,6 @@ class ExecutorThread(threading.Thread):
             failure = call_one(function, message, message)
 
 
-forked_copies.watch(ExecutorThread)
-
-Member = ExecutorThread | AsyncExecutor
-
-
 class ExecutorPool:
     """``count`` executor threads, and behind them the event loop if any topic has a ``concurrency``.
 
@@ -198,9 +177,9 @@ class ExecutorPool:
         self._unused = iter(range(len(members), count + SPARE))
         self._free: list[ThreadNotes] = []
         """The marks of threads that hung and have ended."""
-        self._hanging: list[tuple[Member, list[Batch]]] = []
+        self._hanging: list[tuple[Executor, list[Batch]]] = []
 
-    def _new(self, index: int, marks: ThreadNotes | None) -> Member:
+    def _new(self, index: int, marks: ThreadNotes | None) -> Executor:
         if index < self._count:
             return ExecutorThread(index, self._mailbox, self._hooks, marks)
         return AsyncExecutor(index, self._mailbox, self._hooks, marks, self._concurrency)
@@ -210,7 +189,7 @@ class ExecutorPool:
         for thread in self.threads:
             thread.start()
 
-    def stop(self) -> list[Member]:
+    def stop(self) -> list[Executor]:
         """Make all threads end when their queues are empty; return the threads that run nothing."""
         for thread in self.threads:
             thread.stop()

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Owner = TypeVar("Owner")
 
 Step = tuple[int, int, int]
 """A unit that moves from one worker to another in a topic: (from, topic, to)."""
@@ -215,7 +217,7 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
             start += take
             if lack > take:
                 takers.appendleft((w, lack - take))
-    return _joined(sorted([*staying, *grown]))
+    return join_neighbours(sorted([*staying, *grown]))
 
 
 def _shrink(pieces: Sequence[Piece], surplus: dict[int, int]) -> list[Piece]:
@@ -235,8 +237,9 @@ def _gaps(slots: int, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     return [(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start]
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    runs: list[Piece] = []
+def join_neighbours(pieces: Iterable[tuple[int, int, Owner]]) -> list[tuple[int, int, Owner]]:
+    """Return pieces that are in order, with one in place of neighbours that have the same owner."""
+    runs: list[tuple[int, int, Owner]] = []
     for start, stop, owner in pieces:
         if runs and runs[-1][1:] == (start, owner):
             start = runs.pop()[0]

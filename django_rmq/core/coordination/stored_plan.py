@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_rmq.core.coordination import Holding, Member, Owned, Worker
-from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots
+from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots, join_neighbours
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.topic import slot_counts
 
@@ -220,12 +220,7 @@ def _spans(numbers: list[int], workers: list[str], times: list[int]) -> Iterator
 
 
 def _runs(spans: Iterable[Span]) -> list[SlotRun]:
-    runs: list[SlotRun] = []
-    for start, stop, worker, _ in spans:
-        if runs and runs[-1][1:] == (start, worker):
-            start = runs.pop().start
-        runs.append(SlotRun(start, stop, worker))
-    return runs
+    return [SlotRun(*run) for run in join_neighbours(span[:3] for span in spans)]
 
 
 def _since(runs: Iterable[SlotRun], before: tuple[Span, ...], now: int) -> Iterator[Span]:

@@ -104,11 +104,10 @@ def run_child(topics: Iterable[Topic], options: ProcessOptions, notes: SharedNot
         if asked:
             return RECYCLE
         return worker.run()
-    except ServerTrouble as error:
+    except (ServerTrouble, ConfigurationError, SlotMoved) as error:
         logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        return SERVER
-    except (ConfigurationError, SlotMoved) as error:
-        logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        if isinstance(error, ServerTrouble):
+            return SERVER
         # Once messages have been processed, a successor can begin. If it cannot, it says so itself.
         return FORCED if notes.processed else USAGE
 

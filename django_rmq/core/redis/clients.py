@@ -329,12 +329,16 @@ def build_client(
         kind = RenewingPool if "credential_provider" in given else Pool
     # For another protocol redis-py would prepare notifications that need hiredis.
     pool = kind.from_url(url, **{**given, "protocol": ours.get("protocol")})
-    # These are not passed above, because the URL would take precedence over them.
-    pool.connection_kwargs.update(ours)
-    if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
-        # redis-py knows this option of TCP connections only.
-        pool.connection_kwargs.pop("socket_keepalive", None)
+    set_own_options(pool, ours)
     return redis.Redis(connection_pool=checked(pool))
+
+
+def set_own_options(pool: Any, ours: Mapping[str, object]) -> None:
+    """Let ``ours`` take precedence over the other options of a pool, those of its URL among them."""
+    pool.connection_kwargs.update(ours)
+    if "path" in pool.connection_kwargs:
+        # redis-py knows this option of TCP connections only, and not of Unix sockets.
+        pool.connection_kwargs.pop("socket_keepalive", None)
 
 
 def build_client_behind_sentinels(

@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from django_rmq.core.commands.script_call import Call, Reply
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.broker import ServerConnection, explain
+from django_rmq.core.redis.clients import set_own_options
 from django_rmq.exceptions import ServerUnavailable
 
 T = TypeVar("T")
@@ -48,12 +49,7 @@ def build_connection(url: str, given: Mapping[str, object], ours: Mapping[str, o
     The writer bounds a whole round trip, so the connection itself has no time-out of its own.
     """
     pool = ConnectionPool.from_url(url, **{**given, "protocol": ours.get("protocol")})
-    options = {**ours, "retry": Retry(NoBackoff(), 0), "socket_timeout": None}
-    # These are not passed above, because the URL would take precedence over them.
-    pool.connection_kwargs.update(options)
-    if issubclass(pool.connection_class, redis.asyncio.UnixDomainSocketConnection):
-        # redis-py knows this option of TCP connections only.
-        pool.connection_kwargs.pop("socket_keepalive", None)
+    set_own_options(pool, {**ours, "retry": Retry(NoBackoff(), 0), "socket_timeout": None})
     return pool.connection_class(**pool.connection_kwargs)
 
 

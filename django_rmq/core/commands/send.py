@@ -112,15 +112,10 @@ def send_merge(
 ) -> Call[Sequence[Sent]]:
     """Send range_merge messages due ``range_ms`` from now. A message that is already waiting keeps its time."""
     count = len(members)
+    own = (range_ms, count, *members, *envelopes)
     if count == 1:
-        own: tuple[object, ...] = (range_ms, 1, *members, *envelopes)
         return _one_message("send_merge", topic, slot, own, _one_merged, 1 + len(envelopes))
-    return Call(
-        "send_merge",
-        AtSlot(topic, slot),
-        (range_ms, count, *members, *envelopes),
-        _sent([math.nan] * count),
-    )
+    return Call("send_merge", AtSlot(topic, slot), own, _sent([math.nan] * count))
 
 
 SCATTERED = 32
@@ -181,12 +176,10 @@ def send_replace(
 
 def send_packed(topic: Topic, slot: int, packed: Packed, range_ms: int | None = None) -> Call[Counter[str]]:
     """Send encoded messages; return the number of messages of each status. ``range_ms``: on range_merge topics."""
-    count = len(packed)
+    place, count = AtSlot(topic, slot), len(packed)
     if topic.type is TopicType.RANGE_MERGE:
-        own: tuple[object, ...] = (range_ms, count, packed)
-        return Call("send_merge", AtSlot(topic, slot), own, _tally(count))
-    own = (count, packed)
-    return Call("send_replace", AtSlot(topic, slot), own, _tally(count))
+        return Call("send_merge", place, (range_ms, count, packed), _tally(count))
+    return Call("send_replace", place, (count, packed), _tally(count))
 
 
 def ensure(

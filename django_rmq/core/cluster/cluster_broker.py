@@ -309,10 +309,13 @@ class Cluster(Topology):
 
         Raises ``RedisError`` if none answered.
         """
-        routed_commands = [RoutedCommand(None, command, node) for node in self.primaries()]
+        primaries = self.primaries()
+        routed_commands = [RoutedCommand(None, command, node) for node in primaries]
         NodeTrip(self, routed_commands, patience=0).send().receive()
         replies = {
-            routed.node: routed.reply for routed in routed_commands if not isinstance(routed.reply, Exception)
+            node: routed.reply
+            for node, routed in zip(primaries, routed_commands, strict=True)
+            if not isinstance(routed.reply, Exception)
         }
         if not replies:
             raise (
@@ -320,7 +323,7 @@ class Cluster(Topology):
                 if routed_commands
                 else redis.ConnectionError("no node of the cluster serves anything")
             )
-        return {node: reply for node, reply in replies.items() if node is not None}
+        return replies
 
 
 class ClusterBroker(RedisBroker):

@@ -54,7 +54,7 @@ class ThreadNotes:
         # The state is cleared first: if the process is killed in between, the new message does not have the state of the old
         # one.
         self.states[place] = 0
-        self._marks[place] = hash(member) ^ hash((topic, slot, receipt))
+        self._marks[place] = mark_of(topic, slot, receipt, member)
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
         """Record which messages are next; return a byte for each, in which to put ``BEGUN`` and ``DONE``."""

@@ -38,67 +38,6 @@ class DeliveryControl(Protocol):
         """Note the progress; return False if the delivery has ended."""
 
 
-class DeliveryHandle:
-    """The part of a delivery that its listener uses to extend it, to report progress, and to see that it has to stop."""
-
-    __slots__ = ("_holder", "_reported_at", "reported", "stopped")
-
-    topic: Topic
-    _holder: DeliveryControl | None
-    """The holder of the delivery. None if this object reports neither extensions nor progress."""
-    _reported_at: float
-    """When the progress was last reported (monotonic)."""
-    reported: tuple[float, str] | None
-    """The fraction and the text that the listener reported last. The worker carries them in its next report about itself."""
-    stopped: str
-    """Why the listener has to stop: ``cancelled`` or ``overran``; empty if it may continue."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether a person or a program has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
-        return self.stopped == "cancelled"
-
-    def extend(self) -> bool:
-        """Restart the time-out; return False if the delivery has ended, so that another consumer may have the message."""
-        return self._holder is None or self._holder.extend(self)
-
-    async def aextend(self) -> bool:
-        """Do what ``extend`` does, from a coroutine, without blocking its event loop."""
-        return await call_in_thread(self.extend)
-
-    def progress(self, fraction: float, text: str = "") -> bool:
-        """Report that ``fraction`` (from 0 to 1) of the work is done: workers say it of what they run, without a round trip.
-
-        ``text``: what to say about it, of which 200 bytes are kept. On topics with OUTCOME_RETENTION it is also written to
-        the status of the message: at most once per second; the others are left out, except one with 1. Returns whether
-        it was written there: False also if the delivery has ended, and if Redis is unavailable.
-        """
-        return self._is_to_report(fraction, text) and self._report(fraction, text)
-
-    async def aprogress(self, fraction: float, text: str = "") -> bool:
-        """Do what ``progress`` does, from a coroutine, without blocking its event loop."""
-        return self._is_to_report(fraction, text) and await call_in_thread(self._report, fraction, text)
-
-    def _is_to_report(self, fraction: float, text: str) -> bool:
-        if not (is_number(fraction) and 0 <= fraction <= 1):
-            raise ValueError(f"the progress of a message must be from 0 to 1, got {abbreviated(fraction)}")
-        self.reported = (fraction, text)
-        now = time.monotonic()
-        is_soon = now - self._reported_at < PROGRESS_SECONDS
-        if not self.topic.outcome_retention_ms or (is_soon and fraction < 1):
-            return False
-        self._reported_at = now
-        return True
-
-    def _report(self, fraction: float, text: str) -> bool:
-        thousandths, cut_text = round(fraction * 1000), cut_error(text, MAX_TEXT)
-        try:
-            return self._holder is not None and self._holder.report(self, thousandths, cut_text)
-        except ServerTrouble:
-            # Progress is only for people: the listener continues while Redis is unavailable.
-            return False
-
-
 def message_id(slot: int, member: bytes) -> str:
     """Return the id by which people and programs name a message: its slot and its member."""
     return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
@@ -117,7 +56,7 @@ else:
 _UNREAD = object()
 
 
-class Message(DeliveryHandle, Generic[Body]):
+class Message(Generic[Body]):
     """What a listener gets: one delivery. The body is decoded when it is first read.
 
     A type checker takes ``Message[PriceChanged]`` for one whose body is such an instance.
@@ -126,7 +65,21 @@ class Message(DeliveryHandle, Generic[Body]):
     of the batch.
     """
 
-    __slots__ = ("_bodies", "_body", "_envelope", "delivery", "labels", "outcome", "receipt", "slot", "topic")
+    __slots__ = (
+        "_bodies",
+        "_body",
+        "_envelope",
+        "_holder",
+        "_reported_at",
+        "delivery",
+        "labels",
+        "outcome",
+        "receipt",
+        "reported",
+        "slot",
+        "stopped",
+        "topic",
+    )
 
     labels: dict[str, str]
     """What log lines say of the message beside its name: field -> value. Only listeners of RMQ's own set it."""
@@ -135,8 +88,11 @@ class Message(DeliveryHandle, Generic[Body]):
         self, topic: Topic, slot: int, receipt: int, delivery: Delivery, holder: DeliveryControl | None = None
     ) -> None:
         self._holder = holder
+        """The holder of the delivery. None if this object reports neither extensions nor progress."""
         self._reported_at = -math.inf
-        self.reported = None
+        """When the progress was last reported (monotonic)."""
+        self.reported: tuple[float, str] | None = None
+        """The fraction and the text that the listener reported last. The worker carries them in its next report about itself."""
         self.topic = topic
         self.slot = slot
         self.receipt = receipt
@@ -145,6 +101,7 @@ class Message(DeliveryHandle, Generic[Body]):
         self.outcome: Failure | None = None
         """The outcome that ``retry`` or ``reject`` has set, or None for success."""
         self.stopped = ""
+        """Why the listener has to stop: ``cancelled`` or ``overran``; empty if it may continue."""
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
 
@@ -272,6 +229,51 @@ class Message(DeliveryHandle, Generic[Body]):
     def reject(self, reason: str = "rejected") -> None:
         """In a batch: put this message into Dead at once."""
         self.outcome = Failure(self.delivery.member, "rejected", None, reason)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a person or a program has cancelled this delivery (``cancel_message``). Reading it costs no round trip."""
+        return self.stopped == "cancelled"
+
+    def extend(self) -> bool:
+        """Restart the time-out; return False if the delivery has ended, so that another consumer may have the message."""
+        return self._holder is None or self._holder.extend(self)
+
+    async def aextend(self) -> bool:
+        """Do what ``extend`` does, from a coroutine, without blocking its event loop."""
+        return await call_in_thread(self.extend)
+
+    def progress(self, fraction: float, text: str = "") -> bool:
+        """Report that ``fraction`` (from 0 to 1) of the work is done: workers say it of what they run, without a round trip.
+
+        ``text``: what to say about it, of which 200 bytes are kept. On topics with OUTCOME_RETENTION it is also written to
+        the status of the message: at most once per second; the others are left out, except one with 1. Returns whether
+        it was written there: False also if the delivery has ended, and if Redis is unavailable.
+        """
+        return self._is_to_report(fraction, text) and self._report(fraction, text)
+
+    async def aprogress(self, fraction: float, text: str = "") -> bool:
+        """Do what ``progress`` does, from a coroutine, without blocking its event loop."""
+        return self._is_to_report(fraction, text) and await call_in_thread(self._report, fraction, text)
+
+    def _is_to_report(self, fraction: float, text: str) -> bool:
+        if not (is_number(fraction) and 0 <= fraction <= 1):
+            raise ValueError(f"the progress of a message must be from 0 to 1, got {abbreviated(fraction)}")
+        self.reported = (fraction, text)
+        now = time.monotonic()
+        is_soon = now - self._reported_at < PROGRESS_SECONDS
+        if not self.topic.outcome_retention_ms or (is_soon and fraction < 1):
+            return False
+        self._reported_at = now
+        return True
+
+    def _report(self, fraction: float, text: str) -> bool:
+        thousandths, cut_text = round(fraction * 1000), cut_error(text, MAX_TEXT)
+        try:
+            return self._holder is not None and self._holder.report(self, thousandths, cut_text)
+        except ServerTrouble:
+            # Progress is only for people: the listener continues while Redis is unavailable.
+            return False
 
 
 ListenerArgument = Message | list[Message]

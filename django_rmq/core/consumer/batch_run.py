@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from django_rmq.core import forked_copies
 from django_rmq.core.clock import uptime
@@ -31,7 +31,7 @@ from django_rmq.core.consumer.failures import (
     name_of,
     text_of,
 )
-from django_rmq.core.consumer.shared_notes import BEGUN, DONE
+from django_rmq.core.consumer.shared_notes import BEGUN, DONE, BatchCells, ProgressCells, ThreadNotes
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
@@ -256,16 +256,8 @@ PATIENCE_SECONDS = 0.2
 or another executor that is free."""
 
 
-class ProgressStates(Protocol):
-    """The bytes in which an executor records which messages of a batch are begun and done, one for each message."""
-
-    def __setitem__(self, at: int, state: int, /) -> None: ...
-
-
-class ProgressNotes(Protocol):
-    """Where an executor has the bytes of its batches: ``ThreadNotes`` or ``ProgressCells``."""
-
-    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> ProgressStates: ...
+ProgressStates = bytearray | memoryview | BatchCells
+"""The bytes in which an executor records which messages of a batch are begun and done, one for each message."""
 
 
 class BatchResults:
@@ -318,7 +310,7 @@ class BatchRun:
     def __init__(
         self,
         batch: Batch,
-        notes: ProgressNotes | None,
+        notes: ThreadNotes | ProgressCells | None,
         mailbox: ReportQueue,
         flush_seconds: float,
         after_failure: Callable[[], None] = lambda: None,

@@ -383,7 +383,7 @@ class Capacity:
         threads: int,
         async_capacity: AsyncCapacity,
         in_flight: InFlight,
-        inbox: bytes = b"",
+        inbox: bytes,
     ) -> None:
         topics = table.topics.values()
         self.listeners = listeners

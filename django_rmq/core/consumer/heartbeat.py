@@ -157,7 +157,7 @@ class BackgroundThreads:
         in_flight: InFlight,
         mailbox: Mailbox,
         thread_watch: ThreadWatch,
-        inbox: bytes = b"",
+        inbox: bytes,
     ) -> None:
         call_watch = CallWatch(
             lambda batch: mailbox.put(MaxRuntimeExceeded(batch)),

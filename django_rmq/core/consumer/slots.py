@@ -158,7 +158,7 @@ acquired for the first time. ASLEEP: it was acquired and is empty, so only its e
 class SlotTable:
     """All slots that this worker owns, by (topic, slot), and those given up of which something is still in flight."""
 
-    def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str] = ()) -> None:
+    def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str]) -> None:
         self.awake: dict[tuple[str, int], ConsumedSlot] = {}
         self.slots_of_thread = [0] * (threads + 1)
         """How many awake slots each thread works on, and the event loop behind them."""
@@ -332,7 +332,7 @@ class SlotSchedule:
         depth: Callable[[ConsumedSlot], int],
         poll_seconds: float,
         *,
-        asks_always: bool = False,
+        asks_always: bool,
     ) -> None:
         self.clock = ServerClock()
         self.asks_always = asks_always

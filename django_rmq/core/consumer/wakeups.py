@@ -46,7 +46,7 @@ class WakeupSubscriber(threading.Thread):
         topics: Sequence[Topic],
         mailbox: Mailbox,
         subscribed: Callable[[], None],
-        inbox: bytes = b"",
+        inbox: bytes,
     ) -> None:
         super().__init__(name="rmq-wakeups", daemon=True)
         self.subscribed = threading.Event()

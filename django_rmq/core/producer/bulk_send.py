@@ -59,7 +59,7 @@ class SendPlan(Protocol[Trip]):
 
 
 def send_trips(
-    broker: Broker, plan: SendPlan[Trip], wanted: Durability = STORED, *, in_order: bool = False
+    broker: Broker, plan: SendPlan[Trip], wanted: Durability = STORED, *, in_order: bool
 ) -> RmqError | None:
     """Send the trips of ``plan`` until it has stopped; return the error that prevented some from being sent, or None.
 

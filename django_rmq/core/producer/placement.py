@@ -289,11 +289,9 @@ class Placement:
     fields in which Redis differs from the settings for topics in ``counts``.
     """
 
-    def __init__(
-        self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Definition] | None = None
-    ) -> None:
+    def __init__(self, counts: dict[str, tuple[int, ...]], followed: Mapping[str, Definition]) -> None:
         self._counts = counts
-        self._followed = {} if followed is None else followed
+        self._followed = followed
 
     def outgoing(
         self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None

@@ -49,6 +49,7 @@ class _Retention:
         self._log_throttled = LogThrottle(logger)
 
     def __call__(self) -> Generator[float, None, None]:
+        """Delete older messages from all slots, round after round; yield the seconds until the next step."""
         while True:
             begun, trimmed = time.monotonic(), 0
             slots = self._slots_of(self._topic)
@@ -84,6 +85,7 @@ class _Retention:
         return self._broker.now_ms() - self._retention_ms
 
     def _trim_some(self, slots: list[int]) -> list[int]:
+        """Delete from some slots in one round trip; return how many messages are gone from each."""
         up_to = self._up_to()
         calls = [operate.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE) for slot in slots]
         answers = run_all(self._broker, calls)

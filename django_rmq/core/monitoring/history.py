@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from itertools import accumulate, dropwhile, islice
 from operator import add, sub
@@ -151,11 +151,8 @@ class Depth(NamedTuple):
     """The earliest time (ms) since which a slot has had something to take (priority topics)."""
 
 
-COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
-ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed", "cancelled", "overran")
-
 _LATELY = 2
-"""The number of the last entries of ``ALSO_COUNTED`` that records of earlier versions lack."""
+"""The number of the last fields of ``HistoryTotals`` that records of earlier versions lack."""
 
 
 class MinuteRecord(NamedTuple):
@@ -171,7 +168,7 @@ class MinuteRecord(NamedTuple):
     """The number of slots to be read; larger than ``slots`` if sums are scaled, or a slot could not be read."""
     depth: Depth
     counters: tuple[int, ...]
-    """The counters in ``COUNTED``, and those in ``ALSO_COUNTED`` if they were recorded."""
+    """The values of ``HistoryTotals``; those without a rate are missing where they were not recorded."""
     late: tuple[int, ...] = ()
 
     @property
@@ -220,9 +217,8 @@ class MinuteRecord(NamedTuple):
         except (ValueError, IndexError):
             return None
         # During an update, workers of an earlier version write shorter records beside these.
-        whole = len(COUNTED) + len(ALSO_COUNTED)
-        undrained = counters.pop() if len(counters) in (whole + 1, whole - _LATELY + 1) else 0
-        if len(counters) not in (len(COUNTED), whole - _LATELY, whole):
+        undrained = counters.pop() if len(counters) in (_TOTALS + 1, _TOTALS - _LATELY + 1) else 0
+        if len(counters) not in (len(Rates._fields), _TOTALS - _LATELY, _TOTALS):
             return None
         depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None, undrained or None)
         return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
@@ -556,6 +552,9 @@ class HistoryTotals:
     """The part of ``failed`` whose listener exceeded HARD_TIMEOUT."""
 
 
+_TOTALS = len(fields(HistoryTotals))
+
+
 def totals(broker: Broker, topics: Sequence[Topic]) -> list[HistoryTotals | RmqError]:
     """Return the current counters of each topic over all its slots, or the error.
 
@@ -631,7 +630,7 @@ def _rates(record: MinuteRecord, before: MinuteRecord | None) -> Rates | None:
     if before is None or before.asked != record.asked or before.slots != record.slots:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000
-    raised = [*map(sub, record.counters[: len(COUNTED)], before.counters)]
+    raised = [*map(sub, record.counters[: len(Rates._fields)], before.counters)]
     # If a counter is lower than before, keys were deleted, or the server lost its data or failed over.
     if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
         return None

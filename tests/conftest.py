@@ -108,7 +108,7 @@ def fresh_complaints() -> Iterator[None]:
             _complaints.extend(found for found in ours if isinstance(found, LogThrottle))
         _modules.update(sys.modules)
     for complaints in _complaints:
-        complaints.forget()
+        complaints._streaks.clear()
 
 
 @pytest.fixture

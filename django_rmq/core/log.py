@@ -98,11 +98,6 @@ class LogThrottle:
             streak.until = now + streak.pause
             return left_out
 
-    def forget(self) -> None:
-        """Forget all kinds, so that the next error of each is logged."""
-        with self._lock:
-            self._streaks.clear()
-
     def __call__(self, kind: object, text: str, error: Exception, *, exc_info: bool = False) -> None:
         """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged recently.
 

@@ -20,12 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_rmq.core.commands.broker_interface import WakeupSubscription
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, SlotMoved
-
-logger = safe_logger("django_rmq.consumer")
 
 
 class Own(NamedTuple):

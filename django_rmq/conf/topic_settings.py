@@ -7,6 +7,7 @@ field of ``core.model.topic.Topic``. ``connections`` checks whether Redis knows 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -62,7 +63,7 @@ def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping
         )
     # An IDENTITY "body" of the defaults does not hold for a fifo topic, whose sends never merge by their bodies.
     values["identity"] = "key"
-    if values.get("order", "strict") == "strict" and values.get("serial") is False:
+    if values["order"] == "strict" and values.get("serial") is False:
         if own.get("serial") is False:
             problems.report(
                 "E006",
@@ -72,7 +73,7 @@ def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping
             )
         # SERIAL False of the defaults does not hold for a strict topic.
         values.pop("serial")
-    if values.get("outbox") and values.get("order", "strict") == "strict":
+    if values.get("outbox") and values["order"] == "strict":
         problems.report(
             "E006",
             f'{place} has ORDER "strict" and OUTBOX: a strict topic promises the order of sending, and what the outbox '
@@ -106,7 +107,7 @@ def _text(ms: int) -> str:
 def _accumulate(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
     if not values.get("accumulate"):
         return
-    identity, origin = values.get("identity", "body"), values.get("origin")
+    identity, origin = values["identity"], values.get("origin")
     if own.get("accumulate") and identity != "key":
         problems.report(
             "E006",
@@ -145,7 +146,7 @@ def body(value: object) -> str:
 
 def typed(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     """Turn the path of a type, and that of its UPCAST, into a ``DeclaredBody``."""
-    upcast, path = values.pop("upcast", None), values.get("body", "json")
+    upcast, path = values.pop("upcast", None), values["body"]
     if "." in path:
         values["typed"] = DeclaredBody(path, upcast)
         values["body"] = "json"
@@ -255,6 +256,9 @@ TOPIC_KEYS: Keys = {
 SOON: Mapping[str, object] = MappingProxyType({"type": TopicType.FIFO.value, "order": "loose"})
 """The fields of a topic without TYPE: each send is a message of its own, which runs soon, and those of a slot in order."""
 
+_DEFAULTS = {each.name: each.default for each in fields(Topic) if each.name in ("body", "identity", "order")}
+"""The defaults of the options that rule out others."""
+
 AFTER_HARD_TIMEOUT = 3600.0
 """Seconds by which MAX_RUNTIME exceeds HARD_TIMEOUT unless it is set: until its process has ended, a listener keeps
 its message."""
@@ -313,6 +317,7 @@ def read_topic(
     has_type = "type" in values
     if not has_type:
         values = {**SOON, **values}
+    values = {**_DEFAULTS, **values}
     values["type"] = TopicType(values["type"])
     if isinstance(values.get("max_rate"), PerSlot):
         values["slot_rate"] = values.pop("max_rate").rate
@@ -367,17 +372,17 @@ def _check_identity(
     problems: Problems, place: str, own: Mapping[str, object], values: dict[str, object]
 ) -> None:
     """Report options that another identity or form of the body rules out."""
-    if values.get("slot_basis") is not None and values.get("body", "json") != "json":
+    if values.get("slot_basis") is not None and values["body"] != "json":
         problems.report(
             "E006",
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
         )
-    if values.get("origin") and values.get("identity", "body") != "key":
+    if values.get("origin") and values["identity"] != "key":
         if own.get("origin"):
             problems.report(
                 "E006",
-                f'{place} has ORIGIN and IDENTITY "{values.get("identity", "body")}": equal bodies are one message, '
+                f'{place} has ORIGIN and IDENTITY "{values["identity"]}": equal bodies are one message, '
                 "which has no place for an origin.",
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )

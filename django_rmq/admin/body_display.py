@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.model.body_codec import decode_body
+from django_rmq.core.model.body_codec import dumps, exact_body
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations.authorization import is_redacted
 from django_rmq.operations.message_view import format_body, log_failed_formatter
@@ -60,7 +60,7 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
             return _dump(value, formatted=True)
         if isinstance(value, str):
             return _text("text", value, formatted=True)
-        return _json(value, formatted=True)
+        return _json(json.dumps(value, ensure_ascii=False, indent=2, default=str), formatted=True)
     except Exception as error:  # noqa: BLE001 - whatever a function of the project raises
         log_failed_formatter(topic.name, "body", error)
         return ShownBody("withheld", (("", _("The formatter of this topic failed. See the log.")),))
@@ -120,7 +120,7 @@ def _is_text(raw: bytes) -> bool:
 def _shown(topic: Topic, raw: bytes) -> ShownBody:
     if topic.body == "json":
         try:
-            return _json(decode_body(topic, raw))
+            return _json(dumps(exact_body(topic, raw), ensure_ascii=False, indent=2))
         except (ValueError, RecursionError):
             pass
     if _is_text(raw):
@@ -128,8 +128,7 @@ def _shown(topic: Topic, raw: bytes) -> ShownBody:
     return _dump(raw)
 
 
-def _json(value: object, *, formatted: bool = False) -> ShownBody:
-    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+def _json(text: str, *, formatted: bool = False) -> ShownBody:
     shown = _text("json", text, formatted=formatted)
     if shown.cut:
         return shown

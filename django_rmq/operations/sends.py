@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from django_rmq.core.commands import limits, stored_results
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.send_results import SendResult, SendResults
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
@@ -215,7 +216,7 @@ def run_once(
     """
     name, token = _name(actor, key), uuid4().hex
     # A client that repeats a request may write the names of an object in another order.
-    fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    fingerprint = hashlib.sha256(dumps(content, sort_keys=True).encode()).hexdigest()
     word, answer = broker.run(stored_results.begin_request(name, fingerprint, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("this Idempotency-Key was used for a different request")

@@ -805,5 +805,10 @@ def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program,
     assert stored.decode() == body
     shown = program("GET", f"topics/timed/messages/{sent['results'][0]['id']}/")
     assert f'"body":{body}'.encode() in shown.content
+    request = ("POST", "topics/merging/messages/")
+    first = program.ok(*request, f'{{"body":{body}}}', 202, Idempotency_Key="k")
+    assert program.ok(*request, f'{{"body":{body}}}', 202, Idempotency_Key="k") == first
+    other = body.replace("1.50", "1.5")
+    program.refused(422, "idempotency_key_reused", *request, f'{{"body":{other}}}', Idempotency_Key="k")
     refused = program.refused(400, "invalid_json", "POST", "topics/timed/messages/", '{"body": 1e999}')
     assert "out of range" in refused.json()["detail"]

@@ -30,6 +30,7 @@ from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.coordination.stored_plan import write_record
+from django_rmq.core.model.body_codec import ExactNumber
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
@@ -475,6 +476,11 @@ def test_rmqlist_shows_dead_messages_with_their_errors(broker: Broker, run: Run)
     assert (row["redacted"], row["state"]) == (False, "dead") and "~" in row["log_id"]
     assert run("rmqlist", "orders", "--state", "retry") == "no messages\n"
     assert "due" in run("rmqlist", "orders", "--state", "waiting").splitlines()[0]
+
+
+def test_rmqlist_shows_numbers_as_they_are_stored(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [{"price": ExactNumber("1.50")}])
+    assert '{"price": 1.50}' in run("rmqlist", "orders", "--state", "dead")
 
 
 def test_rmqlist_says_that_there_are_more(broker: Broker, run: Run) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
+from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.status import QUEUES
 from django_rmq.management.messages import add_filter, add_priority, add_state, filter_of, instant
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line
@@ -163,7 +163,7 @@ def _body_text(copy: MessageCopy) -> str:
     body, kind = shown_body(copy)
     if kind in ("hidden", "withheld"):
         return f"({kind})"
-    return json.dumps(body, ensure_ascii=False) if kind == "json" else str(body)
+    return dumps(body, ensure_ascii=False) if kind == "json" else str(body)
 
 
 def _cell(text: str) -> str:

@@ -388,7 +388,7 @@ def _drawn(
         time_label=_day_and_time if times[-1] - times[0] > 86_400 else _time,
         value_label=label,
         area=len(series) < 3,
-        utc_offset=_utc_offset(),
+        utc_offset=_utc_offset(times[-1]),
     )
     return Titled(name, title, drawn)
 
@@ -491,6 +491,6 @@ def _day_and_time(seconds: float) -> str:
     return date_format(_local(seconds), "D H:i")
 
 
-def _utc_offset() -> float:
-    offset = timezone.localtime().utcoffset()
+def _utc_offset(seconds: float) -> float:
+    offset = _local(seconds).utcoffset()
     return offset.total_seconds() if offset else 0.0

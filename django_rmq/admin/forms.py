@@ -6,7 +6,7 @@ The forms of the questions before an action are in ``page_actions``.
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -134,6 +134,11 @@ class TypedTimeField(forms.DateTimeField):
             input_formats=[TYPED_TIME, "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
             **options,
         )
+
+    def to_python(self, value: Any) -> datetime | None:
+        """Return the instant, which is aware also where USE_TZ is false. None: the field is empty."""
+        instant = super().to_python(value)
+        return timezone.make_aware(instant) if instant and timezone.is_naive(instant) else instant
 
 
 class DurationField(forms.Field):

@@ -923,11 +923,24 @@ def test_work_on_what_matches_counts_to_the_number_of_the_question(
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("ranked", {"priority": "20000"}), ("timed", {"due": "2098-01-02T03:04:05"})]
+    ("name", "answer", "use_tz"),
+    [
+        ("ranked", {"priority": "20000"}, True),
+        ("timed", {"due": "2098-01-02T03:04:05"}, True),
+        ("timed", {"due": "2098-01-02T03:04:05"}, False),
+    ],
 )
 def test_all_that_matches_is_rescheduled_in_slices(
-    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, name: str, answer: dict[str, str]
+    boss: Client,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+    name: str,
+    answer: dict[str, str],
+    *,
+    use_tz: bool,
 ) -> None:
+    settings.USE_TZ = use_tz
     send(broker, name, *members("y", 250), *members("x", 100))
     page = boss.get(url("change", name), {"state": "store", "text": ':"y'})
     assert "Reschedule all" in text(page)

@@ -230,6 +230,14 @@ def test_without_the_admin_there_are_versions_alone(shop: Any) -> None:
 
 
 @pytest.mark.django_db
+def test_charts_are_drawn_where_django_has_no_time_zones(shop: Any, staff: Any, settings: Any) -> None:
+    settings.USE_TZ = False
+    client = staff("*")
+    assert 'id="rmq-chart-site-depth"' in page(client)
+    assert 'id="rmq-chart-depth"' in page(client, "history")
+
+
+@pytest.mark.django_db
 def test_open_dashboards_share_what_happened(
     shop: Any, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
 ) -> None:

@@ -107,7 +107,11 @@ def _csv(copies: Iterator[MessageCopy], columns: Sequence[str]) -> Iterator[str]
     yield _csv_line([*_COLUMNS, *(_cell(f"body.{path}") for path in columns)])
     for copy in copies:
         row = copy_as_json(copy)
-        row["at"] = "" if copy.at_ms is None else _instant(copy.at_ms)
+        row["at"] = (
+            ""
+            if copy.at_ms is None
+            else datetime.fromtimestamp(copy.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        )
         chosen = body_columns(copy, columns).values()
         yield _csv_line([*(_cell(row[name]) for name in _COLUMNS), *map(_cell, chosen)])
 
@@ -127,14 +131,6 @@ def _cell(value: object) -> str:
     text = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
     text = text.encode("utf-8", "replace").decode()
     return f"'{text}" if text.startswith(FORMULA_STARTS) else text
-
-
-def _instant(ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError):
-        # Another program may have stored a time after the year 9999.
-        return str(ms)
 
 
 _FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy], Sequence[str]], Iterator[str]], str, str]] = {

@@ -15,7 +15,7 @@ from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
-from django_rmq.core.model.scores import is_retry
+from django_rmq.core.model.scores import LAST_INSTANT_MS, is_retry
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.message_ids import id_of, sealed_id
@@ -188,8 +188,8 @@ def _holds(context: OperationContext, topic: Topic, slot: int, seen: _Seen) -> I
             yield Hold("slot_unowned")
     due_ms = _due_ms(topic, seen.looked)
     if due_ms is not None and due_ms > seen.now_ms:
-        # Until its time nothing in the slot delays the message.
-        yield Hold("not_due", since_ms=due_ms)
+        # Until its time nothing in the slot delays the message. What another program has stored may have no time.
+        yield Hold("not_due", since_ms=math.floor(due_ms) if due_ms < LAST_INSTANT_MS else None)
         return
 
     def named(state: str, entry: Entry) -> str:
@@ -240,10 +240,8 @@ def _behind(
         yield Hold("behind", count=count.get(), message_id=named("store", first.get().entries[0]))
 
 
-def _due_ms(topic: Topic, looked: DescribeReply) -> int | None:
+def _due_ms(topic: Topic, looked: DescribeReply) -> float | None:
     """Return when the message can be delivered next, or None if its turn depends on others only."""
     if looked.store is None:
-        assert looked.retry is not None
-        return math.floor(looked.retry)
-    is_timed = not topic.is_priority and not is_retry(topic, looked.store) and math.isfinite(looked.store)
-    return math.floor(looked.store) if is_timed else None
+        return looked.retry
+    return None if topic.is_priority or is_retry(topic, looked.store) else looked.store

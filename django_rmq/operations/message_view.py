@@ -21,7 +21,7 @@ from django_rmq.core.consumer.failures import name_of
 from django_rmq.core.model.body_codec import decode_body, encode_json, exact_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of
 from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class, read_record
-from django_rmq.core.model.scores import is_retry, retries_left
+from django_rmq.core.model.scores import LAST_INSTANT_MS, is_retry, retries_left
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
@@ -367,7 +367,7 @@ def _delivery(record: bytes | None) -> tuple[int | None, str]:
 def time_of(topic: Topic, queue: str, score: float, timeout: int | None = None) -> int | None:
     """Return the time of a message with this score in ms; see ``MessageCopy.at_ms``."""
     # Another program may have stored the message under a score that is not a time.
-    if not math.isfinite(score) or abs(score) > 1e15:
+    if not 0 <= score < LAST_INSTANT_MS:
         return None
     if queue in ("store", "claim") and (topic.is_priority or is_retry(topic, score)):
         return None

@@ -12,6 +12,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from django_rmq.core.model.scores import LAST_INSTANT_MS
 from django_rmq.operations.health import readable_duration
 
 register = template.Library()
@@ -25,14 +26,10 @@ class SmallLine(Protocol):
     height: int
 
 
-FARTHEST_MS = 253_402_300_799_000
-"""The last instant that a datetime can represent."""
-
-
 @register.filter
 def moment(ms: float | None) -> datetime | None:
     """Return the instant ``ms`` (since the epoch) on the viewer's clock. None: there is no such instant."""
-    if ms is None or not 0 <= ms <= FARTHEST_MS:
+    if ms is None or not 0 <= ms < LAST_INSTANT_MS:
         return None
     return timezone.localtime(datetime.fromtimestamp(ms / 1000, UTC))
 

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
+from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
 from django_rmq.core.monitoring import history
 from django_rmq.exceptions import ConfigurationError, WrongType
@@ -233,3 +234,25 @@ def test_a_key_of_another_type_is_named_and_everything_else_is_shown(
     told = "\n".join([*found.values(), caplog.text])
     if name in ("times", "minutes", "sessions", "workers", "assignment", "store", "stats", "control"):
         assert key.decode() in told.replace("&#x27;", "'")
+
+
+@pytest.mark.parametrize("queue", ["store", "prepare", "retry", "dead"])
+@pytest.mark.parametrize("score", ["inf", "-inf", "-5e14", "253402300799000", "5e14", "1e300"])
+@override_settings(TIME_ZONE="Asia/Shanghai")
+def test_a_message_whose_score_is_no_time_is_shown_without_one(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str, queue: str, score: str
+) -> None:
+    member = b'{"from":"elsewhere"}'
+    broker.client.execute_command("ZADD", getattr(slot_keys(prefix, "spoilt", 0), queue), score, member)
+    assert "elsewhere" in look()[f"spoilt {queue}"]
+    client, name = Client(), message_id(0, member)
+    client.force_login(User.objects.get(username="boss"))
+    page = client.get(reverse("admin:django_rmq_topic_message", args=["spoilt", name]))
+    assert page.status_code == 200 and "elsewhere" in page.content.decode()
+    file = client.get(reverse("admin:django_rmq_topic_export", args=["spoilt"]), {"tab": queue, "as": "csv"})
+    assert "elsewhere" in b"".join(file.streaming_content).decode()  # type: ignore[attr-defined]
+    shown = client.get(f"/api/rmq/topics/spoilt/messages/{name}/").json()
+    assert shown["results"][0]["at_ms"] is None
+    assert {hold["since_ms"] for hold in shown["held_by"] if hold["reason"] == "not_due"} <= {None}
+    assert "elsewhere" in run("rmqlist", "spoilt", "--state", queue)
+    run("rmqstats", "spoilt", "--id", name)

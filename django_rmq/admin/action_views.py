@@ -375,7 +375,7 @@ def _background(pages: Pages, request: HttpRequest, operations: Operations) -> d
     return {
         "heading": _("In the background"),
         "now_ms": now_ms,
-        "lines": [_line(pages, one, now_ms) for one in reversed(actions)],
+        "lines": [_line(pages, operations, one, now_ms) for one in reversed(actions)],
         "stop_url": pages.url("background"),
         "undo_url": pages.url("undo"),
         "kept": kept_sentence(),
@@ -389,17 +389,22 @@ background_view, background_live_view = live_page(
 )
 
 
+def _may(operations: Operations, name: str, kind: str) -> bool:
+    """Return whether the actor may do this to a topic, which the settings may no longer have."""
+    topic = operations.config.topics.get(name)
+    return topic is not None and operations.may(topic, PERMISSION_OF[kind])
+
+
 def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[str, object]:
-    topic = operations.config.topics.get(one.topic)
     return {
         "row": readable(one),
         "kind": _DELETION_KINDS[one.kind],
         "url": pages.url("change", quote(one.topic)),
-        "may_undo": topic is not None and operations.may(topic, PERMISSION_OF[one.kind]),
+        "may_undo": _may(operations, one.topic, one.kind),
     }
 
 
-def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
+def _line(pages: Pages, operations: Operations, one: ActionProgress, now_ms: int) -> dict[str, object]:
     action, state = one.action, one.state(now_ms)
     return {
         "row": readable(one),
@@ -408,7 +413,7 @@ def _line(pages: Pages, one: ActionProgress, now_ms: int) -> dict[str, object]:
         "url": pages.url("change", quote(action.topic)),
         "state": state,
         "state_text": ACTION_STATES[state],
-        "may_stop": state in ("running", "waiting"),
+        "may_stop": state in ("running", "waiting") and _may(operations, action.topic, action.kind),
         "outcomes": outcomes_sentence(one.outcomes) if one.done else "",
         "rate": one.rate(now_ms),
         "seconds_left": one.seconds_left(now_ms),

@@ -49,11 +49,6 @@ def schedules_view(pages: Pages, request: HttpRequest, operations: Operations) -
         "heading": _("Schedules"),
         "lines": [_line(pages, operations, one) for one in operations.schedules()],
         "now_ms": operations.broker.now_ms(),
-        "may": {
-            "pause": operations.actor.may(Permission.PAUSE),
-            "run": operations.actor.may(Permission.SEND),
-            "edit": operations.actor.may(Permission.EDIT),
-        },
         "urls": {"act": pages.url("schedules")},
     }
     return pages.render(request, "topic/schedules.html", context)
@@ -107,6 +102,11 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
 
 
 def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str, object]:
+    topic = operations.topics().get(one.topic)
+
+    def may(needed: Permission) -> bool:
+        return operations.actor.may(needed) if topic is None else operations.may(topic, needed)
+
     return {
         "row": one,
         "timing": visible(timing_text(one.schedule)),
@@ -115,6 +115,11 @@ def _line(pages: Pages, operations: Operations, one: ScheduleStats) -> dict[str,
         "is_late": is_schedule_late(one),
         "problem": visible(one.problem),
         "late_seconds": one.late_ms / 1000 if one.late_ms >= 1000 else 0,
-        "url": pages.url("change", quote(one.topic)) if one.topic in operations.topics() else "",
+        "url": "" if topic is None else pages.url("change", quote(one.topic)),
         "edit_url": pages.url("schedule", quote(one.name)),
+        "may": {
+            "pause": may(Permission.PAUSE),
+            "run": may(Permission.SEND),
+            "edit": may(Permission.EDIT),
+        },
     }

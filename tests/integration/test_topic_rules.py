@@ -242,6 +242,32 @@ def test_what_runs_has_the_buttons_that_the_rule_permits(
         assert ("Show stack" in shown) is (permitted is Permission.VIEW_STACK), page
 
 
+@pytest.mark.parametrize(
+    ("permitted", "page", "button"),
+    [
+        (Permission.PAUSE, "schedules", 'value="pause"'),
+        (Permission.SEND, "schedules", 'value="run"'),
+        (Permission.EDIT, "schedules", ">Edit<"),
+        (Permission.PURGE, "background", ">Stop<"),
+        (Permission.DELETE, "background", ">Undo<"),
+    ],
+)
+def test_a_list_of_all_topics_has_the_buttons_that_the_rule_permits(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, permitted: Permission, page: str, button: str
+) -> None:
+    shell, client = Operations(Actor("shell", "command")), person()
+    shell.delete_all(SEEN, "store", Filter(text="pear")).result()
+    shell.start_action(SEEN, "purge", "dead")
+    for also in (permitted, Permission.REPLAY):
+
+        def permits(self: Any, request: Any, view: Any, topic: Any, also: Permission = also) -> bool:
+            return topic.name == SEEN and view.needed in (Permission.VIEW, also)
+
+        monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+        shown = text(client.get(addresses(SEEN)[page]))
+        assert SEEN in shown and (button in shown) is (also is permitted)
+
+
 def test_what_is_wrong_with_a_hidden_topic_is_not_counted(shop: Any) -> None:
     """Neither the title, nor the icon, nor the findings, nor a link counts it."""
     shell = Operations(Actor("shell", "command"))

@@ -302,8 +302,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return parts of a page for the script that refreshes it."""
         response = TemplateResponse(
             request,
-            f"admin/django_rmq/{template}",
-            {"opts": self.opts, "name": getattr(context.get("topic"), "name", ""), **context},
+            "admin/django_rmq/fragment.html",
+            {
+                "part": f"admin/django_rmq/{template}",
+                "opts": self.opts,
+                "name": getattr(context.get("topic"), "name", ""),
+                **context,
+            },
         )
         # The script puts nothing else into its page, such as what a proxy answers with the status 200.
         response["X-RMQ-Fragment"] = "1"

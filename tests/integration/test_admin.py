@@ -36,6 +36,7 @@ from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Limits, Operations, Permission
 from tests.support.brokers import Broker, project_on
 from tests.support.programs import kill_all
+from tests.support.reports import join
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -1153,6 +1154,29 @@ def test_a_topic_of_many_slots_shows_a_dated_sample(boss: Client, broker: Broker
     assert "data from" in page
     assert "772 later" in page
     assert "as of" in text(boss.get(url("changelist")))
+
+
+@override_settings(USE_THOUSAND_SEPARATOR=True)
+def test_numbers_in_attributes_and_addresses_have_no_separators(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", *members("x", 1200))
+    join(broker, "worker", "wide", pid=1_234_567)
+    question = boss.post(url("act", "ranked"), {"act": "replay_all", "state": "dead"})
+    monkeypatch.setattr(pages, "Limits", up_to_112)
+    progress = boss.post(url("act", "ranked"), carried(question) | {"confirmed": "yes"})
+    Operations(Actor("a", "b")).start_action("ranked", "replay")
+    slots = f"?tab=slots&first={topic_of('wide').slots - 256}"
+    for page in (
+        progress,
+        boss.get(url("background")),
+        boss.get(url("background_live")),
+        boss.get(url("change", "wide") + slots),
+        boss.get(url("live", "wide") + slots),
+    ):
+        assert re.search(r'(max|first)=["\d]\d{3}', text(page))
+        assert not re.search(r'(max|value|first)="?\d+,', text(page))
+    assert "1234567" in text(boss.get(url("workers")))
 
 
 def test_priorities_show_no_age(boss: Client, broker: Broker) -> None:

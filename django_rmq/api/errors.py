@@ -83,6 +83,13 @@ class BodyTooLarge(rest.APIException):
     default_code = "body_too_large"
 
 
+class LengthRequired(rest.APIException):
+    """The request has a body and no Content-Length."""
+
+    status_code = 411
+    default_code = "length_required"
+
+
 class Invalid(rest.ParseError):
     """A request whose parts contradict each other."""
 

@@ -51,7 +51,7 @@ class PublicView(RmqView):
 
     def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         """Check only the size and the accepted formats."""
-        check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
+        check_size(request.META)
         APIView.initial(self, request, *args, **kwargs)
 
     def get_permissions(self) -> list[BasePermission]:

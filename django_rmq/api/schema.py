@@ -49,6 +49,7 @@ MEANINGS = {
     404: "The topic, the message or the schedule does not exist",
     406: "The Accept header allows no format of the API",
     409: "Not possible in the present state of the message or the topic",
+    411: "The request body needs a Content-Length",
     413: "The request body or a message is too large",
     415: "The request body must be application/json",
     422: "The Idempotency-Key was used for another request",
@@ -96,7 +97,7 @@ def documented(
 
     statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
-        statuses |= {400, 413, 415}
+        statuses |= {400, 411, 413, 415}
     if query is not None or path is not None:
         statuses |= {400}
 

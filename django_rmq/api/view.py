@@ -37,7 +37,7 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_rmq.api import errors, requests
-from django_rmq.api.errors import BodyTooLarge
+from django_rmq.api.errors import BodyTooLarge, LengthRequired
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.requests import Fields, RequestSerializer, body_for
 from django_rmq.api.schema import documented, view_schema
@@ -63,13 +63,18 @@ DEEPEST = body_codec.DEEPEST + 4
 """How many lists and objects of a request may stand within one another: those of a body, and what stands around it."""
 
 
-def check_size(length: object, encoding: str = "") -> None:
+def check_size(meta: Mapping[str, Any]) -> None:
     """Raise ``BodyTooLarge`` for a request whose declared size exceeds MAX_BYTES, before any of it is read.
 
-    Raises ``UnsupportedMediaType`` for a compressed body, because its size is known only after unpacking it.
+    Raises ``LengthRequired`` for a body whose size is not declared, because the framework would read nothing of it, and
+    ``UnsupportedMediaType`` for a compressed body, because its size is known only after unpacking it. ``meta``: the headers as
+    Django has them.
     """
+    encoding, length = meta.get("HTTP_CONTENT_ENCODING", ""), meta.get("CONTENT_LENGTH")
     if encoding not in ("", "identity"):
         raise UnsupportedMediaType(encoding, f"Content-Encoding {encoding[:40]!r} is not supported.")
+    if not length and "HTTP_TRANSFER_ENCODING" in meta:
+        raise LengthRequired("Send the body with a Content-Length. Transfer-Encoding is not supported.")
     most = get_config().api.max_bytes
     try:
         stated = int(str(length or 0))
@@ -242,7 +247,7 @@ class RmqView(APIView):
     def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         """Check the size, then the authentication, then the permission."""
         # The size comes first, because the CSRF check of a session may read the body.
-        check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
+        check_size(request.META)
         super().initial(request, *args, **kwargs)
         method = "GET" if request.method == "HEAD" else str(request.method)
         if method == "OPTIONS" or not self._has(method):

@@ -187,6 +187,9 @@ def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> 
     assert answer.status_code == 400
     answer = program("POST", "topics/timed/messages/", "{}", Content_Encoding="gzip")
     assert answer.status_code == 415
+    chunked: dict[str, Any] = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}
+    answer = program.client.generic("POST", path, '{"body":1}', "application/json", **chunked)
+    assert (answer.status_code, answer.json()["code"]) == (411, "length_required")
     program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1_048_576 + '"')
     program.refused(406, "not_acceptable", "GET", "topics/", Accept="text/csv")
     with override_settings(

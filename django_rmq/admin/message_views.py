@@ -202,7 +202,11 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
         "search": text,
         "search_url": pages.url("search"),
         "found": result,
-        "lines": [_found_line(pages, operations, copy, request, text) for copy in result.copies],
+        # An id is looked up, and lists are not searched for it: filtered by it, they would be empty.
+        "lines": [
+            _found_line(pages, operations, copy, request, text if result.looked_at else "")
+            for copy in result.copies
+        ],
         "now_ms": operations.broker.now_ms(),
     }
     return pages.render(request, "topic/search.html", context)
@@ -211,12 +215,13 @@ def search_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
 def _found_line(
     pages: Pages, operations: Operations, copy: MessageCopy, request: HttpRequest, text: str
 ) -> dict[str, object]:
-    place = pages.url("change", quote(copy.topic.name))
-    filtered = "text" if sees_stored(operations.actor, copy.topic.name) else "error"
+    query = {"tab": copy.queue}
+    if text:
+        query["text" if sees_stored(operations.actor, copy.topic.name) else "error"] = text
     return {
         **list_line(pages, copy.topic, copy, request),
         "state": STATES[copy.queue],
-        "topic_url": f"{place}?{urlencode({'tab': copy.queue, filtered: text})}",
+        "topic_url": f"{pages.url('change', quote(copy.topic.name))}?{urlencode(query)}",
     }
 
 

@@ -69,7 +69,8 @@ class Admin:
 
     formatter: str | Mapping[str, str] | None = setting(parsers.optional(parsers.formatter), None)
     """A dotted path for all topics, or topic -> dotted path."""
-    page_size: int = setting(parsers.whole(1, 1000), 50)
+    # A form with all ids of a page has at most 1,000 fields, as many as Django takes (DATA_UPLOAD_MAX_NUMBER_FIELDS).
+    page_size: int = setting(parsers.whole(1, 900), 50)
     columns: tuple[str, ...] | Mapping[str, tuple[str, ...]] = setting(parsers.columns, ())
     """Paths in the bodies of all topics, or topic -> paths, that are columns of the lists."""
 

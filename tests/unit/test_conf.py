@@ -448,7 +448,7 @@ OTHERS: list[tuple[str, dict[str, list[Any]]]] = [
         "ADMIN",
         {
             "FORMATTER": ["nodots"],
-            "PAGE_SIZE": [0],
+            "PAGE_SIZE": [0, 901],
             "COLUMNS": ["customer.city", ["customer..city"], ["x" * 101]],
         },
     ),

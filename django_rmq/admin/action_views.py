@@ -103,6 +103,8 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
     leave = f"{places['topic']}?{back}"
     name = request.POST.get("act", "")
     if request.method != "POST":
+        # A person whose session had ended comes here from the login page, and what was sent before is lost.
+        messages.warning(request, _("Nothing was done. Choose the action again."))
         return HttpResponseRedirect(places["topic"])
     if name in ("pause", "resume"):
         run = operations.pause(topic.name) if name == "pause" else operations.resume(topic.name)

@@ -519,6 +519,19 @@ def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:
     assert everything() == before
 
 
+def test_who_logs_in_again_in_the_middle_of_an_action_learns_that_nothing_was_done(
+    boss: Client, broker: Broker
+) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    given = {"act": "purge", "state": "dead", "name": "timed", "confirmed": "yes"}
+    User.objects.filter(is_superuser=True).update(is_active=False)
+    login = boss.post(url("act", "timed"), given)
+    assert login["Location"].endswith(f"?next={url('act', 'timed')}")
+    User.objects.filter(is_superuser=True).update(is_active=True)
+    assert "Nothing was done." in text(boss.get(url("act", "timed"), follow=True))
+    assert depth(broker, "timed", "dead") == 1
+
+
 def test_posts_need_the_token(broker: Broker) -> None:
     user = User.objects.create_superuser("root")
     client = Client(enforce_csrf_checks=True)

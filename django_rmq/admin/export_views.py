@@ -126,11 +126,10 @@ def _cell(value: object) -> str:
     """Return a value as a spreadsheet takes it for text or for a number, and for no formula."""
     if value is None or value == {}:
         return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
     text = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
     text = text.encode("utf-8", "replace").decode()
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+    # A negative number is one, and no formula.
+    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA_STARTS) else text
 
 
 _FORMATS: dict[str, tuple[Callable[[Iterator[MessageCopy], Sequence[str]], Iterator[str]], str, str]] = {

@@ -26,6 +26,7 @@ from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
 from django_rmq.admin.page import so_far
 from django_rmq.conf import get_config
+from django_rmq.core.model.body_codec import ExactNumber
 from django_rmq.core.model.delivered_message import message_id as id_of
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
@@ -337,11 +338,12 @@ def test_a_list_is_exported_as_json_lines_and_csv(
 def test_no_cell_of_an_export_is_a_formula(start: str) -> None:
     assert export_views._cell(f"{start}1") == f"'{start}1"
     assert export_views._cell([f"{start}1"]).startswith("[")
-    assert (export_views._cell(-5), export_views._cell(None), export_views._cell("\ud800")) == (
-        "-5",
-        "",
-        "?",
-    )
+    assert (export_views._cell(None), export_views._cell("\ud800")) == ("", "?")
+
+
+@pytest.mark.parametrize("number", [-5, -1.5, ExactNumber("-1.50")])
+def test_a_negative_number_of_an_export_is_a_number(number: object) -> None:
+    assert export_views._cell(number) == repr(number)
 
 
 def test_an_export_holds_what_its_reader_may_see(

@@ -76,7 +76,7 @@ class ReplayMessageView(MessageRoute):
         PERMISSION_OF["replay"],
         takes=requests.EditFields,
         answers={200: OutcomeAnswer},
-        errors=[404, 409, 507],
+        errors=[404, 507],
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
     def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
@@ -99,7 +99,7 @@ class BuryView(MessageRoute):
         PERMISSION_OF["bury"],
         takes=requests.BuryFields,
         answers={200: OutcomeAnswer, 202: OutcomeAnswer},
-        errors=[404, 409],
+        errors=[404],
         examples={"with a reason": {"why": "requested by the customer"}},
     )
     def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
@@ -111,7 +111,7 @@ class BuryView(MessageRoute):
 
 class CancelView(MessageRoute):
     @message_route(
-        "cancel", PERMISSION_OF["cancel"], answers={200: OutcomeAnswer, 202: OutcomeAnswer}, errors=[404, 409]
+        "cancel", PERMISSION_OF["cancel"], answers={200: OutcomeAnswer, 202: OutcomeAnswer}, errors=[404]
     )
     def post(self, topic: Topic, message_id: str, query: Fields) -> Response:
         """Delete a waiting message. 202: it runs, and its listener is notified."""
@@ -131,7 +131,7 @@ class RescheduleView(MessageRoute):
         PERMISSION_OF["reschedule"],
         takes=requests.RescheduleFields,
         answers={200: OutcomeAnswer},
-        errors=[404, 409],
+        errors=[404],
         examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
     )
     def post(self, topic: Topic, message_id: str, query: Fields, fields: Fields) -> Response:
@@ -153,7 +153,7 @@ class ReplayView(RmqView):
         PERMISSION_OF["replay"],
         takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
         answers={200: ProgressAnswer},
-        errors=[404, 409, 507],
+        errors=[404, 507],
         examples={
             "by a filter": {"filter": {"error": "ConnectionError"}, "limit": 1000},
             "count only": {"filter": {}, "dry_run": True},
@@ -178,7 +178,7 @@ class RescheduleAllView(RmqView):
         PERMISSION_OF["reschedule"],
         takes=requests.RescheduleAllFields,
         answers={200: ProgressAnswer},
-        errors=[404, 409],
+        errors=[404],
         examples={
             "a flood of wrong priorities": {"filter": {"priority": 10000}, "priority": 100},
             "later": {"filter": {"text": "newsletter"}, "due": "2030-01-31T12:00:00Z", "limit": 1000},
@@ -198,7 +198,7 @@ class PurgeView(RmqView):
         PERMISSION_OF["purge"],
         takes=requests.PurgeFields,
         answers={200: ProgressAnswer},
-        errors=[404, 409],
+        errors=[404],
         examples={"dead for a week": {"state": "dead", "older_than": 604800}},
     )
     def post(self, topic: Topic, fields: Fields) -> Json:
@@ -238,21 +238,21 @@ class DeletionsView(RmqView):
 
 
 class UndoView(RmqView):
-    @route("undo", Permission.VIEW, answers={200: ProgressAnswer}, errors=[409])
+    @route("undo", Permission.VIEW, answers={200: ProgressAnswer})
     def post(self, deletion: str) -> Json:
         """Bring back what an action has deleted, with the permission of that action. Newer copies stay."""
         return progress(self.operations.undo(deletion, self.known()).result())
 
 
 class PauseView(RmqView):
-    @route("pause", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404, 409])
+    @route("pause", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404])
     def post(self, topic: Topic) -> Json:
         """Stop the delivery of a topic. The outcomes count slots."""
         return progress(self.operations.pause(topic.name).result())
 
 
 class ResumeView(RmqView):
-    @route("resume", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404, 409])
+    @route("resume", PERMISSION_OF["pause"], answers={200: ProgressAnswer}, errors=[404])
     def post(self, topic: Topic) -> Json:
         """Resume the delivery of a paused topic. The outcomes count slots."""
         return progress(self.operations.resume(topic.name).result())
@@ -318,7 +318,7 @@ class StartActionView(RmqView):
         Permission.VIEW,
         takes=requests.BackgroundFields,
         answers={202: BackgroundActionAnswer},
-        errors=[404, 409],
+        errors=[404],
         examples={"replay": {"action": "replay", "filter": {"error": "ConnectTimeout"}, "rate": 200}},
     )
     def post(self, topic: Topic, fields: Fields) -> Json:
@@ -329,7 +329,7 @@ class StartActionView(RmqView):
 
 
 class StopActionView(RmqView):
-    @route("stop_action", Permission.VIEW, answers={202: BackgroundActionAnswer}, errors=[409])
+    @route("stop_action", Permission.VIEW, answers={202: BackgroundActionAnswer})
     def post(self, action: str) -> Json:
         """Stop an action in the background, with its own permission; what it has done stays done."""
         stopped = self.operations.stop_action(action, self.known())

@@ -112,7 +112,7 @@ class PrepareView(RmqView):
         Permission.CONSUME,
         takes=requests.PrepareFields,
         answers={200: TakenAnswer},
-        errors=[404, 409, 507],
+        errors=[404, 507],
         examples={
             "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
             "after a lost answer": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "held": True},
@@ -183,7 +183,7 @@ class SettlingView(RmqView):
 _SETTLED: dict[str, Any] = {
     "takes": requests.SettleFields,
     "answers": {200: SettlementAnswer},
-    "errors": [404, 409, 507],
+    "errors": [404, 507],
     "examples": {
         "one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "1795377634414739.0b5c7c1f3e9d4a6f8b21"}]}
     },
@@ -217,7 +217,7 @@ class RollbackView(SettlingView):
         Permission.CONSUME,
         takes=requests.RollbackFields,
         answers={200: SettlementAnswer},
-        errors=[404, 409, 507],
+        errors=[404, 507],
         examples={
             "one": {
                 "deliveries": [

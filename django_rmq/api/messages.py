@@ -246,7 +246,7 @@ class MessagesView(RmqView):
         Permission.VIEW,
         query=requests.MessagesQuery,
         answers={200: MessagesAnswer},
-        errors=[404, 409],
+        errors=[404],
     )
     def get(self, topic: Topic, query: Fields) -> Json:
         """List the messages of a topic in one state, page by page."""
@@ -282,7 +282,7 @@ class MessagesView(RmqView):
             )
         },
         answers={202: SendsAnswer},
-        errors=[404, 409, 422, 429, 507],
+        errors=[404, 422, 507],
         examples={
             "a priority topic": {"body": {"sku": 1, "shop": 7}, "priority": 500},
             "a fixed_time topic": {"body": {"order": 9}, "fixed_time": "2030-01-31T12:00:00Z"},
@@ -367,7 +367,7 @@ class CausesView(RmqView):
 
 
 class MessageView(MessageRoute):
-    @message_route("message", Permission.VIEW, answers={200: FollowedAnswer}, errors=[400, 404, 409])
+    @message_route("message", Permission.VIEW, answers={200: FollowedAnswer}, errors=[400, 404])
     def get(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """List all copies of a message with the state of each, and its status, which can outlive them (OUTCOME_RETENTION)."""
         return followed(self.operations.follow(topic.name, self.id_of(topic, message_id, query)))
@@ -377,7 +377,7 @@ class MessageView(MessageRoute):
         PERMISSION_OF["delete"],
         query=requests.DeleteQuery,
         answers={200: actions.OutcomeAnswer, 202: actions.OutcomeAnswer},
-        errors=[404, 409],
+        errors=[404],
     )
     def delete(self, topic: Topic, message_id: str, query: Fields) -> Response:
         """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""

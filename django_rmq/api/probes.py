@@ -115,7 +115,7 @@ class ReadyView(PublicView):
         "ready",
         query=requests.HealthQuery,
         answers={200: ReadyAnswer, 503: ReadyAnswer},
-        errors=[401, 403],
+        errors=[401, 403, 429],
         public=True,
     )
     def get(self, query: Fields) -> Response:

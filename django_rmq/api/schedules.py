@@ -72,21 +72,21 @@ class SchedulesView(RmqView):
 
 
 class PauseScheduleView(RmqView):
-    @route("pause_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
+    @route("pause_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404])
     def post(self, name: str) -> Json:
         """Take back the waiting tick of a schedule, and plan no other until it is resumed."""
         return {"name": name, "outcome": self.operations.pause_schedule(name, self.known())}
 
 
 class ResumeScheduleView(RmqView):
-    @route("resume_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404, 409])
+    @route("resume_schedule", Permission.PAUSE, answers={200: ScheduleOutcomeAnswer}, errors=[404])
     def post(self, name: str) -> Json:
         """Continue a paused schedule from now on; what it missed is not sent."""
         return {"name": name, "outcome": self.operations.resume_schedule(name, self.known())}
 
 
 class RunScheduleView(RmqView):
-    @route("run_schedule", Permission.SEND, answers={202: RunAnswer}, errors=[400, 404, 409, 507])
+    @route("run_schedule", Permission.SEND, answers={202: RunAnswer}, errors=[400, 404, 507])
     def post(self, name: str) -> Json:
         """Send the message of a schedule now, beside its ticks.
 

@@ -48,7 +48,7 @@ MEANINGS = {
     403: "Permission denied",
     404: "The topic, the message or the schedule does not exist",
     406: "The Accept header allows no format of the API",
-    409: "Not possible in the present state of the message or the topic",
+    409: "Not possible in the present state of the message or the topic, or because of a value of another program in Redis",
     411: "The request body needs a Content-Length",
     413: "The request body or a message is too large",
     415: "The request body must be application/json",
@@ -95,7 +95,7 @@ def documented(
         return lambda target: target
     from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
 
-    statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
+    statuses = {406, *errors} if public else {401, 403, 406, 409, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 411, 413, 415}
     if query is not None or path is not None:

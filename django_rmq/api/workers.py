@@ -210,36 +210,34 @@ class _AskWorkerView(RmqView):
 
 
 class QuietWorkerView(_AskWorkerView):
-    @route("quiet_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    @route("quiet_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer})
     def post(self, worker: str) -> Json:
         """Ask a worker to take no more messages and continue those that run; other workers get its slots."""
         return self.ask(worker, "quiet")
 
 
 class ResumeWorkerView(_AskWorkerView):
-    @route("resume_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    @route("resume_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer})
     def post(self, worker: str) -> Json:
         """Ask a quiet worker to take messages again."""
         return self.ask(worker, "resume")
 
 
 class StopWorkerView(_AskWorkerView):
-    @route("stop_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer}, errors=[409])
+    @route("stop_worker", Permission.CONTROL_WORKERS, answers={202: AskedWorkerAnswer})
     def post(self, worker: str) -> Json:
         """Ask the command of a worker to end with all its processes, as SIGTERM does: running listeners may finish."""
         return self.ask(worker, "stop")
 
 
 class StackView(MessageRoute):
-    @message_route("stack", Permission.VIEW_STACK, answers={200: StacksAnswer}, errors=[404, 409])
+    @message_route("stack", Permission.VIEW_STACK, answers={200: StacksAnswer}, errors=[404])
     def get(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """Show where the listener of a running message is, once the workers that run it were asked and have answered."""
         stacks = self.operations.message_stacks(topic.name, self.id_of(topic, message_id, query))
         return {"now_ms": stacks.now_ms, "results": [worker_stack(one) for one in stacks.workers]}
 
-    @message_route(
-        "ask_for_stack", Permission.VIEW_STACK, answers={202: AskedForStackAnswer}, errors=[404, 409]
-    )
+    @message_route("ask_for_stack", Permission.VIEW_STACK, answers={202: AskedForStackAnswer}, errors=[404])
     def post(self, topic: Topic, message_id: str, query: Fields) -> Json:
         """Ask the workers that run a message where its listener is."""
         one = self.id_of(topic, message_id, query)

@@ -29,7 +29,7 @@ from django_rmq.core.coordination.stored_plan import AssignmentPlan, members_of_
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.database_access import ParallelReads
-from django_rmq.exceptions import RmqError, ServerFull, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerFull, ServerTrouble, WrongType
 from django_rmq.operations import stats, undeclared_topics
 from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.outbox import outbox_as_known
@@ -319,8 +319,11 @@ def _check_redis(
             figures = stats.survey(context, names)
             for one in figures.topics:
                 yield from judge_topic(one, limits)
-            for schedule in schedules(context, names):
-                yield judge_schedule(schedule, limits)
+            try:
+                yield from [judge_schedule(one, limits) for one in schedules(context, names)]
+            except WrongType as error:
+                # A key that another program has written hides no other finding.
+                yield Finding("schedule", "", Severity.BAD, str(error))
             # Workers that are unknown are a finding of the coordinator. A ZooKeeper that hangs is not waited for again.
             with contextlib.suppress(RmqError):
                 yield from () if figures.problem else judge_workers(worker_overview(context), names)

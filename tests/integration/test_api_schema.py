@@ -108,6 +108,21 @@ def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
     assert empty >= {"text", "error", "cursor"}
 
 
+def test_each_route_lists_the_answers_that_any_request_may_get() -> None:
+    schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
+    statuses = {
+        operation["operationId"]: set(operation["responses"])
+        for path, item in schema["paths"].items()
+        for operation in item.values()
+        if path.startswith("/api/rmq/")
+    }
+    public = {"rmq_live": {"406"}, "rmq_ready": {"400", "401", "403", "406", "429", "503"}}
+    assert statuses.keys() > public.keys()
+    # 409: a key of Redis has a value of another program.
+    of_all = {"401", "403", "406", "409", "429", "503"}
+    assert [name for name, listed in statuses.items() if not listed >= public.get(name, of_all)] == []
+
+
 def test_each_route_to_a_message_lists_the_answer_to_a_wrong_id() -> None:
     schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
     operations = {

@@ -16,7 +16,15 @@ from django.urls import reverse
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
+from django_rmq.core.model.keys import (
+    history_keys,
+    limits_key,
+    schedules_key,
+    slot_keys,
+    times_key,
+    topics_key,
+    worker_keys,
+)
 from django_rmq.core.monitoring import history
 from django_rmq.exceptions import ConfigurationError, WrongType
 from django_rmq.operations import Actor, Operations
@@ -208,6 +216,7 @@ def foreign_keys(prefix: str) -> dict[str, bytes]:
         "workers": worker_keys(prefix).workers,
         "assignment": worker_keys(prefix).assignment,
         "limits": limits_key(prefix, "spoilt"),
+        "schedules": schedules_key(prefix),
         **slot._asdict(),
     }
 

@@ -427,7 +427,7 @@ class BackgroundFields(RequestSerializer):
     """What workers do in the background. A purge selects by age and slot only."""
 
     action = serializers.ChoiceField(["replay", "delete", "purge"])
-    state = serializers.CharField(default="dead", help_text="dead, waiting or resting")
+    state = Text(default="dead", help_text="dead, waiting or resting")
     filter = StrictFilter(default=dict)
     rate = Number(required=False, min_value=0.1, max_value=1_000_000, help_text="Messages per second at most")
     keep = Flag(default=True, help_text=KEEP_HELP)

@@ -262,6 +262,7 @@ def test_rest_and_commands_start_list_and_stop_actions(shop: Any, staff: Callabl
     assert client.get("/api/rmq/background/").json()["results"][0]["action_id"] == started["action_id"]
     assert post("topics/letters/background/", {"action": "purge"}).status_code == 403
     assert post("topics/letters/background/", {"action": "dance"}).status_code == 400
+    assert post("topics/letters/background/", {"action": "replay", "state": 5}).json()["code"] == "invalid"
     assert post("topics/other/background/", {"action": "replay"}).status_code == 409
     assert post(f"background/{started['action_id']}/stop/").json()["status"] == "stopped"
     assert post(f"background/{started['action_id']}/stop/").status_code == 409

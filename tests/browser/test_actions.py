@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import PATIENCE, Shop, call, confirm, enter, picture, running_shop, violations
@@ -58,8 +60,15 @@ def test_a_schedule_is_paused_resumed_run_edited_and_reset(scheduled: Shop, log_
     expect(row).to_contain_text("paused")
     page.get_by_role("button", name="Resume daily-report").click()
     expect(row).not_to_contain_text("paused")
-    page.get_by_role("button", name="Run daily-report now").click()
+    posts: list[str] = []
+    page.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
+    with closing(redis.Redis.from_url(scheduled.redis.url)) as client:
+        client.client_pause(1_000)
+    page.get_by_role("button", name="Run daily-report now").evaluate(
+        "button => { button.click(); setTimeout(() => button.click(), 200); }"
+    )
     expect(page.locator(".messagelist")).to_contain_text("1 stored")
+    assert len(posts) == 1, "a second press runs it again"
 
     page.get_by_role("link", name="Edit daily-report").click()
     page.get_by_label("Cron expression").fill("0 25 * * *")

@@ -7,7 +7,7 @@
   const live = document.querySelector("[data-rmq-live]");
   if (live) keepFresh(live);
   for (const all of document.querySelectorAll("[data-rmq-all]")) selectAll(all);
-  for (const form of document.querySelectorAll("form[data-rmq-once]")) sendOnce(form);
+  sendOnce();
   for (const form of document.querySelectorAll("form[data-rmq-go-on]")) form.requestSubmit();
 
   function keepFresh(live) {
@@ -173,19 +173,24 @@
     show();
   }
 
-  function sendOnce(form) {
-    form.addEventListener("submit", (event) => {
-      if (form.dataset.rmqSent) event.preventDefault();
-      form.dataset.rmqSent = "1";
+  // Listens at the document, because the parts of a page and their forms come and go.
+  function sendOnce() {
+    const ours = ":is(.rmq, .rmq-undo)";
+    let sent = new WeakSet();
+    document.addEventListener("submit", (event) => {
+      const form = event.target;
+      if (form.method !== "post" || !form.closest(ours)) return;
+      if (sent.has(form)) event.preventDefault();
+      sent.add(form);
       // After the browser has gathered the form, or the pressed button's own value would be missing.
       setTimeout(() => {
         for (const button of form.querySelectorAll("button")) button.disabled = true;
       });
     });
-    // Back from the next page, the form can be sent again.
+    // Back from the next page, the forms can be sent again.
     addEventListener("pageshow", () => {
-      delete form.dataset.rmqSent;
-      for (const button of form.querySelectorAll("button")) button.disabled = false;
+      sent = new WeakSet();
+      for (const button of document.querySelectorAll(`${ours} button`)) button.disabled = false;
     });
   }
 })();

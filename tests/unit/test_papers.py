@@ -22,6 +22,7 @@ from docs.site import settings as table
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 
@@ -236,6 +237,20 @@ def test_the_home_page_has_every_extra() -> None:
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(extras)
 
 
+def test_an_extra_that_a_page_asks_for_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "decisions")]
+    asked = {name for page in pages for name in re.findall(r"\bextra\s+`(\w+)`", page.read_text())}
+    assert len(asked) > 3
+    assert asked <= set(extras)
+
+
+def test_no_item_of_a_list_has_the_number_of_the_item_before_it() -> None:
+    twice = re.compile(r"^(\d+)\. .*\n(?:   .*\n)*\1\. .*$", re.MULTILINE)
+    found = {str(page.relative_to(ROOT)): twice.findall(page.read_text()) for page in PAGES}
+    assert not {page: numbers for page, numbers in found.items() if numbers}
+
+
 def test_the_readme_has_the_figures_of_the_performance_page() -> None:
     def rows(page: str) -> dict[str, list[str]]:
         cells = [
@@ -270,5 +285,5 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert reference.with_decisions(written) == written, "run: make reference"
     nav = written.partition("\nnav:\n")[2].partition("\n\n")[0]
     listed = re.findall(r"([\w/.-]+\.md)$", nav, re.MULTILINE)
-    pages = sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    pages = [str(path.relative_to(ROOT / "docs")) for path in PAGES]
     assert sorted(listed) == pages

@@ -265,7 +265,10 @@ def check_listeners() -> Iterator[CheckMessage]:
         return
     failed = listener_registry.discover()
     if not config.topics:
-        hint = 'RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.'
+        hint = (
+            'RMQ = {"TOPICS": {"orders": {}}, ...}. Tasks need no topic: '
+            'TASKS = {"default": {"BACKEND": "django_rmq.tasks.RMQBackend"}}.'
+        )
         yield AppWarning('RMQ["TOPICS"] is empty: no message can be sent.', hint=hint, id="django_rmq.W002")
     for one in failed:
         if isinstance(one.error, ConfigurationError):

@@ -35,6 +35,11 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 
 _EXAMPLE = f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.'
 
+ADDRESS = (
+    'Give a URL, or name a CACHES alias of django-redis: RMQ = {"REDIS": "redis://localhost:6379/1", ...}.'
+)
+"""How to say which Redis server is used."""
+
 _QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F %23 and %25."
 
 
@@ -114,7 +119,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     if alias not in caches:
         hint = did_you_mean(alias, caches)
         problems.report(
-            "E009", f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}", _EXAMPLE
+            "E009", f"{place} is {printable(alias)}, which is not an alias in CACHES{hint}", ADDRESS
         )
         return None
     cache = caches[alias]

@@ -32,6 +32,7 @@ from django_rmq.conf.sections import (
     setting,
 )
 from django_rmq.conf.server_settings import (
+    ADDRESS,
     RedisServer,
     ZooKeeper,
     read_coordinator,
@@ -247,7 +248,7 @@ def _read(problems: Problems) -> Config | None:
         problems.report(
             "E001",
             "The setting RMQ is missing.",
-            'For example: RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
+            'For example: RMQ = {"REDIS": "redis://localhost:6379/1", "TOPICS": {"orders": {}}}.',
         )
         return None
     root = read_section(problems, "RMQ", value, RMQ_KEYS)
@@ -273,11 +274,7 @@ def _read(problems: Problems) -> Config | None:
     elif "REDIS" in root:
         values["redis"] = read_redis(problems, root["REDIS"])
     elif root.get("BROKER") != "memory":
-        problems.report(
-            "E009",
-            'RMQ["REDIS"] is missing.',
-            'Give a URL, or name a CACHES alias of django-redis: RMQ = {"REDIS": "redis://localhost:6379/1", ...}.',
-        )
+        problems.report("E009", 'RMQ["REDIS"] is missing.', ADDRESS)
     _check_topics_of_admin(problems, values)
     return None if problems else Config(**values)
 
@@ -304,7 +301,7 @@ def get_config() -> Config:
         if config is None:
             raise ConfigurationError(
                 "the setting RMQ is not valid:\n"
-                + "\n".join(f"  {problem.id}: {problem.message}" for problem in problems)
+                + "\n".join(f"  {each.id}: {each.message} {each.hint}".rstrip() for each in problems)
             )
         # Two threads may read the settings at the same time, and both use the configuration that was added first. There is no
         # lock: one that another thread held during a fork would never be released in the child process.

@@ -93,7 +93,7 @@ def register_topics(
     if refused:
         raise TopicMismatch(
             "; ".join(_sentence(name, different) for name, different in refused.items())
-            + ". Correct the settings, or see `manage.py rmqtopics`"
+            + ". Correct the settings, or apply them: `manage.py rmqtopics --apply`"
         )
     return agreed
 
@@ -145,7 +145,10 @@ def obstacles(
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
     if needs_empty and (held := messages_held(broker, topic)):
-        reasons.append(f"{', '.join(needs_empty)}: the topic must be empty, but it holds {held} messages")
+        reasons.append(
+            f"{', '.join(needs_empty)}: the topic must be empty, but it holds {held} messages: let workers with the old "
+            f"settings process them, or delete them with `manage.py rmqpurge {topic.name}`"
+        )
     unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
     # A worker extends its messages about three times within the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):

@@ -132,7 +132,7 @@ def _check_the_rest(topic: Topic, known: dict[str, object]) -> None:
             f"{each.setting} is {each.declared!r} here and {each.registered!r} in Redis" for each in different
         )
         raise TopicMismatch(
-            f'topic "{topic.name}": {named}. Correct the settings, or see `manage.py rmqtopics`'
+            f'topic "{topic.name}": {named}. Correct the settings, or apply them: `manage.py rmqtopics --apply`'
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import TestCase
 
 from django_rmq.core.redis.in_memory import InMemoryBroker
 from django_rmq.durations import Duration, parse_duration
@@ -65,6 +66,14 @@ class RMQTestMixin:
     rmq_broker: InMemoryBroker
     rmq_clock: Clock
     rmq_messages: CapturedMessages
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a class whose ``setUp`` would never reach that of the mixin, so that its sends would go to Redis."""
+        super().__init_subclass__(**arguments)
+        if TestCase in cls.__mro__[: cls.__mro__.index(RMQTestMixin)]:
+            raise TypeError(
+                f"{cls.__qualname__}: RMQTestMixin must stand before TestCase among the base classes"
+            )
 
     def setUp(self) -> None:
         """Begin each test with nothing sent and nothing stored."""

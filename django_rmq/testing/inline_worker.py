@@ -56,8 +56,8 @@ def drain(
     owner = uuid4().hex
     if not live and not broker.in_memory:
         raise ConfigurationError(
-            "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
-            'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
+            "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin (call super().setUp()), the fixture "
+            'rmq or RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
     # A test may have opened its connections before they were noted. In these, a transaction that a listener leaves open
     # would go unnoticed.

@@ -234,7 +234,9 @@ def test_what_waiting_messages_could_not_follow_needs_an_empty_topic(
 ) -> None:
     assert obstacles(broker, PRIORITY, **change) == []
     fill(broker, PRIORITY)
-    assert "must be empty, but it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
+    (reason,) = obstacles(broker, PRIORITY, **change)
+    assert "must be empty, but it holds 1 messages" in reason
+    assert f"delete them with `manage.py rmqpurge {PRIORITY.name}`" in reason
 
 
 def test_dead_messages_count_for_they_could_be_replayed(broker: Any) -> None:

@@ -312,6 +312,11 @@ def test_listeners_that_feed_themselves_for_ever_are_stopped(clock: Clock) -> No
     assert depth("renders") == {"store": 1}
 
 
+def test_a_mixin_whose_set_up_would_never_run_is_refused() -> None:
+    with pytest.raises(TypeError, match="Late: RMQTestMixin must stand before TestCase"):
+        type("Late", (TestCase, RMQTestMixin), {})
+
+
 class InTestCases(RMQTestMixin, TestCase):
     def setUp(self) -> None:
         super().setUp()

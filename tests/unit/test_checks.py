@@ -158,6 +158,7 @@ def test_what_bodies_as_identities_cannot_do_is_said_where_nobody_has_chosen_the
 def test_no_topics_at_all_is_a_warning() -> None:
     (warning,) = told(check_listeners)
     assert (warning.id, warning.level) == ("django_rmq.W002", checks.WARNING)
+    assert "django_rmq.tasks.RMQBackend" in str(warning.hint)
 
 
 def test_a_project_whose_only_topics_belong_to_schedules_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:

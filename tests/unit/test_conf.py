@@ -320,6 +320,11 @@ def test_a_missing_setting_says_how_it_looks() -> None:
     assert problem.id == "django_rmq.E001"
     assert "RMQ is missing" in problem.message
     assert "TOPICS" in problem.hint
+    with (
+        override_settings(RMQ=None),
+        pytest.raises(ConfigurationError, match=r"RMQ is missing\. For example: RMQ = "),
+    ):
+        get_config()
 
 
 @pytest.mark.parametrize(
@@ -637,6 +642,13 @@ def test_of_a_primary_and_its_replicas_the_primary_is_used() -> None:
 def test_an_unknown_alias_is_an_error_that_guesses() -> None:
     (problem,) = problems({"rmq": redis_cache("redis://h/1")}, REDIS="rqm")
     assert (problem.id, "did you mean 'rmq'?" in problem.message) == ("django_rmq.E009", True)
+
+
+@pytest.mark.parametrize("redis", [{"BROKER": "redis"}, {"REDIS": "localhost:6379"}])
+def test_without_the_address_of_a_server_the_hint_shows_one(redis: dict[str, Any]) -> None:
+    (problem,) = problems(**redis)
+    assert problem.id == "django_rmq.E009"
+    assert 'RMQ = {"REDIS": "redis://localhost:6379/1", ...}' in problem.hint
 
 
 def test_a_cache_of_another_kind_is_an_error() -> None:

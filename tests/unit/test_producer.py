@@ -111,7 +111,10 @@ def test_a_topic_may_say_the_priority_of_a_send_that_gives_none(producer: Produc
         (1e13, "whole ms since the epoch"),
         (True, "whole ms since the epoch"),
         (ms(datetime(9999, 1, 1, tzinfo=UTC)), "2100"),
-        (ms(datetime.now(UTC) - timedelta(seconds=61)), "not in the future"),
+        (
+            ms(datetime.now(UTC) - timedelta(seconds=61)),
+            "not in the future; to have it delivered at once, give the present time",
+        ),
     ],
 )
 def test_a_fixed_time_that_cannot_be_meant_is_refused(producer: Producer, given: Any, rule: str) -> None:

@@ -26,7 +26,7 @@ def member_of(topic: Topic, body: object, key: object) -> bytes:
     """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
     if topic.keyed:
         if key is None:
-            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key= or id=")
         return check_key(key)
     if key is not None:
         raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")

@@ -486,7 +486,10 @@ def check_fixed_time(at: int, *, name: str = "fixed_time", past: bool = False) -
         raise InvalidMessage(f"{name} must be whole ms since the epoch, got {abbreviated(at)}")
     now = time.time() * 1000
     if at <= now - (JUST_NOW_MS if name == "fixed_time" else 0) and not past:
-        hint = "; is it a duration, or in seconds where ms are taken?" if 0 < at < LONGEST_GUESSED else ""
+        if 0 < at < LONGEST_GUESSED:
+            hint = "; is it a duration, or in seconds where ms are taken?"
+        else:
+            hint = "; to have it delivered at once, give the present time" if name == "fixed_time" else ""
         raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
     if at > MAX_INSTANT_MS:
         raise InvalidMessage(f"{name} {_instant(at)} is after {_instant(MAX_INSTANT_MS)}")

@@ -97,16 +97,17 @@ class Command(RmqCommand):
             self.stdout.write(json.dumps(rows, indent=2))
         else:
             self._print(rows)
-        holding = [f"{one.topic.name} ({one})" for one in stranded if one.held]
-        if holding:
-            raise CommandError(
-                f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use --retire",
-                returncode=1,
-            )
-        open_ = [one.topic.name for one in comparisons if one.state in ("new", "differs", "unreadable")]
-        if open_:
+        problems = []
+        if open_ := [one.topic.name for one in comparisons if one.state in ("new", "differs", "unreadable")]:
             advice = "" if options["apply"] else "; use --apply"
-            raise CommandError(f"the settings differ from Redis: {', '.join(open_)}{advice}", returncode=1)
+            problems.append(f"the settings differ from Redis: {', '.join(open_)}{advice}")
+        if holding := [f"{one.topic.name} ({one})" for one in stranded if one.held]:
+            problems.append(
+                f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use "
+                "--retire"
+            )
+        if problems:
+            raise CommandError(". ".join(problems), returncode=1)
 
     def _change_limits(self, operations: Operations, options: Options) -> bool:
         """Change or reset limits of the named topics, and return whether that was asked for."""

@@ -245,6 +245,16 @@ def test_an_extra_that_a_page_asks_for_exists() -> None:
     assert asked <= set(extras)
 
 
+def test_an_extra_in_a_command_is_in_quotes_because_zsh_expands_brackets() -> None:
+    commands = {
+        f"{page.relative_to(ROOT)}: {command}"
+        for page in [ROOT / "README.md", *PAGES]
+        for command in re.findall(r"pip install [^`\n]*?([\"']?[\w-]+\[)", page.read_text())
+    }
+    assert len(commands) > 5
+    assert not [command for command in commands if command.partition(": ")[2][0] not in "\"'"]
+
+
 def test_no_item_of_a_list_has_the_number_of_the_item_before_it() -> None:
     twice = re.compile(r"^(\d+)\. .*\n(?:   .*\n)*\1\. .*$", re.MULTILINE)
     found = {str(page.relative_to(ROOT)): twice.findall(page.read_text()) for page in PAGES}

@@ -13,13 +13,23 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 
+class RowlessManager(models.Manager["Topic"]):
+    """Asks no database. Programs such as ``dumpdata`` ask every model for its rows, and topics have no table."""
+
+    def get_queryset(self) -> models.QuerySet[Topic]:
+        return super().get_queryset().none()
+
+
 class Topic(models.Model):
-    """A topic by its name; never queried. It has one permission for each kind of action."""
+    """A topic by its name. It has one permission for each kind of action."""
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
 
+    objects: ClassVar[RowlessManager] = RowlessManager()
+
     class Meta:
         managed = False
+        base_manager_name = "objects"
         verbose_name = _("topic")
         verbose_name_plural = _("topics")
         default_permissions = ()

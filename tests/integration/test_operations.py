@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import threading
 import time
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 from django.conf import settings
+from django.core.management import call_command
 from django.test import override_settings
 
 from django_rmq.conf import get_config
@@ -1340,6 +1343,12 @@ def test_the_permissions_are_in_the_database() -> None:
 
 @pytest.mark.django_db
 def test_no_migration_is_missing() -> None:
-    from django.core.management import call_command
-
     call_command("makemigrations", "django_rmq", "--check", "--dry-run", verbosity=0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_a_dump_of_the_database_asks_no_table_for_topics(options: list[str]) -> None:
+    printed = io.StringIO()
+    call_command("dumpdata", "django_rmq", *options, stdout=printed)
+    assert json.loads(printed.getvalue()) == []

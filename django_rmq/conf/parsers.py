@@ -199,7 +199,9 @@ def opentelemetry(value: object) -> bool:
     with suppress(ImportError):
         spec = find_spec("opentelemetry.trace")
     if is_on and spec is None:
-        raise InvalidSetting("False where opentelemetry-api (the extra otel) is not installed")
+        raise InvalidSetting(
+            "False where opentelemetry-api is not installed", hint='pip install "django-redis-rmq[otel]".'
+        )
     return is_on
 
 

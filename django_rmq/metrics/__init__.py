@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "prometheus_client":
         raise
-    told = 'django_rmq.metrics needs prometheus-client: install django_rmq with its extra "prometheus"'
+    told = 'django_rmq.metrics needs prometheus-client: pip install "django-redis-rmq[prometheus]"'
     raise ModuleNotFoundError(told, name="prometheus_client") from None
 
 __all__ = ["RmqCollector"]

@@ -187,5 +187,8 @@ def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader)
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsers, "find_spec", lambda name: None)
-    with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match="extra otel"):
+    with (
+        override_settings(RMQ=RMQ),
+        pytest.raises(ConfigurationError, match="opentelemetry-api is not installed.*rmq.otel"),
+    ):
         get_config()

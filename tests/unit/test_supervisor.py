@@ -245,7 +245,18 @@ def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
     assert diary.text == "ss"
 
 
-def test_a_second_signal_kills_them(diary: Diary) -> None:
+def test_signals_that_come_together_are_one_request(diary: Diary) -> None:
+    def child(notes: SharedNotes) -> int:
+        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(os.getppid(), signal.SIGTERM)
+        return until_sigterm()
+
+    assert supervise(child).run() == 0
+
+
+def test_a_second_signal_kills_them(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_SECONDS", 0.0)
+
     def child(notes: SharedNotes) -> int:
         def ignore(number: int, frame: object) -> None:
             os.kill(os.getppid(), signal.SIGTERM)

@@ -48,6 +48,10 @@ and the collector, with the 700 of Python 3.11, would look at each of them sever
 FRESH_SECONDS = 15.0
 """Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s."""
 
+SAME_REQUEST_SECONDS = 1.0
+"""Seconds after the first signal to stop in which further ones count as the same request: Ctrl-C reaches the whole process
+group, and what has started the command, such as ``timeout``, may send a signal of its own."""
+
 OVERTIME_SECONDS = 5.0 + FINISH_SECONDS
 """Seconds beyond the shutdown time-out in which a child may end by itself: to leave the others, and for exit handlers.
 After that it is considered hung, and killed."""
@@ -258,7 +262,7 @@ class Supervisor:
             elif self._stopping_since is None or self.begin_anew:
                 self.begin_anew = False
                 self._stop()
-            else:
+            elif time.monotonic() - self._stopping_since > SAME_REQUEST_SECONDS:
                 # This is the second request to stop: listeners are not waited for.
                 logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
                 self._worst = self._worst or FORCED

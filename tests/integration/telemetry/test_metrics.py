@@ -189,6 +189,6 @@ def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(parsers, "find_spec", lambda name: None)
     with (
         override_settings(RMQ=RMQ),
-        pytest.raises(ConfigurationError, match="opentelemetry-api is not installed.*rmq.otel"),
+        pytest.raises(ConfigurationError, match=r"opentelemetry-api is not installed.*rmq\[otel\]"),
     ):
         get_config()

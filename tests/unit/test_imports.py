@@ -112,7 +112,7 @@ def test_the_metrics_name_the_extra_that_they_lack(module: str) -> None:
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     told = ran.stderr.strip().splitlines()[-1]
     assert told.startswith("ModuleNotFoundError: django_rmq.metrics needs prometheus-client")
-    assert 'extra "prometheus"' in told
+    assert 'pip install "django-redis-rmq[prometheus]"' in told
 
 
 IMPORTERS = {

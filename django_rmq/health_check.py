@@ -23,10 +23,10 @@ from django_rmq.operations.health import Finding, HealthThresholds
 
 logger = logging.getLogger("django_rmq.health")
 
-FATAL = ("redis", "writes", "coordinator", "workers")
+FATAL = ("redis", "writes", "unreadable", "coordinator", "workers")
 """Checks without which nothing is delivered; the others are warnings."""
 
-_SHORT = {"redis": "some slots cannot be read", "definition": "its definition cannot be read"}
+_SHORT = {"unreadable": "some slots cannot be read", "definition": "its definition cannot be read"}
 
 
 @dataclasses.dataclass

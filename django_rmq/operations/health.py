@@ -123,6 +123,7 @@ CHECKS = {
     "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
     "unowned": Check("slots", "deploy/runbooks.md#rmqslotsunowned"),
     "vanished": Check("workers", "deploy/runbooks.md#rmqnoworkers"),
+    "unreadable": Check("slots", "deploy/runbooks.md#rmqunreadable"),
     "definition": Check("topic", "deploy/runbooks.md#rmqunreadable"),
     "age": Check("store", "deploy/runbooks.md#rmqlate"),
     "running": Check("running", "deploy/runbooks.md#rmqlistenershang"),
@@ -152,6 +153,8 @@ class Finding:
     """Whether it follows from what a person has done on purpose, such as a pause."""
     delays_nothing: bool = False
     """Whether no message waits because of it. Those of its severity that delay messages are worse."""
+    runbook: str = ""
+    """The runbook that says what to do, if it is not that of its check."""
 
     @property
     def is_well(self) -> bool:
@@ -167,6 +170,11 @@ class Finding:
     def check(self) -> Check:
         """Where people see more about it."""
         return CHECKS[self.name]
+
+    @property
+    def docs(self) -> str:
+        """The section of the documentation that says what to do."""
+        return f"deploy/runbooks.md#{self.runbook}" if self.runbook else self.check.docs
 
     def as_json(self) -> dict[str, object]:
         """Return the finding for JSON."""
@@ -493,7 +501,8 @@ def judge_waiting(one: Waiting, limits: HealthThresholds) -> Finding:
             _("%(finding)s, and %(more)s") % {"finding": text, "more": refused} if one.messages else refused
         )
         severity = max(severity, Severity.NOTE)
-    return Finding("outbox", one.topic, severity, text, age)
+    runbook = "rmqoutboxrefused" if one.refused and severity == Severity.NOTE else ""
+    return Finding("outbox", one.topic, severity, text, age, runbook=runbook)
 
 
 def is_schedule_late(one: ScheduleStats) -> bool:
@@ -510,7 +519,7 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
         severity = limits.lateness if limits.needs_workers else Severity.NOTE
         if limits.max_schedule_lateness is not None:
             severity = Severity.BAD
-        return Finding("schedule", one.topic, severity, text % name)
+        return Finding("schedule", one.topic, severity, text % name, runbook="rmqschedulemissing")
     if one.problem:
         text = _("schedule %(name)s %(problem)s") % {**name, "problem": one.problem}
     elif one.is_paused:
@@ -533,7 +542,8 @@ def judge_schedule(one: ScheduleStats, limits: HealthThresholds) -> Finding:
         else:
             text = _("schedule %(name)s: %(problem)s") % {**name, "problem": more}
     is_intended = one.is_paused and not is_dead and severity == Severity.NOTE
-    return Finding("schedule", one.topic, severity, text, late, is_intended)
+    runbook = "rmqscheduledies" if is_dead and severity == Severity.NOTE else ""
+    return Finding("schedule", one.topic, severity, text, late, is_intended, runbook=runbook)
 
 
 def is_late(one: TopicStats) -> bool:
@@ -562,7 +572,7 @@ def judge_topic(
     """
     name = one.topic.name
     for problem in one.problems:
-        yield Finding("redis", name, Severity.BAD, problem)
+        yield Finding("unreadable", name, Severity.BAD, problem)
     if one.definition_problem:
         yield Finding("definition", name, Severity.BAD, one.definition_problem)
     # If the workers are unknown, none of them counts as missing.

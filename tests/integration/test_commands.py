@@ -21,6 +21,7 @@ import redis
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from health_check.exceptions import ServiceUnavailable
 
 from django_rmq import connections, send_message, send_messages
 from django_rmq.conf import get_config
@@ -35,6 +36,7 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
+from django_rmq.health_check import RmqHealthCheck
 from django_rmq.management.commands import runrmqconsumers
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
@@ -981,6 +983,16 @@ def test_what_runs_for_very_long_is_a_note_without_a_limit(broker: Broker, run: 
     assert "note running      orders: the longest delivery has run for 20 min" in run(
         "rmqhealth", "--no-workers"
     )
+
+
+def test_rmqhealth_leads_from_a_foreign_key_to_its_runbook(broker: Broker, run: Run, worker: Worker) -> None:
+    key = slot_keys(broker.prefix, "orders", 2).store
+    broker.client.set(key, "of another program")
+    lines = run("rmqhealth", "orders", code=1).splitlines()
+    assert lines[0] == f"BAD  unreadable   orders: slot 2: WRONGTYPE {key.decode()} is a string, not a zset"
+    assert lines[1].split() == ["see", "docs/deploy/runbooks.md#rmqunreadable"]
+    with pytest.raises(ServiceUnavailable, match="orders: some slots cannot be read"):
+        RmqHealthCheck(topics=("orders",)).run()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from django_rmq.api import topics as topic_responses
 from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics import collector
-from django_rmq.operations import Actor, Operations, health, outbox, stats
+from django_rmq.operations import Actor, Operations, ScheduleStats, health, outbox, stats
 from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
 from django_rmq.operations.outbox import Known
 from django_rmq.outbox import row_lists
@@ -273,6 +275,24 @@ def test_every_check_leads_to_a_section_of_the_docs() -> None:
             if line.startswith("#")
         ]
         assert anchor in headings, name
+
+
+def test_rows_and_schedules_lead_to_the_runbook_of_their_alert() -> None:
+    hourly = Schedule("nightly", "mails", every=3_600)
+    well = ScheduleStats("nightly", "mails", hourly, hourly, {}, False, False, None, None, 0)
+    limits = health.DEFAULT_THRESHOLDS
+    found = {
+        "rmqoutboxold": health.judge_waiting(Waiting("work", 1, 2, 301_000), limits),
+        "rmqoutboxrefused": health.judge_waiting(Waiting("work", 0, 2, None), limits),
+        "rmqscheduleoverdue": health.judge_schedule(replace(well, late_ms=700_000, outcome="dead"), limits),
+        "rmqscheduledies": health.judge_schedule(replace(well, outcome="dead"), limits),
+        "rmqschedulemissing": health.judge_schedule(replace(well, is_missing=True), limits),
+    }
+    assert {name: f"deploy/runbooks.md#{name}" for name in found} == {
+        name: one.docs for name, one in found.items()
+    }
+    page = (ROOT / "docs/deploy/runbooks.md").read_text().lower()
+    assert all(f"\n## {name}\n" in page for name in found)
 
 
 def test_the_reference_of_the_command_lists_every_check() -> None:

@@ -121,9 +121,10 @@ class Command(RmqCommand):
                 yield self._line(severity, name, _text(finding))
             if findings[count:]:
                 yield self._line(severity, name, f"and {len(findings) - count} more (all: --json or -v 2)")
-            if severity and name not in documented:
-                documented.add(name)
-                yield f"     {'see':<11}  docs/{findings[0].check.docs}"
+            for docs in dict.fromkeys(finding.docs for finding in findings if severity):
+                if docs not in documented:
+                    documented.add(docs)
+                    yield f"     {'see':<11}  docs/{docs}"
         topics = {one.topic for one in health.findings if one.topic}
         well = topics - {one.topic for one in health.findings if one.severity}
         if well and not everything:

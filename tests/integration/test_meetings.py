@@ -114,7 +114,7 @@ def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
     with configured(views=options):
         send_message("views", "new", key="k")
         topic, own = get_config().topic("views"), slot_of(b"k", 4)
-        bodies = (b'"stray"',) if topic.accumulate else None
+        bodies = (b'"stray"',) if topic.collects else None
         envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
         broker().run(send_commands.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
         *_, found = topic_audit.find_strays(broker(), topic, repair=True)

@@ -145,6 +145,11 @@ class Topic:
         return self.is_fifo and self.order == "strict"
 
     @property
+    def collects(self) -> bool:
+        """Whether the bodies of merged sends are kept (ACCUMULATE)."""
+        return self.accumulate is not None
+
+    @property
     def takes_instants(self) -> bool:
         """Whether the score of a waiting message is its due time."""
         return self.type in (TopicType.FIXED_TIME, TopicType.RANGE_MERGE)

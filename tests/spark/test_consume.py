@@ -114,10 +114,13 @@ def test_bodies_that_do_not_fit_are_counted_and_kept(
 def test_a_function_is_told_the_name_of_a_batch(
     run: Run, broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    send_messages("events", [1, 2, 3], priority=40)
+    send_messages("events", [1, 2, {"n": 3}], priority=40)
     consume = ("consume", "events", "--checkpoint", tmp_path / "checkpoint {a}", "--available-now", "--each")
     assert "must take a frame" in run(*consume, "tests.spark.project.pipelines.unnamed", code=2)
-    run(*consume, "tests.spark.project.pipelines.noted")
+    told = run(*consume, "tests.spark.project.pipelines.noted", "--schema", "n int")
+    # Spark counts what the function reads twice as six.
+    assert "batch 0: 3 messages" in told and "3 messages of events consumed" in told
+    assert "batch 0: 2 bodies do not fit" in told
     name = (tmp_path / "checkpoint {a}" / "metadata").read_text().split('"')[3]
     assert f"batch 0 of {name}: 3 rows" in capsys.readouterr().out
 

@@ -255,11 +255,13 @@ class Context:
     ) -> tuple[int, int]:
         for progress in query.recentProgress:
             # For each source, because a Spark Connect server reports no sums.
-            rows = sum(source["numInputRows"] for source in progress["sources"])
-            if progress["batchId"] > said and rows:
+            read = sum(source["numInputRows"] for source in progress["sources"])
+            if progress["batchId"] > said and read:
                 said = progress["batchId"]
+                # Spark counts rows as often as a function reads them.
+                rows = sum(_rows_of(source) for source in progress["sources"])
                 seen += rows
-                rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
+                rate = 1000 * rows / max(1, progress["batchDuration"])
                 waiting = [_waiting(source["latestOffset"]) for source in progress["sources"]]
                 self.say(f"batch {said}: {rows} messages, {rate:.0f}/s{''.join(waiting)}")
                 observed = progress["observedMetrics"].get(MALFORMED)
@@ -362,12 +364,24 @@ def _secret(option: str, setting: str, values: Mapping[str, object]) -> dict[str
         raise ConfigurationError(f"{setting} cannot be passed to Spark's tasks: {error}") from None
 
 
+def _rows_of(source: Any) -> int:
+    """Return how many messages a source gave to a batch; of a source that is not ours how many rows were read."""
+    read = int(source["numInputRows"])
+    return min(read, _object_in(source["endOffset"]).get("rows", read))
+
+
 def _waiting(backlog: str | None) -> str:
     """Return what a source of ours reports as its latest offset, in words."""
-    counts = None
-    with suppress(ValueError):  # another source may report any text
-        counts = json.loads(backlog or "null")
-    return f", {counts['waiting']} wait" if isinstance(counts, dict) and "waiting" in counts else ""
+    counts = _object_in(backlog)
+    return f", {counts['waiting']} wait" if "waiting" in counts else ""
+
+
+def _object_in(offset: str | None) -> dict[str, Any]:
+    """Return the JSON object of an offset. Another source may report any text, which has none."""
+    with suppress(ValueError):
+        found = json.loads(offset or "null")
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:

@@ -83,7 +83,8 @@ class Slowly(Consume):
 
 
 def noted(frame: Any, number: int, query: str) -> None:
-    """Print the name of a batch and how many rows it has; for `--each`."""
+    """Print the name of a batch and how many rows it has, and read it again; for `--each`."""
+    frame.foreach(lambda row: None)
     print(f"batch {number} of {query}: {frame.count()} rows", flush=True)
 
 

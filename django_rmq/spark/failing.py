@@ -41,13 +41,14 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
     from pyspark.sql import functions as sql
 
     source = _options(options, "fail")
-    _, topic = _reached(source)
+    broker, topic = reached(source)
     name = "key" if topic.keyed else "value"
     if missing := {"slot", name} - set(frame.columns):
         raise ConfigurationError(
             f"the frame has no column {' or '.join(sorted(missing))}: fail needs slot and {name} as they were read"
             + (", so load the stream with includeMetadata" if topic.keyed else "")
         )
+    _check_consumer(broker, topic, source.consumer)
     rows = frame.select(
         frame["slot"].cast("int").alias("slot"),
         frame[name].cast("binary").alias("member"),
@@ -86,7 +87,8 @@ def fail_batch(options: Mapping[str, str]) -> int:
     consumer, patience = source.consumer, RetryPolicy(source.patience, f"topic {source.topic()}")
 
     def give_back() -> int:
-        broker, topic = _reached(source)
+        broker, topic = reached(source)
+        _check_consumer(broker, topic, consumer)
         slots = range(topic.slots)
         reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
         messages = 0
@@ -111,18 +113,12 @@ def _options(options: Mapping[str, str], who: str) -> SourceOptions:
     return source_options
 
 
-def _reached(source: SourceOptions) -> tuple[Broker, Topic]:
-    """Return the broker and the topic. Raises ``ConfigurationError`` if no query has the name of the consumer.
-
-    Otherwise a batch that nobody has failed would be recorded, and acknowledged.
-    """
-    broker, topic = reached(source)
-    if broker.run(claims.driver_of_consumer(topic, source.consumer)) is None:
+def _check_consumer(broker: Broker, topic: Topic, consumer: str) -> None:
+    """Raise ``ConfigurationError`` if no query has the name: its batch would be acknowledged, and nobody would have failed it."""
+    if broker.run(claims.driver_of_consumer(topic, consumer)) is None:
         raise ConfigurationError(
-            f"no query consumes topic {topic.name} with consumerId {source.consumer}: give the one with which the stream "
-            "was loaded"
+            f"no query consumes topic {topic.name} with consumerId {consumer}: give the one with which the stream was loaded"
         )
-    return broker, topic
 
 
 def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:

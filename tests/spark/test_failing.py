@@ -116,3 +116,5 @@ def test_what_cannot_be_failed_says_so(spark: Any, queue: MakeQueue, tmp_path: P
     keyed = queue(identity="key")
     with pytest.raises(ConfigurationError, match="load the stream with includeMetadata"):
         fail(spark.range(1).selectExpr("0 as slot"), {**keyed.options, "consumerId": "x"}, "no")
+    with pytest.raises(ConfigurationError, match=r"no query consumes topic .* with consumerId x"):
+        fail(spark.range(1).selectExpr("0 as slot", "'k' as key"), {**keyed.options, "consumerId": "x"}, "no")

@@ -26,6 +26,7 @@ from django_rmq.core.commands import claims, inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.model.bounds import BATCH, LARGEST
 from django_rmq.core.model.envelope import raw_body
+from django_rmq.core.model.replies import ClaimRead
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.spark.broker_connection import Result, RetryPolicy, broker_of, reached
@@ -113,6 +114,7 @@ class ClaimReader(NamedTuple):
         first_page = min(FIRST_PAGE, piece.rows)
         page = self.patience(lambda: self.broker.run(claims.read_claim(*claim, offset, first_page)))
         if not page.rows:
+            self._check_unrecorded(task, page)
             return
         yield self._batch(slot, page.rows, page.envelopes)
         offset += len(page.rows) // 2
@@ -150,14 +152,26 @@ class ClaimReader(NamedTuple):
                     ),
                 )
             )
-            state = self.patience(lambda: self.broker.run(claims.read_claim(*claim))).state
-            if state != "sealed" and left == piece.rows:
+            read = self.patience(lambda: self.broker.run(claims.read_claim(*claim)))
+            if read.state != "sealed" and left == piece.rows:
+                self._check_unrecorded(task, read)
                 return
             rest = left - len(page.entries)
-            if state != "sealed" or (rest and page.cursor is None):
+            if read.state != "sealed" or (rest and page.cursor is None):
                 raise self._lost(task, slot)
             yield entry_batch(self.schema, topic, slot, "claim", page.entries)
             left, after, size = rest, page.cursor, following(page.entries)
+
+    def _check_unrecorded(self, task: ClaimTask, claim: ClaimRead) -> None:
+        """Raise ``LostRace`` if the batch was recorded meanwhile, by another driver from the same checkpoint.
+
+        Read as nothing, it would replace in a sink what that driver has stored.
+        """
+        if claim.state == "acked" or claim.number > task.number:  # rule: reads_a_recorded_batch_as_nothing
+            raise LostRace(
+                f"claim {task.number} of topic {self.topic.name} was acknowledged while this query worked on its batch: "
+                "another query has recorded it, from the same checkpoint. This one ends, and loses nothing"
+            )
 
     def _lost(self, task: ClaimTask, slot: int) -> LostRace:
         # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.

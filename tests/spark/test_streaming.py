@@ -321,6 +321,25 @@ def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(
     assert list(executor.read(task)) == []
 
 
+@pytest.mark.parametrize("metadata", ["false", "true"])
+@pytest.mark.parametrize("has_gone_on", [False, True])
+def test_a_batch_that_another_driver_has_recorded_is_not_read_as_nothing(
+    queue: MakeQueue, metadata: str, has_gone_on: bool
+) -> None:
+    """Two drivers from one checkpoint: the later one would replace the batch in its sink by an empty one."""
+    topic = queue(slots=1)
+    topic.send([1, 2, 3])
+    one, start, end = first_batch(topic, includeMetadata=metadata, consumerId="loader")
+    other = reader(topic, includeMetadata=metadata)
+    [(executor, task)] = plan(other, start, end)
+    assert rows(one, start, end).total() == 3
+    topic.send([4] if has_gone_on else [])
+    # Spark has recorded the batch for the first one.
+    assert one.latestOffset(end, ALL)["claim"] == (2 if has_gone_on else 1)
+    with pytest.raises(LostRace, match=r"claim 1 of topic .* another query has recorded it, from the same"):
+        list(executor.read(task))
+
+
 def test_an_acknowledgement_tidies_failures_in_steps(begun: Any) -> None:
     topic, source, start = begun(2_500, slots=1)
     fail_all(topic, 0)

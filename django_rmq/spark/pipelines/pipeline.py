@@ -379,8 +379,8 @@ def _waiting(backlog: str | None) -> str:
 def _object_in(offset: str | None) -> dict[str, Any]:
     """Return the JSON object of an offset. Another source may report any text, which has none."""
     with suppress(ValueError):
-        found = json.loads(offset or "null")
-        return found if isinstance(found, dict) else {}
+        value = json.loads(offset or "null")
+        return value if isinstance(value, dict) else {}
     return {}
 
 

@@ -15,6 +15,7 @@ from django_rmq.admin.page_actions import sweeping_acts
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY
+from django_rmq.operations.message_groups import groups_of
 
 READ_SECONDS = 0.15
 """Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
@@ -54,11 +55,10 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
         seconds=LONG_READ_SECONDS if is_long else READ_SECONDS,
     )
     now_ms = operations.broker.now_ms()
-    groups = [(name, group) for name, grouped in causes.topics for group in grouped.rows]
     lines = [
         _group_line(pages, operations, operations.declared(name), group, now_ms)
         | {"share": group.count / causes.looked_at}
-        for name, group in sorted(groups, key=lambda pair: -pair[1].count)
+        for name, group in groups_of(causes)
     ]
     context = {
         "heading": _("Dead by cause"),

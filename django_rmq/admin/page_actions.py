@@ -7,7 +7,7 @@ those of ``django_rmq.operations``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ActionResult, BulkRun, Filter, Operations, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
+from django_rmq.operations.filters import is_for_purge
 
 
 class QuestionForm(forms.Form):
@@ -190,9 +191,8 @@ class PageAction:
         """Return whether it applies to messages selected by this filter."""
         if self.for_filtered is None:
             return True
-        # A purge knows only these two conditions. With any other it would take messages that were not selected.
-        others = replace(wanted, older_than=None, slot=None)
-        return self.for_filtered != others.is_empty
+        # A purge would take messages that another condition does not select.
+        return self.for_filtered != is_for_purge(wanted)
 
     def question(self, chosen: Chosen, count: int, is_exact: bool) -> str:
         """Return the question before it is done to ``count`` messages."""

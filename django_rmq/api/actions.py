@@ -28,6 +28,7 @@ from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ActionResult, BulkProgress, Limits, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
+from django_rmq.operations.filters import filter_of
 
 UNDO_HELP = "Only if deleted messages are kept: the id for `deletions/{id}/undo/`, for one hour"
 
@@ -168,7 +169,7 @@ class ReplayView(RmqView):
             ids = self.read(requests.ReplayNamedFields, data)["ids"]
             return acted(self.operations.replay(topic.name, ids))
         fields = self.read(requests.ReplayFilterFields, data)
-        wanted = requests.wanted(fields["filter"])
+        wanted = filter_of(fields["filter"])
         return progress(self.operations.replay_all(topic.name, wanted, **_bounds(fields)).result())
 
 
@@ -187,7 +188,7 @@ class RescheduleAllView(RmqView):
     def post(self, topic: Topic, fields: Fields) -> Json:
         """Give all waiting messages that match a filter another due time or another priority."""
         new: Fields = {name: fields.get(name) for name in ("due", "priority")}
-        wanted = requests.wanted(fields["filter"])
+        wanted = filter_of(fields["filter"])
         run = self.operations.reschedule_all(topic.name, fields["state"], wanted, **new, **_bounds(fields))
         return progress(run.result())
 
@@ -323,7 +324,7 @@ class StartActionView(RmqView):
     )
     def post(self, topic: Topic, fields: Fields) -> Json:
         """Let workers replay, delete or purge all messages that match, with the permission of that action."""
-        wanted, how = requests.wanted(fields["filter"]), {"rate": fields.get("rate"), "keep": fields["keep"]}
+        wanted, how = filter_of(fields["filter"]), {"rate": fields.get("rate"), "keep": fields["keep"]}
         started = self.operations.start_action(topic.name, fields["action"], fields["state"], wanted, **how)
         return background_action(started, self.operations.broker.now_ms())
 

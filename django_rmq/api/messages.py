@@ -31,7 +31,9 @@ from django_rmq.core.model.status import QUEUES, STATES
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Causes, Followed, MessageCopy, Permission
 from django_rmq.operations.authorization import PERMISSION_OF, is_redacted
+from django_rmq.operations.filters import filter_of
 from django_rmq.operations.holds import REASONS
+from django_rmq.operations.message_groups import groups_of
 from django_rmq.operations.message_view import shown_body
 
 
@@ -129,10 +131,9 @@ class CausesAnswer(ResponseSerializer):
 
 
 def causes(all_causes: Causes) -> Json:
-    groups = [(name, group) for name, grouped in all_causes.topics for group in grouped.rows]
     rows = [
         CauseAnswer.of(group, topic=name, samples=[sample.id for sample in group.samples])
-        for name, group in sorted(groups, key=lambda pair: -pair[1].count)
+        for name, group in groups_of(all_causes)
     ]
     return CausesAnswer.of(all_causes, results=rows)
 
@@ -255,7 +256,7 @@ class MessagesView(RmqView):
             topic.name,
             query["state"],
             cursor=query.get("cursor", ""),
-            wanted=requests.wanted(query),
+            wanted=filter_of(query),
             limit=query.get("page_size"),
             descending=None if order is None else order == "descending",
         )

@@ -38,7 +38,7 @@ from django_rmq.core.model.keys import MAX_SLOTS
 from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.operations import MAX_IDS, Filter
+from django_rmq.operations import MAX_IDS
 from django_rmq.operations.consumption import LONGEST_WAIT
 from django_rmq.operations.messages import LONGEST_PAGE, MOST_EXAMINED
 
@@ -247,12 +247,6 @@ class FilterFields(RequestSerializer):
     priority = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_PRIORITY, help_text="Priority of waiting messages"
     )
-
-
-def wanted(values: Fields) -> Filter:
-    """Return the filter from validated values."""
-    names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
-    return Filter(**{name: values[name] for name in names if name in values})
 
 
 class LimitsFields(RequestSerializer):

@@ -91,11 +91,6 @@ def add_bulk_options(
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def filter_of(options: Options) -> Filter:
-    names = ("text", "error", "cause", "older_than", "newer_than", "slot", "priority")
-    return Filter(**{name: options[name] for name in names if options.get(name) is not None})
-
-
 def add_state(
     parser: ArgumentParser, *states: str, default: str | None = None, is_optional: bool = False
 ) -> None:

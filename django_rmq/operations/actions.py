@@ -367,8 +367,6 @@ def _act_in_slot(
     members: Sequence[bytes],
     trash: Trash | None,
 ) -> dict[bytes, str]:
-    """Perform the action in one slot, and return the outcomes."""
-
     def act_once(topic: Topic) -> list[str]:
         call = act.call(topic, slot, members)
         if trash is None:

@@ -12,18 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker, attempt, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import abbreviated, is_number
-from django_rmq.core.model.replies import Entry, Page
+from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
-from django_rmq.operations.filters import Filter
-from django_rmq.operations.message_view import from_entry
+from django_rmq.operations.filters import Filter, call_for_page, selects
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,8 @@ class BulkTally:
 class BulkPace:
     """Applies the limits of an operation."""
 
-    def __init__(self, limits: Limits, sleep: Callable[[float], None]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._sleep = sleep
         self._began = time.monotonic()
 
     def is_over(self, done: int) -> bool:
@@ -138,7 +135,7 @@ class BulkPace:
         if self.limits.rate is not None:
             ahead = done / self.limits.rate - (time.monotonic() - self._began)
             if ahead > 0:
-                self._sleep(ahead)
+                time.sleep(ahead)
 
 
 STEP = 2_000
@@ -188,9 +185,7 @@ class Selection(NamedTuple):
         """Return whether an entry that Redis found within the scores is really selected."""
         if self.but is not None and self.but[0] <= entry.score < self.but[1]:
             return False
-        if not self.wanted.compares:
-            return True
-        return self.wanted.matches(from_entry(self.topic, slot, self.queue, entry), entry)
+        return selects(self.wanted, self.topic, slot, self.queue, entry)
 
 
 @dataclass(slots=True)
@@ -253,7 +248,7 @@ def sweep(
     if call_of is None and not wanted.compares:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return
-    pace = BulkPace(limits, time.sleep)
+    pace = BulkPace(limits)
     yield tally.progress()
     waiting = [_Slot(slot, None if but is None else number) for slot, number in held.items()]
     while waiting:
@@ -302,16 +297,13 @@ def _fetch(
     """Return the next selected members, by slot, and the slots that have more."""
     # If a step takes fewer messages than there are slots, the other slots wait for the next step.
     now, later = turn[:step], turn[step:]
-    search = meant.wanted.search
     options: dict[str, object] = {
         "limit": max(1, min(PER_SLOT, step // len(turn))),
         "min_score": meant.low,
         "max_score": meant.high,
         "max_bytes": STEP_BYTES // len(now),
     }
-    look: Callable[..., Call[Page]] = inspect.list_messages
-    if search:
-        look = partial(inspect.search_messages, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
+    look = call_for_page(meant.wanted, max(PER_SLOT // 5, STEP * 4 // len(now)))
     calls = [look(meant.topic, one.slot, meant.queue, after=one.after, **options) for one in now]
     slots, more = [], []
     for one, page in zip(now, run_all(broker, calls), strict=True):
@@ -344,7 +336,7 @@ def purge(
     if dry_run:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return
-    pace = BulkPace(limits, time.sleep)
+    pace = BulkPace(limits)
     yield tally.progress()
     while left and not pace.is_over(tally.done):
         turn = list(left)[:SLOTS_AT_ONCE]

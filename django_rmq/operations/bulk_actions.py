@@ -37,7 +37,7 @@ from django_rmq.operations.actions import REPLAY, MessageAction, new_score
 from django_rmq.operations.audit_trail import record, recorded
 from django_rmq.operations.authorization import PERMISSION_OF, Actor, OperationContext, Permission, Trace
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits, RunCalls
-from django_rmq.operations.filters import Filter
+from django_rmq.operations.filters import Filter, is_for_purge
 from django_rmq.operations.messages import checked
 from django_rmq.operations.undo import Trash, open_trash
 
@@ -318,7 +318,6 @@ def start_action(
 
 
 def _check_kind(kind: str) -> None:
-    """Raise ``InvalidRequest`` if there is no such action in the background."""
     if kind not in _KINDS:
         raise InvalidRequest(
             _("an action in the background is one of %(kinds)s") % {"kinds": ", ".join(_KINDS)}
@@ -332,7 +331,7 @@ def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | No
             _("cannot %(kind)s %(state)s messages in the background")
             % {"kind": kind, "state": STATE_OF[queue]}
         )
-    if kind == "purge" and wanted != Filter(older_than=wanted.older_than, slot=wanted.slot):
+    if kind == "purge" and not is_for_purge(wanted):
         raise OperationRefused(_("a purge selects by age and slot only"))
     if rate is not None and not SLOWEST_RATE <= rate <= 1e6:
         raise InvalidRequest(
@@ -341,7 +340,6 @@ def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | No
 
 
 def _title(kind: ActionKind) -> str:
-    """Return the words of the audit trail for an action."""
     return "purge in the background" if kind == "purge" else f"{kind} all in the background"
 
 
@@ -365,13 +363,13 @@ def stop_action(
 
     Raises ``OperationRefused`` if it is unknown or has ended.
     """
-    matches = [one for one in background_actions(context, names) if one.action.id == action]
-    if not matches or matches[0].ended_ms is not None:
+    stored = next((one for one in background_actions(context, names) if one.action.id == action), None)
+    if stored is None or stored.ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
-    context.declared(matches[0].action.topic, PERMISSION_OF[matches[0].action.kind])
+    context.declared(stored.action.topic, PERMISSION_OF[stored.action.kind])
     context.broker.run(stored_actions.write_action(action, "stopped", context.actor.name))
     # If no worker does a part now, perhaps there is none, and this ends it.
-    run_part(context.broker, context, matches[0].action.id, "", lambda: True)
+    run_part(context, action, "", lambda: True)
     return next(one for one in context.broker.run(stored_actions.read_actions()) if one.action.id == action)
 
 
@@ -413,19 +411,17 @@ def run_parts(worker: str, is_over: Callable[[], bool]) -> bool:
     context, is_busy = OperationContext(Actor("worker", "worker"), "coordinator"), False
     for one in context.broker.run(stored_actions.read_actions()):
         if one.ended_ms is None and not is_over():
-            is_busy |= run_part(context.broker, context, one.action.id, worker, is_over)
+            is_busy |= run_part(context, one.action.id, worker, is_over)
     return is_busy
 
 
-def run_part(
-    broker: Broker, context: OperationContext, action: str, worker: str, is_over: Callable[[], bool]
-) -> bool:
+def run_part(context: OperationContext, action: str, worker: str, is_over: Callable[[], bool]) -> bool:
     """Do a part of an action if no other worker does one; return whether it did.
 
     ``is_over``: whether to end early. Each message is counted by the worker whose script has changed it, so nothing is
     done twice if a worker goes on after its lease. Raises ``ServerTrouble``.
     """
-    lease, token = f"action{action}", uuid4().hex
+    broker, lease, token = context.broker, f"action{action}", uuid4().hex
     # The name of the lease stands for its content, so the answer is never that the content is another one.
     word, _answer = broker.run(stored_results.begin_request(lease, lease, token, LEASE_MS))
     if word != "new":
@@ -441,7 +437,7 @@ def run_part(
             _end(broker, stored)
             return True
         try:
-            return _do_part(broker, context, stored, worker, is_over)
+            return _do_part(context, stored, worker, is_over)
         except ServerTrouble:
             raise
         except UnknownTopic:
@@ -457,15 +453,12 @@ def run_part(
 
 
 def _do_part(
-    broker: Broker,
-    context: OperationContext,
-    action_progress: ActionProgress,
-    worker: str,
-    is_over: Callable[[], bool],
+    context: OperationContext, action_progress: ActionProgress, worker: str, is_over: Callable[[], bool]
 ) -> bool:
     if is_over():
         return False
-    action, now_ms, began = action_progress.action, broker.now_ms(), time.monotonic()
+    broker, action = context.broker, action_progress.action
+    now_ms, began = broker.now_ms(), time.monotonic()
     topic, wanted = context.permitted(action.topic), Filter(**action.conditions)
     # Messages that have died since it began are left alone.
     wanted = wanted.as_of(action.state, max(0.0, (now_ms - action.started_ms) / 1000))

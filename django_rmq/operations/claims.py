@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
@@ -58,24 +59,23 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
         for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
     ]
     reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
-    stats_of: dict[tuple[str, int, str], ClaimStats] = {}
+    parts_of: defaultdict[tuple[str, int, str], list[tuple[int, int, int]]] = defaultdict(list)
     for (slot, consumer, ends), read in zip(held, reads, strict=True):
-        known = stats_of.get((consumer, read.number, read.state))
-        if known is None:
-            known = ClaimStats(topic.name, consumer, read.number, read.state, (), 0, ends)
-        stats_of[consumer, read.number, read.state] = replace(
-            known,
-            slots=(*known.slots, slot),
-            messages=known.messages + read.size,
-            lease_ms=min(known.lease_ms, ends),
-        )
+        parts_of[consumer, read.number, read.state].append((slot, read.size, ends))
     names = sorted({consumer for _, consumer, _ in held})
     asked = walk(broker, (calls.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
         consumer: "" if driver is None else driver.where
         for consumer, driver in zip(names, asked, strict=True)
     }
-    return [replace(stats_of[key], driver=drivers[key[0]]) for key in sorted(stats_of)]
+    stats = []
+    for (consumer, number, state), parts in sorted(parts_of.items()):
+        in_slots, sizes, leases = zip(*parts, strict=True)
+        driver = drivers[consumer]
+        stats.append(
+            ClaimStats(topic.name, consumer, number, state, in_slots, sum(sizes), min(leases), driver)
+        )
+    return stats
 
 
 def return_claims(

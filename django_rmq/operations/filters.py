@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from django.utils.translation import gettext as _
 
+from django_rmq.core.commands import inspect
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import (
     MAX_AGE,
     MAX_PRIORITY,
@@ -20,11 +24,11 @@ from django_rmq.core.model.bounds import (
     is_number,
     is_whole,
 )
-from django_rmq.core.model.replies import Entry, cause_of
+from django_rmq.core.model.replies import Entry, Page, cause_of
 from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations.message_view import ErrorView, MessageCopy, error_in
+from django_rmq.operations.message_view import ErrorView, MessageCopy, error_in, from_entry
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """Matches text that may be the name of a class. Other text by which errors are filtered may be part of a message."""
@@ -172,6 +176,28 @@ class Filter:
             places = (entry.member, copy.raw or b"", copy.error.encode(), headers.encode())
             return any(needle in place for place in places)
         return True
+
+
+def filter_of(values: Mapping[str, Any]) -> Filter:
+    """Return the filter with those of ``values`` that are conditions by their names, and not None."""
+    names = [one.name for one in fields(Filter) if one.compare]
+    return Filter(**{name: values[name] for name in names if values.get(name) is not None})
+
+
+def is_for_purge(wanted: Filter) -> bool:
+    """Return whether ``wanted`` selects by slot and age alone, as a purge does, which examines no message."""
+    return wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
+
+
+def selects(wanted: Filter, topic: Topic, slot: int, queue: str, entry: Entry) -> bool:
+    """Return whether ``wanted`` selects an entry of a queue that Redis found for it."""
+    return not wanted.compares or wanted.matches(from_entry(topic, slot, queue, entry), entry)
+
+
+def call_for_page(wanted: Filter, scan: int) -> Callable[..., Call[Page]]:
+    """Return the call that finds entries for ``wanted``: a list, or a search that examines ``scan`` entries."""
+    search = wanted.search
+    return partial(inspect.search_messages, scan=scan, **search) if search else inspect.list_messages
 
 
 def check_age(topic: Topic, queue: str) -> None:

@@ -135,7 +135,6 @@ class _Members:
 
 
 def _check_grouping(by: str, queue: str, limit: int) -> None:
-    """Raise ``InvalidRequest`` or ``OperationRefused`` if messages cannot be grouped in this way."""
     if by not in KINDS:
         raise InvalidRequest(
             _("messages can be grouped by %(kinds)s, got %(kind)r") % {"kinds": ", ".join(KINDS), "kind": by}
@@ -348,7 +347,6 @@ def _by_cause(context: OperationContext, topic: Topic, deaths: _Deaths) -> Messa
 def _ordered(
     by: str, members_of: dict[tuple[str, str] | int | None, _Members], looked_at: int
 ) -> list[MessageGroup]:
-    """Return the groups, the largest first."""
     ordered = sorted(members_of.items(), key=lambda pair: (-pair[1].count, str(pair[0])))
     return [_group(by, key, members, looked_at) for key, members in ordered]
 
@@ -398,6 +396,12 @@ class Causes:
     def problems(self) -> list[str]:
         """The slots that cannot be read, up to five of each topic, and the reasons."""
         return [f"{name}: {problem}" for name, grouped in self.topics for problem in grouped.problems[:5]]
+
+
+def groups_of(causes: Causes) -> list[tuple[str, MessageGroup]]:
+    """Return the groups of all topics with the names of these, the largest group first."""
+    groups = [(name, group) for name, grouped in causes.topics for group in grouped.rows]
+    return sorted(groups, key=lambda pair: -pair[1].count)
 
 
 def causes(

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -21,9 +20,8 @@ from django.utils.translation import gettext as _
 from django_rmq import message_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
-from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import abbreviated, is_whole
-from django_rmq.core.model.replies import Area, DescribeReply, Entry, Page
+from django_rmq.core.model.replies import Area, DescribeReply, Entry
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
@@ -47,7 +45,7 @@ from django_rmq.operations.authorization import (
     sees_formatted,
     sees_stored,
 )
-from django_rmq.operations.filters import Filter
+from django_rmq.operations.filters import Filter, call_for_page, selects
 from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_reply
 from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats
@@ -248,13 +246,10 @@ class Block:
 
     def _fetch(self, feeds: Sequence[_Feed], missing: int, budget: int) -> None:
         """Fetch more entries of slots, all in one round trip."""
-        topic, queue, search = self.order.topic, self.order.queue, self.order.wanted.search
-        compares = self.order.wanted.compares
+        topic, queue, wanted = self.order.topic, self.order.queue, self.order.wanted
         scan = max(20, min(1_000, (budget - self.scanned) // len(feeds)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(feeds))
-        look: Callable[..., Call[Page]] = (
-            partial(inspect.search_messages, scan=scan, **search) if search else inspect.list_messages
-        )
+        look = call_for_page(wanted, scan)
         calls = [
             look(
                 topic,
@@ -275,19 +270,15 @@ class Block:
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")
                 continue
-            entries = [entry for entry in answer.entries if not compares or self._is_meant(feed, entry)]
+            entries = [entry for entry in answer.entries if selects(wanted, topic, feed.slot, queue, entry)]
             self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
             self.bytes += sum(map(_size, answer.entries))
-            if search:
+            if wanted.search:
                 # A search that reached the end does not report how many entries it examined.
                 self.scanned += scan if answer.cursor is not None else scan // 4
             else:
                 self.scanned += len(answer.entries)
             feed.take(answer.cursor, self.sign)
-
-    def _is_meant(self, feed: _Feed, entry: Entry) -> bool:
-        copy = from_entry(self.order.topic, feed.slot, self.order.queue, entry)
-        return self.order.wanted.matches(copy, entry)
 
 
 def _size(entry: Entry) -> int:
@@ -325,35 +316,28 @@ class Listing:
     """Slots that cannot be read, and the reasons."""
 
 
-class Shown(NamedTuple):
-    """The parts of messages that the reader of a list may see."""
-
-    hidden: bool
-    """Whether all content is hidden."""
-    sealed: bool
-    """Whether ids are sealed."""
-
-
-def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: int, shown: Shown) -> Listing:
+def _read_page(context: OperationContext, order: Order, cursor: str, limit: int) -> Listing:
     """Return up to ``limit`` copies after ``cursor``. Raises ``InvalidRequest`` for a cursor of another list."""
+    actor, broker, topic = context.actor, context.broker, order.topic
+    hidden, sealed = not sees_content(actor, topic.name), not sees_stored(actor, topic.name)
     after = resume(broker, order, unseal(order, cursor)) if cursor else None
-    rows, place, scanned, problems = _read_rows(broker, order, after, limit, now_ms)
+    rows, place, scanned, problems = _read_rows(broker, order, after, limit, broker.now_ms())
     named = [
         (slot, entry.member)
         for slot, entry in rows
-        if shown.sealed or len(entry.member) > message_ids.LONGEST_PLAIN
+        if sealed or len(entry.member) > message_ids.LONGEST_PLAIN
     ]
     # The cursor holds only the beginning of a long member, so its rank leads the next page to it.
     if place is not None and len(place.member) > LONGEST_IN_CURSOR:
         named.append((place.slot, place.member))
-    ranks = ranks_of(broker, order.topic, order.queue, named)
+    ranks = ranks_of(broker, topic, order.queue, named)
     copies = []
     for slot, entry in rows:
         rank = ranks.get((slot, entry.member))
-        name = id_of(order.topic, slot, entry.member, order.queue, entry.score, rank, sealed=shown.sealed)
-        copies.append(from_entry(order.topic, slot, order.queue, entry, name, hidden=shown.hidden))
+        name = id_of(topic, slot, entry.member, order.queue, entry.score, rank, sealed=sealed)
+        copies.append(from_entry(topic, slot, order.queue, entry, name, hidden=hidden))
     following = "" if place is None else seal(order, place, ranks.get((place.slot, place.member)))
-    return Listing(copies, following, scanned, problems)
+    return Listing(as_shown(actor, topic, copies), following, scanned, problems)
 
 
 def ranks_of(
@@ -437,11 +421,7 @@ def listing(
         )
     if descending is None:
         descending = queue == "dead" or (queue == "store" and topic.is_priority)
-    order = Order(topic, queue, descending, wanted)
-    actor, broker = context.actor, context.broker
-    form = Shown(hidden=not sees_content(actor, topic.name), sealed=not sees_stored(actor, topic.name))
-    page = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
-    return replace(page, copies=as_shown(context.actor, topic, page.copies))
+    return _read_page(context, Order(topic, queue, descending, wanted), cursor, limit)
 
 
 def pages(

@@ -239,8 +239,8 @@ def _parsed(name: str) -> tuple[str, int]:
     return database, int(number)
 
 
-def _shown(context: OperationContext, rows: ListedRow) -> OutboxRow:
-    row, is_read = rows.row, not rows.unread
+def _shown(context: OperationContext, listed: ListedRow) -> OutboxRow:
+    row, is_read = listed.row, not listed.unread
     envelope = envelope_in(row)
     content = Envelope(row.member) if envelope is None else decode_envelope(envelope)
     # A member that RMQ has drawn, for a send without a key, is not a key.
@@ -250,16 +250,16 @@ def _shown(context: OperationContext, rows: ListedRow) -> OutboxRow:
     if not is_read or not sees_stored(context.actor, row.topic):
         key = raw = None
     return OutboxRow(
-        id=f"{rows.database}:{row.id}",
+        id=f"{listed.database}:{row.id}",
         topic=row.topic,
         act=row.act,
         score=row.score,
         sent_ms=row.sent_ms,
         due_ms=row.due_ms,
         attempts=row.attempts,
-        error=rows.error,
-        failed_ms=rows.failed_ms,
-        size=len(content.body) if is_read else rows.unread,
+        error=listed.error,
+        failed_ms=listed.failed_ms,
+        size=len(content.body) if is_read else listed.unread,
         key=key,
         raw=raw,
     )

@@ -332,12 +332,9 @@ def _states(context: OperationContext, runs: Iterable[tuple[ScheduleRecord, int]
 
 
 def _figures(record: ScheduleRecord, now_ms: int, outcome: str, outcome_ms: int | None) -> ScheduleStats:
+    problem = ""
     try:
-        following, late_ms, problem = (
-            stepper.next_run(record, now_ms),
-            stepper.lateness_ms(record, now_ms),
-            "",
-        )
+        following, late_ms = stepper.next_run(record, now_ms), stepper.lateness_ms(record, now_ms)
     except ConfigurationError as error:
         # Without cronsim, or with an unknown time zone, the next run cannot be computed.
         following, late_ms, problem = None, record.late_ms, str(error)

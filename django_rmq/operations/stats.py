@@ -360,13 +360,10 @@ def read_slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsStat
     for slot, answer in zip(wanted, (each.result() for each in counted), strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
-        row = SlotStats(slot, NOTHING if isinstance(answer, RmqError) else answer)
-        if isinstance(answer, RmqError):
-            row = replace(row, problem=str(answer))
+        counts, problem = (NOTHING, str(answer)) if isinstance(answer, RmqError) else (answer, "")
         span = live_workers.span_of(topic, slot)
-        if span is not None:
-            row = replace(row, worker=span.worker, since_ms=span.since * 1000)
-        rows.append(row)
+        worker, since_ms = ("", None) if span is None else (span.worker, span.since * 1000)
+        rows.append(SlotStats(slot, counts, worker, since_ms, problem))
     return SlotsStats(topic, rows, server_now_ms(broker, roster), live_workers.problem)
 
 

@@ -36,11 +36,11 @@ class Overdue:
 
     oldest_due_seconds: float | None = None
     """How long the oldest waiting message has been due; None if none is due, or the topic orders by priority."""
-    oldest_slot: int | None = None
+    oldest_due_slot: int | None = None
     undrained_seconds: float | None = None
     """Priority topics: the longest time for which a slot has not been empty."""
     undrained_slot: int | None = None
-    deliveries: int = 0
+    overdue_deliveries: int = 0
     """Deliveries that were neither extended nor timed out, because no worker serves their slots."""
     consumers: int = 0
     """The largest number of Spark consumers that a slot remembers."""
@@ -70,7 +70,7 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     overdue_sums, now_ms = Overdue(), broker.now_ms()
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
     slots = range(topic.slots)
-    overdue_sums.deliveries = sum(
+    overdue_sums.overdue_deliveries = sum(
         walk(broker, (inspect.count_between(topic, slot, "prepare", max_score=late) for slot in slots))
     )
     remembered = walk(broker, (claims.count_consumers(topic, slot) for slot in slots))
@@ -81,7 +81,7 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
         if counts.oldest_due_ms is not None:
             seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
             if overdue_sums.oldest_due_seconds is None or seconds > overdue_sums.oldest_due_seconds:
-                overdue_sums.oldest_due_seconds, overdue_sums.oldest_slot = seconds, slot
+                overdue_sums.oldest_due_seconds, overdue_sums.oldest_due_slot = seconds, slot
         if counts.undrained_since_ms is not None:
             seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
             if overdue_sums.undrained_seconds is None or seconds > overdue_sums.undrained_seconds:

@@ -301,7 +301,6 @@ _SECONDS = ("TIMEOUT", "MAX_RUNTIME", "HARD_TIMEOUT", "DEAD_RETENTION")
 
 
 def _value(topic: Topic, key: str) -> str:
-    """Return the value of a setting as text."""
     if key in ("BODY", "UPCAST") and topic.typed is not None:
         return str(topic.typed.path if key == "BODY" else getattr(topic.typed, "upcast", None))
     if key == "UPCAST":

@@ -56,7 +56,7 @@ def one() -> Any:
 
 def run_part(action: str, worker: str = "w", is_over: Callable[[], bool] = lambda: False) -> bool:
     context = operations()
-    return bulk_actions.run_part(context.broker, context, action, worker, is_over)
+    return bulk_actions.run_part(context, action, worker, is_over)
 
 
 def test_an_action_is_done_in_parts_by_whoever_is_free(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:

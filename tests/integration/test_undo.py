@@ -64,7 +64,7 @@ def dead() -> int:
 
 def run_all_parts(action: str) -> None:
     context = operations()
-    while bulk_actions.run_part(context.broker, context, action, "w", lambda: False):
+    while bulk_actions.run_part(context, action, "w", lambda: False):
         if not [one for one in operations().background_actions() if one.ended_ms is None]:
             break
 
@@ -151,7 +151,7 @@ def test_an_action_that_goes_on_is_not_undone(shop: Any, monkeypatch: pytest.Mon
     started = operations().start_action("letters", "purge").action
     context = operations()
     looks = iter([False, False, True])
-    assert bulk_actions.run_part(context.broker, context, started.id, "w", lambda: next(looks, True))
+    assert bulk_actions.run_part(context, started.id, "w", lambda: next(looks, True))
     with pytest.raises(OperationRefused, match="stop it first"):
         operations().undo(started.id)
     operations().stop_action(started.id)

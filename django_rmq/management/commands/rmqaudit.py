@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -89,13 +90,7 @@ class Command(RmqCommand):
         self, operations: Operations, topic: Topic, row: _Row, options: Options
     ) -> int:
         """Add overdue messages and strays to ``row``; return how many strays are left."""
-        late = overdue(operations.broker, topic)
-        row["oldest_due_seconds"] = late.oldest_due_seconds
-        row["oldest_due_slot"] = late.oldest_slot
-        row["undrained_seconds"] = late.undrained_seconds
-        row["undrained_slot"] = late.undrained_slot
-        row["overdue_deliveries"] = late.deliveries
-        row["consumers"] = late.consumers
+        row |= asdict(overdue(operations.broker, topic))
         if not options["strays"]:
             return 0
         *_, strays = find_strays(operations.broker, topic, repair=options["repair"])

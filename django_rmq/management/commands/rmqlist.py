@@ -8,9 +8,10 @@ from typing import Any
 
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.status import QUEUES
-from django_rmq.management.messages import add_filter, add_priority, add_state, filter_of, instant
+from django_rmq.management.messages import add_filter, add_priority, add_state, instant
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
+from django_rmq.operations.filters import filter_of
 from django_rmq.operations.message_groups import GROUPED, KINDS
 from django_rmq.operations.message_view import copy_as_json, shown_body
 from django_rmq.operations.messages import pages

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from dataclasses import replace
 from typing import Any
 
 from django_rmq.core.model.stored_actions import ActionKind
-from django_rmq.management.messages import add_bulk_options, add_filter, add_priority, add_state, filter_of
+from django_rmq.management.messages import add_bulk_options, add_filter, add_priority, add_state
 from django_rmq.management.rmq_command import RmqCommand, UsageError
 from django_rmq.operations import BulkRun, Limits
+from django_rmq.operations.filters import filter_of, is_for_purge
 
 
 class Command(RmqCommand):
@@ -45,14 +45,12 @@ class Command(RmqCommand):
         if state is None:
             raise UsageError("give --state, or --undo")
         keep, wanted = not options["for_good"], filter_of(options)
-        # A purge selects by age and slot only, and examines no message.
-        examined = replace(wanted, older_than=None, slot=None)
-        age_and_slot: dict[str, Any] = {"older_than": wanted.older_than, "slot": wanted.slot}
+        kind: ActionKind = "purge" if is_for_purge(wanted) else "delete"
 
         def purge(limits: Limits | None, *, dry_run: bool) -> BulkRun:
             how: dict[str, Any] = {"limits": limits, "dry_run": dry_run, "keep": keep}
-            if examined.is_empty:
-                return operations.purge(name, state, **age_and_slot, **how)
+            if kind == "purge":
+                return operations.purge(name, state, older_than=wanted.older_than, slot=wanted.slot, **how)
             return operations.delete_all(name, state, wanted, **how)
 
         rest = (
@@ -64,7 +62,6 @@ class Command(RmqCommand):
         if not self.confirmed(name, lambda: purge(None, dry_run=True), "deleted", question, name, options):
             return
         if options["background"]:
-            kind: ActionKind = "purge" if examined.is_empty else "delete"
             self.start_in_background(kind, state, wanted, options, keep=keep)
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)

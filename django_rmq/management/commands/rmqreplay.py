@@ -14,7 +14,6 @@ from django_rmq.management.messages import (
     add_names,
     chosen_ids,
     copies_of,
-    filter_of,
     json_of,
 )
 from django_rmq.management.rmq_command import (
@@ -27,6 +26,7 @@ from django_rmq.management.rmq_command import (
     progress_as_json,
 )
 from django_rmq.operations import BulkProgress, BulkRun, Limits, Operations
+from django_rmq.operations.filters import filter_of
 
 
 class Command(RmqCommand):

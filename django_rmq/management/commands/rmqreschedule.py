@@ -16,7 +16,6 @@ from django_rmq.management.messages import (
     add_state,
     chosen_ids,
     copies_of,
-    filter_of,
 )
 from django_rmq.management.rmq_command import (
     Options,
@@ -29,6 +28,7 @@ from django_rmq.management.rmq_command import (
 )
 from django_rmq.operations import ActionResult, BulkRun, Limits, Operations
 from django_rmq.operations.actions import new_score
+from django_rmq.operations.filters import filter_of
 
 
 class Command(RmqCommand):

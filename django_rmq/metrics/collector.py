@@ -157,48 +157,42 @@ def outbox_tables(waits: list[Waiting]) -> Iterable[Table]:
     )
 
 
-SCHEDULE_LABELS = ("schedule", "topic")
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+_SCHEDULE_GAUGES: dict[str, tuple[str, Callable[[ScheduleStats], float | None]]] = {
+    "next_timestamp_seconds": (
+        "When the schedule runs next; none for one that is paused.",
+        lambda one: _seconds(one.next_ms),
+    ),
+    "last_timestamp_seconds": (
+        "When the schedule was due last; none before its first run.",
+        lambda one: _seconds(one.last_ms),
+    ),
+    "lateness_seconds": (
+        "How much later than its time the latest tick of the schedule came into the queue, or is overdue.",
+        lambda one: _seconds(one.late_ms),
+    ),
+    "paused": ("1 if the schedule is paused, else 0.", lambda one: one.is_paused),
+    "missing": (
+        "1 if the schedule is declared and Redis does not know it, else 0.",
+        lambda one: one.is_missing,
+    ),
+    "last_run_dead": (
+        "1 if the latest run of the schedule that has ended is dead, else 0.",
+        lambda one: one.outcome == "dead",
+    ),
+}
+"""Metric without prefix → help, and its value for a schedule."""
 
 
 def schedule_tables(schedules: list[ScheduleStats]) -> Iterable[Table]:
-    """Return the metrics of schedules."""
-    stored = [one for one in schedules if not one.is_missing]
-    times = (
-        (
-            "next_timestamp_seconds",
-            "When the schedule runs next; none for one that is paused.",
-            [(one, one.next_ms) for one in stored],
-        ),
-        (
-            "last_timestamp_seconds",
-            "When the schedule was due last; none before its first run.",
-            [(one, one.last_ms) for one in stored],
-        ),
-        (
-            "lateness_seconds",
-            "How much later than its time the latest tick of the schedule came into the queue, or is overdue.",
-            [(one, one.late_ms) for one in stored],
-        ),
-    )
-    for name, text, instants in times:
-        rows = [((one.name, one.topic), ms / 1000) for one, ms in instants if ms is not None]
-        yield MetricTable("gauge", f"rmq_schedule_{name}", text, SCHEDULE_LABELS, rows)
-    states = (
-        ("paused", "1 if the schedule is paused, else 0.", [(one, one.is_paused) for one in stored]),
-        (
-            "missing",
-            "1 if the schedule is declared and Redis does not know it, else 0.",
-            [(one, one.is_missing) for one in schedules],
-        ),
-        (
-            "last_run_dead",
-            "1 if the latest run of the schedule that has ended is dead, else 0.",
-            [(one, one.outcome == "dead") for one in stored],
-        ),
-    )
-    for name, text, flags in states:
-        rows = [((one.name, one.topic), int(flag)) for one, flag in flags]
-        yield MetricTable("gauge", f"rmq_schedule_{name}", text, SCHEDULE_LABELS, rows)
+    """Return the metrics of schedules. Of one that Redis does not know, only that is known."""
+    for name, (text, value) in _SCHEDULE_GAUGES.items():
+        values = ((one, value(one)) for one in schedules if name == "missing" or not one.is_missing)
+        rows = [((one.name, one.topic), float(number)) for one, number in values if number is not None]
+        yield MetricTable("gauge", f"rmq_schedule_{name}", text, ("schedule", "topic"), rows)
 
 
 CACHE_SECONDS = 1.0
@@ -338,31 +332,18 @@ def _operations() -> Operations:
     return Operations(Actor("prometheus", "metrics"))
 
 
+_SERVER_GAUGES: dict[str, tuple[str, Callable[[ServerInfo], float | None]]] = {
+    "writable": ("1 if the server takes writes, 0 if it refuses them.", lambda one: not one.refusals),
+    "memory_used_bytes": ("Memory of the server that counts for its limit.", lambda one: one.memory_used),
+    "memory_limit_bytes": ("Its limit, maxmemory; none without one.", lambda one: one.memory_limit),
+}
+
+
 def _servers(servers: list[ServerInfo]) -> Iterable[Table]:
     reached = [one for one in servers if "role" in one.info]
-    values = (
-        (
-            "writable",
-            "1 if the server takes writes, 0 if it refuses them.",
-            [int(not one.refusals) for one in reached],
-        ),
-        (
-            "memory_used_bytes",
-            "Memory of the server that counts for its limit.",
-            [one.memory_used for one in reached],
-        ),
-        (
-            "memory_limit_bytes",
-            "Its limit, maxmemory; none without one.",
-            [one.memory_limit for one in reached],
-        ),
-    )
-    for name, text, column in values:
-        rows = [
-            ((server.node,), value)
-            for server, value in zip(reached, column, strict=True)
-            if value is not None
-        ]
+    for name, (text, value) in _SERVER_GAUGES.items():
+        values = ((one, value(one)) for one in reached)
+        rows = [((one.node,), float(number)) for one, number in values if number is not None]
         yield MetricTable("gauge", f"rmq_redis_{name}", text, ("node",), rows)
 
 

@@ -339,6 +339,11 @@ def one_line(text: str) -> str:
     )
 
 
+def seconds_of(ms: float | None) -> float | None:
+    """Return milliseconds as seconds. None: None."""
+    return None if ms is None else ms / 1000
+
+
 def ago(seconds: float | None) -> str:
     """Return a duration in readable form, in its largest unit. None: a dash."""
     if seconds is None:

@@ -17,6 +17,7 @@ from django_rmq.management.rmq_command import (
     ended_by_signals,
     one_line,
     outcomes_text,
+    seconds_of,
 )
 from django_rmq.operations import OutboxRow
 
@@ -139,7 +140,7 @@ class Command(RmqCommand):
         elif waiting:
             rows = [("topic", "waiting", "oldest", "refused")]
             for one in waiting:
-                oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
+                oldest = ago(seconds_of(one.oldest_ms))
                 rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
             self.print_table(rows, right=(1, 2, 3))
         elif not problems:

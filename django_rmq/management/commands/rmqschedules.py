@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.core.model.schedule import CATCH_UP, EDITABLE
+from django_rmq.management.messages import instant
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
@@ -94,7 +94,7 @@ def lines_of(schedules: Sequence[ScheduleStats]) -> list[str]:
 def cells_of(one: ScheduleStats) -> tuple[str, ...]:
     """Return the cells of a schedule in this table."""
     when = f"{one.timing} (edited)" if one.override else one.timing
-    return one.name, one.topic, one_line(when), _time(one.next_ms), _time(one.last_ms), _state(one)
+    return one.name, one.topic, one_line(when), instant(one.next_ms), instant(one.last_ms), _state(one)
 
 
 def _state(one: ScheduleStats) -> str:
@@ -114,10 +114,6 @@ def _punctuality(one: ScheduleStats) -> str:
     if one.problem:
         return one_line(one.problem)
     return f"late by {ago(one.late_ms / 1000)}" if one.late_ms >= 1000 else ON_TIME
-
-
-def _time(ms: int | None) -> str:
-    return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _row(one: ScheduleStats) -> dict[str, object]:

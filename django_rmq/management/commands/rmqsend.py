@@ -98,7 +98,6 @@ class Command(RmqCommand):
 
     @staticmethod
     def _add_keyed_options(parser: ArgumentParser) -> None:
-        """Add the options of messages with keys."""
         parser.add_argument("--key", help="IDENTITY key: messages with equal keys are the same message")
         parser.add_argument(
             "--header",

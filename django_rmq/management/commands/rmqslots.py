@@ -121,7 +121,7 @@ def _row(row: SlotStats) -> dict[str, object]:
     return {
         "slot": row.slot,
         "worker": row.worker or None,
-        "since": None if row.since_ms is None else _instant(row.since_ms),
+        "since": _instant(row.since_ms),
         "last_taken_by": counts.owner or None,
         "waiting": counts.store,
         "due": counts.due,
@@ -129,13 +129,13 @@ def _row(row: SlotStats) -> dict[str, object]:
         "resting": counts.retry,
         "dead": counts.dead,
         "claimed": counts.claimed,
-        "oldest_due": None if counts.oldest_due_ms is None else _instant(counts.oldest_due_ms),
-        "undrained_since": None if counts.undrained_since_ms is None else _instant(counts.undrained_since_ms),
-        "running_since": None if counts.running_since_ms is None else _instant(counts.running_since_ms),
+        "oldest_due": _instant(counts.oldest_due_ms),
+        "undrained_since": _instant(counts.undrained_since_ms),
+        "running_since": _instant(counts.running_since_ms),
         "paused": counts.paused,
         "problem": row.problem or None,
     }
 
 
-def _instant(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+def _instant(ms: int | None) -> str | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

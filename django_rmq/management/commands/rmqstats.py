@@ -6,9 +6,11 @@ import json
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.model.server_checks import ServerInfo
@@ -30,6 +32,7 @@ from django_rmq.management.rmq_command import (
     ago,
     at_least,
     one_line,
+    seconds_of,
     table,
     update_interval,
 )
@@ -89,7 +92,7 @@ class Command(RmqCommand):
                 self._write_events(set(names) if options["topics"] else None, options)
             elif not options["watch"]:
                 self._show(names, {}, options)
-            elif sys.stdout.isatty() and _has_rich() and not options["json"]:
+            elif sys.stdout.isatty() and not options["json"] and find_spec("rich") is not None:
                 self._update(names, options)
             else:
                 self._repeat(names, options)
@@ -97,15 +100,13 @@ class Command(RmqCommand):
             pass
 
     def _repeat(self, names: list[str], options: Options) -> None:
-        """Print a table after the other."""
-        operations, left = self.operations(), options["count"]
+        operations = self.operations()
         before = operations.flow(names)
-        while left is None or left > 0:
+        for _turn in islice(count(), options["count"]):
             time.sleep(options["interval"] or WATCH_SECONDS)
             flow = operations.flow(names)
             self._show(names, flow.since(before), options)
             before = flow
-            left = None if left is None else left - 1
 
     def _update(self, names: list[str], options: Options) -> None:
         """Show a table on the terminal, and update it in place."""
@@ -113,10 +114,12 @@ class Command(RmqCommand):
         from rich.live import Live
         from rich.text import Text
 
-        operations, left = self.operations(), options["count"]
+        operations = self.operations()
         before: TopicCounters | None = None
         with Live(auto_refresh=False, screen=False) as live:
-            while True:
+            for turn in islice(count(), options["count"]):
+                if turn:
+                    time.sleep(options["interval"] or WATCH_SECONDS)
                 try:
                     flow = operations.flow(names)
                     topics = _table(operations.overview(names), {} if before is None else flow.since(before))
@@ -129,25 +132,17 @@ class Command(RmqCommand):
                 except ServerTrouble as error:
                     # The person who watches wants to see it come back.
                     live.update(Text(one_line(str(error)), style="bold red"), refresh=True)
-                left = None if left is None else left - 1
-                if left == 0:
-                    return
-                time.sleep(options["interval"] or WATCH_SECONDS)
 
     def _write_events(self, topics: set[str] | None, options: Options) -> None:
-        left = options["count"]
+        for event in islice(self._events(topics), options["count"]):
+            self.stdout.write(json.dumps(event) if options["json"] else _event_line(event))
+
+    def _events(self, topics: set[str] | None) -> Iterator[dict[str, Any]]:
         for events in self.operations().events():
-            for event in events:
-                if topics is not None and event.get("topic") not in {*topics, ""}:
-                    continue
-                self.stdout.write(json.dumps(event) if options["json"] else _event_line(event))
-                left = None if left is None else left - 1
-                if left == 0:
-                    return
+            yield from (one for one in events if topics is None or one.get("topic") in {*topics, ""})
             self.stdout.flush()
 
     def _show_message(self, operations: Operations, options: Options) -> None:
-        """Show what is known about one message."""
         if len(options["topics"]) != 1:
             raise UsageError("--id, --key and --body name a message of one topic: give that topic.")
         (topic,) = self.topics(options["topics"])
@@ -189,7 +184,7 @@ def _outbox_of(waits: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str
     if waits is None or not (one.topic.outbox or one.topic.name in waits):
         return {}
     waiting = waits.get(one.topic.name) or Waiting(one.topic.name)
-    age = None if waiting.oldest_ms is None else waiting.oldest_ms / 1000
+    age = seconds_of(waiting.oldest_ms)
     return {"outbox": {"waiting": waiting.messages, "refused": waiting.refused, "oldest_seconds": age}}
 
 
@@ -222,9 +217,9 @@ def row_of(one: TopicStats, rates: dict[str, float] | None) -> dict[str, object]
         "resting": one.retry,
         "dead": one.dead,
         "claimed": one.claimed,
-        "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
-        "undrained_seconds": None if one.undrained_ms is None else one.undrained_ms / 1000,
-        "oldest_running_seconds": None if one.running_ms is None else one.running_ms / 1000,
+        "oldest_due_seconds": seconds_of(one.age_ms),
+        "undrained_seconds": seconds_of(one.undrained_ms),
+        "oldest_running_seconds": seconds_of(one.running_ms),
         "paused_slots": one.paused_slots,
         "workers": None if one.workers_problem else one.consumers,
         "threads": one.threads,
@@ -250,11 +245,8 @@ def cells_of(one: TopicStats) -> tuple[str, ...]:
         str(one.prepare),
         str(one.retry),
         str(one.dead),
-        age_of_oldest(
-            None if one.age_ms is None else one.age_ms / 1000,
-            None if one.undrained_ms is None else one.undrained_ms / 1000,
-        ),
-        ago(None if one.running_ms is None else one.running_ms / 1000),
+        age_of_oldest(seconds_of(one.age_ms), seconds_of(one.undrained_ms)),
+        ago(seconds_of(one.running_ms)),
         "?" if one.workers_problem else str(one.consumers),
     )
 
@@ -302,14 +294,6 @@ def _event_line(event: dict[str, Any]) -> str:
     by = f" by {event['actor']}" if "actor" in event else ""
     what = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
     return one_line(f"{at} {who} {event.get('topic') or '-'} {what}")
-
-
-def _has_rich() -> bool:
-    try:
-        import rich  # noqa: F401 - whether it is installed is the question
-    except ImportError:
-        return False
-    return True
 
 
 def _schedules(schedules: list[ScheduleStats]) -> Table:

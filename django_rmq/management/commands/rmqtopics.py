@@ -220,13 +220,5 @@ def _row(defined: Defined, changed: ChangedLimits | None) -> _Row:
 
 
 def _left_row(undeclared: UndeclaredTopic, registered: dict[str, object]) -> _Row:
-    return {
-        "topic": undeclared.topic.name,
-        "state": "undeclared",
-        "declared": None,
-        "registered": registered,
-        "differences": [],
-        "changed_limits": None,
-        "obstacles": [],
-        "holds": undeclared.held,
-    }
+    row = _row(Defined(undeclared.topic, "undeclared", registered), None)
+    return {**row, "declared": None, "holds": undeclared.held}

@@ -83,7 +83,6 @@ class Command(RmqCommand):
 
 
 def _action(one: ActionProgress, now_ms: int) -> str:
-    """Return a line about an action in the background."""
     action, seconds = one.action, one.seconds_left(now_ms)
     counted = (
         f"{one.done} of {action.total}" if action.is_exact else f"{one.done} ({action.total} are searched)"

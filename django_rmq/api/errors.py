@@ -155,13 +155,10 @@ def answer(error: Exception, context: object) -> Response | None:
 
 
 def _of_framework(error: rest.APIException) -> Response:
-    data: dict[str, object] = {}
+    code = getattr(error.detail, "code", None) or error.default_code
+    data: dict[str, object] = {"code": str(code), "detail": str(error.detail)}
     if isinstance(error, rest.ValidationError):
         data = {"code": "invalid", "detail": "The request is not valid.", "errors": error.detail}
-    else:
-        detail = error.detail
-        code = getattr(detail, "code", None) or error.default_code
-        data = {"code": str(code), "detail": str(detail)}
     if isinstance(error, Conflict):
         data["outcome"] = error.outcome
     response = Response(data, status=error.status_code)

@@ -145,20 +145,6 @@ class Renderer(BaseRenderer):
             return body_codec.dumps(data, allow_nan=False, **form).encode()
 
 
-def renderers() -> list[BaseRenderer]:
-    """Return the renderer of JSON, and the project's browsable ones (DEFAULT_RENDERER_CLASSES) for browsers."""
-    # They are already imported, whatever the type of the setting says.
-    classes = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
-    # Their templates are those of the app.
-    # The admin renderer shows the errors of a POST on the page of its GET, and most of these views have none.
-    browsable = [
-        kind
-        for kind in classes
-        if issubclass(kind, BrowsableAPIRenderer) and not issubclass(kind, AdminRenderer)
-    ]
-    return [Renderer(), *(kind() for kind in browsable if apps.is_installed("rest_framework"))]
-
-
 # --- answers
 
 AnyField = serializers.Field[Any, Any, Any, Any]
@@ -284,8 +270,19 @@ class RmqView(APIView):
         )
 
     def get_renderers(self) -> list[BaseRenderer]:
-        """Return the renderers among which the request chooses."""
-        return renderers()
+        """Return the renderer of JSON, and the project's browsable ones (DEFAULT_RENDERER_CLASSES) for browsers."""
+        # Their templates are those of the app.
+        if not apps.is_installed("rest_framework"):
+            return [Renderer()]
+        # They are already imported, whatever the type of the setting says.
+        classes = cast("list[type[BaseRenderer]]", api_settings.DEFAULT_RENDERER_CLASSES)
+        # The admin renderer shows the errors of a POST on the page of its GET, and most of these views have none.
+        browsable = [
+            kind()
+            for kind in classes
+            if issubclass(kind, BrowsableAPIRenderer) and not issubclass(kind, AdminRenderer)
+        ]
+        return [Renderer(), *browsable]
 
     def get_permissions(self) -> list[BasePermission]:
         return [topic_permission() or TopicPermission()]

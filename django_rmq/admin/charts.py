@@ -16,7 +16,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
-from django_rmq.admin.labels import audited
+from django_rmq.admin.audit_log import translate_record
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Minute, Operations, SummedMinute
 from django_rmq.operations.measurements import Annotation
@@ -320,7 +320,6 @@ class Titled:
     id: str
     title: str
     chart: Chart
-    note: str = ""
 
 
 def from_first_sample(minutes: Sequence[Minute]) -> Sequence[Minute]:
@@ -409,7 +408,9 @@ def annotated(operations: Operations, drawn: Sequence[Titled], topics: Iterable[
         return AnnotatedCharts()
     times = drawn[0].chart.times
     stored = operations.annotations_of([topic.name for topic in topics], times[0] * 1000)
-    annotations = [one._replace(text=audited(one.text)) if one.kind == "action" else one for one in stored]
+    annotations = [
+        one._replace(text=translate_record(one.text)) if one.kind == "action" else one for one in stored
+    ]
     places = markers(times, annotations, _said)
     marked = [replace(one, chart=replace(one.chart, markers=places)) for one in drawn]
     return AnnotatedCharts(

@@ -17,11 +17,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq.admin import charts, message_views
+from django_rmq.admin.audit_log import translate_record
 from django_rmq.admin.body_display import visible
 from django_rmq.admin.dashboard import pinned
 from django_rmq.admin.findings_panel import findings_panel
 from django_rmq.admin.forms import LimitsForm, limit_text
-from django_rmq.admin.labels import STATES, StateLabel, audited, state_label, timing_text
+from django_rmq.admin.labels import STATES, StateLabel, state_label, timing_text
 from django_rmq.admin.page import Pages, back_of, number, topic_page
 from django_rmq.admin.topic_figures import TopicRow, read_recent, row_of
 from django_rmq.core.model.changed_limits import LIMITS
@@ -185,7 +186,7 @@ def history_view(pages: Pages, request: HttpRequest, operations: Operations, top
     response = pages.history_view(request, quote(topic.name))
     if isinstance(response, TemplateResponse) and response.context_data:
         for entry in response.context_data["action_list"]:
-            entry.change_message = audited(entry.change_message)
+            entry.change_message = translate_record(entry.change_message)
     return response
 
 

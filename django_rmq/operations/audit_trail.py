@@ -107,7 +107,7 @@ def chosen(ids: Sequence[str], detail: str = "") -> str:
 
 
 def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:
-    # ``admin.labels.audited`` reads it back, to translate it.
+    # ``admin.audit_log`` reads it back, to translate it.
     counts = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
     what = f"{act} ({note})" if note else act
     return f"{what}: {counts or 'nothing'}"

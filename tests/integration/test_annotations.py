@@ -15,7 +15,7 @@ from django.test import Client, modify_settings
 from django.urls import reverse
 from django.utils import translation
 
-from django_rmq.admin import labels
+from django_rmq.admin.audit_log import AUDITED, translate_record
 from django_rmq.admin.charts import MOST_LISTED
 from django_rmq.conf import get_config
 from django_rmq.core.commands.reports import read_code_versions, read_reports, write_code_version
@@ -181,9 +181,9 @@ def test_who_may_not_know_of_a_topic_does_not_see_what_happened_to_it(
 def test_a_recorded_action_is_shown_in_the_language_of_the_reader(
     record: str, english: str, chinese: str
 ) -> None:
-    assert labels.audited(record) == english
+    assert translate_record(record) == english
     with translation.override("zh-hans"):
-        assert labels.audited(record) == chinese
+        assert translate_record(record) == chinese
 
 
 def test_actions_on_messages_are_recorded_under_names_that_readers_are_shown() -> None:
@@ -192,7 +192,7 @@ def test_actions_on_messages_are_recorded_under_names_that_readers_are_shown() -
         *(f"{name} all" for name in ("replay", "delete", "bury", "reschedule")),
         *(f"undo {kind}" for kind in ("delete", "purge")),
     }
-    assert {name.capitalize() for name in named | of_all} <= {*labels.AUDITED}
+    assert {name.capitalize() for name in named | of_all} <= {*AUDITED}
 
 
 @pytest.mark.django_db

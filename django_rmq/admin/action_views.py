@@ -66,7 +66,6 @@ def _keep_trace(request: HttpRequest, run: str, trace: Trace) -> str:
 
 
 def _end_trace(request: HttpRequest, run: str) -> None:
-    """Forget an action that has ended."""
     traces = request.session.get(_TRACES, {})
     if run in traces:
         request.session[_TRACES] = {name: value for name, value in traces.items() if name != run}
@@ -336,7 +335,6 @@ ACTION_STATES = {
 
 
 def _stop(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
-    """Stop the action that was chosen."""
     with shown_errors(request):
         operations.stop_action(request.POST.get("action", ""))
         messages.success(request, _("The action was stopped. What it has done stays done."))

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -95,7 +96,6 @@ def pinned(request: HttpRequest) -> list[str]:
 
 
 def _dashboard(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
-    """Return all topics."""
     links = [
         Link(_("Workers"), pages.url("workers")),
         Link(_("Running now"), pages.url("running")),
@@ -172,9 +172,8 @@ def _figures(
     show, sort = show if show in _FILTERS else "", sort if sort in _ORDERS else ""
     listed = _listed(topics, pinned, show, sort)
     all_listed = [one.topic for one in listed]
-    count = max(1, -(-len(listed) // TOPICS_SHOWN))
-    at = min(max(number_of(query.get("p")), 1), count)
-    shown = {one.topic.name: one for one in listed[(at - 1) * TOPICS_SHOWN : at * TOPICS_SHOWN]}
+    page = Paginator(listed, TOPICS_SHOWN).get_page(number_of(query.get("p")) or 1)
+    shown = {one.topic.name: one for one in page}
     recent = read_recent(operations, topics, shown)
     given = {"q": search, "show": show, "sort": sort}
     return {
@@ -197,11 +196,11 @@ def _figures(
         "search": search,
         "searchable": len(names) > TOPICS_SHOWN or bool(search),
         "topics": len(listed),
-        "page": at,
-        "pages": count,
-        "previous": _query(given, at - 1) if at > 1 else "",
-        "next": _query(given, at + 1) if at < count else "",
-        "urls": {"live": pages.url("dashboard_live") + _query(given, at)},
+        "page": page.number,
+        "pages": page.paginator.num_pages,
+        "previous": _query(given, page.number - 1) if page.has_previous() else "",
+        "next": _query(given, page.number + 1) if page.has_next() else "",
+        "urls": {"live": pages.url("dashboard_live") + _query(given, page.number)},
     }
 
 
@@ -228,27 +227,26 @@ def _filters(topics: Sequence[TopicStats], query: Mapping[str, str]) -> list[dic
 
 
 def _query(values: Mapping[str, str], page: int = 1) -> str:
-    """Return the query string of a page of the dashboard."""
     all_given = {name: value for name, value in values.items() if value}
     return f"?{urlencode(all_given | ({'p': str(page)} if page > 1 else {}))}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DashboardTotals:
     """All topics in a few numbers."""
 
-    store: int = 0
-    due: int = 0
-    prepare: int = 0
-    retry: int = 0
-    dead: int = 0
-    claimed: int = 0
-    done: float | None = None
-    failed: float | None = None
-    workers: int | None = 0
+    store: int
+    due: int
+    prepare: int
+    retry: int
+    dead: int
+    claimed: int
+    done: float | None
+    failed: float | None
+    workers: int | None
     """None: unknown."""
-    topics: int = 0
-    measured: int = 0
+    topics: int
+    measured: int
     """The number of topics whose rates are known: workers have sampled them twice in the last minutes."""
 
     @property
@@ -261,15 +259,20 @@ class DashboardTotals:
         cls, figures: Sequence[TopicStats], recent: Mapping[str, Recent], workers: int | None
     ) -> DashboardTotals:
         """Add up topics; a rate that no topic has stays unknown. ``recent``: by the names of topics."""
-        totals = cls(workers=workers, topics=len(figures))
-        for one in figures:
-            of_last_hour = recent[one.topic.name]
-            depth = depth_of(one, of_last_hour)
-            for name in ("store", "due", "prepare", "retry", "dead", "claimed"):
-                setattr(totals, name, getattr(totals, name) + getattr(depth, name))
-            if of_last_hour.done is not None:
-                totals.done = (totals.done or 0.0) + of_last_hour.done
-                totals.measured += 1
-            if of_last_hour.failed is not None:
-                totals.failed = (totals.failed or 0.0) + of_last_hour.failed
-        return totals
+        depths = [depth_of(one, recent[one.topic.name]) for one in figures]
+        rates = [recent[one.topic.name] for one in figures]
+        done = [one.done for one in rates if one.done is not None]
+        failed = [one.failed for one in rates if one.failed is not None]
+        return cls(
+            store=sum(depth.store for depth in depths),
+            due=sum(depth.due for depth in depths),
+            prepare=sum(depth.prepare for depth in depths),
+            retry=sum(depth.retry for depth in depths),
+            dead=sum(depth.dead for depth in depths),
+            claimed=sum(depth.claimed for depth in depths),
+            done=sum(done) if done else None,
+            failed=sum(failed) if failed else None,
+            workers=workers,
+            topics=len(figures),
+            measured=len(done),
+        )

@@ -61,12 +61,9 @@ def export_view(pages: Pages, request: HttpRequest, operations: Operations, topi
     if state not in STATES or kind not in _FORMATS:
         raise Http404("no such list or format")
     form = filter_form(operations, topic, state, request.GET)
-    wanted = form.wanted
-    if form.errors:
-        raise InvalidRequest(
-            " ".join(str(error) for field_errors in form.errors.values() for error in field_errors)
-        )
-    copies = _exported(operations, topic, state, wanted)
+    if form.problems:
+        raise InvalidRequest(" ".join(form.problems))
+    copies = _exported(operations, topic, state, form.wanted)
     # An error of the first message is a page; a later one ends the download as one that failed.
     first = next(copies, None)
     write, content_type, ending = _FORMATS[kind]

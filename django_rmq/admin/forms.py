@@ -336,6 +336,11 @@ class FilterForm(forms.Form):
             slot=given.get("slot"),
         )
 
+    @property
+    def problems(self) -> list[str]:
+        """The errors of all fields."""
+        return [str(error) for errors in self.errors.values() for error in errors]
+
     def described(self, cause: str) -> list[tuple[str, str]]:
         """Return the conditions in words: the label of each field that is not empty, and its value.
 

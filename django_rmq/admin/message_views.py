@@ -125,8 +125,7 @@ def panel(
     """Return the content of the list."""
     form = filter_form(operations, topic, state, request.GET)
     wanted = form.wanted
-    errors = [str(error) for field_errors in form.errors.values() for error in field_errors]
-    cursor = request.GET.get("cursor", "")
+    errors, cursor = form.problems, request.GET.get("cursor", "")
     try:
         listing = operations.listing(topic.name, state, cursor=cursor, wanted=wanted)
     except CallerError as error:

@@ -36,7 +36,6 @@ TOPICS_NAMED = 50
 def _stack(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
 ) -> dict[str, object]:
-    """Return where the listener of a message is."""
     try:
         stacks = operations.message_stacks(topic.name, short_id(message_id))
     except InvalidRequest as error:
@@ -75,7 +74,6 @@ def short_of(message_id: str) -> str:
 def _ask_for_stack(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
 ) -> HttpResponse:
-    """Ask the worker of a message where its listener is."""
     try:
         operations.ask_for_stacks(topic.name, short_id(message_id))
     except InvalidRequest as error:
@@ -156,7 +154,6 @@ def _confirm(
 
 
 def _running(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
-    """Return the messages that run."""
     running = operations.running_messages()
     lines = [_call_line(pages, operations, running, one) for one in running.messages]
     return {
@@ -198,7 +195,6 @@ def _call_line(
 
 
 def _workers(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
-    """Return all workers, and the topics without one."""
     overview = operations.worker_overview()
     known = set(operations.topics())
     return {

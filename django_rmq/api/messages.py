@@ -32,7 +32,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Causes, Followed, MessageCopy, Permission
 from django_rmq.operations.authorization import PERMISSION_OF, is_redacted
 from django_rmq.operations.filters import filter_of
-from django_rmq.operations.holds import REASONS
+from django_rmq.operations.message_details import REASONS
 from django_rmq.operations.message_groups import groups_of
 from django_rmq.operations.message_view import shown_body
 

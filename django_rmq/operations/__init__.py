@@ -19,8 +19,8 @@ from django_rmq.message_ids import MessageIdentity, identify
 from django_rmq.operations import (
     actions,
     bulk_actions,
-    holds,
     measurements,
+    message_details,
     messages,
     sends,
     shared_reads,
@@ -48,8 +48,8 @@ from django_rmq.operations.claims import ClaimStats
 from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, shared_health, slow_commands
-from django_rmq.operations.holds import Followed, Hold
 from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
+from django_rmq.operations.message_details import Followed, Hold
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_view import MessageCopy
 from django_rmq.operations.messages import Listing, SearchResult, not_found
@@ -106,7 +106,7 @@ class Operations(OperationContext):
 
     listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
     groups, causes = grouped.groups, grouped.causes
-    follow, status, holds = holds.follow, holds.status, holds.holds
+    follow, status, holds = message_details.follow, message_details.status, message_details.holds
     search_messages = messages.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each

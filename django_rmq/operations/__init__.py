@@ -49,10 +49,10 @@ from django_rmq.operations.consumption import Deliveries, deliveries_of
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.health import Health, check_health, shared_health, slow_commands
 from django_rmq.operations.measurements import Annotation, Measurement, TopicMetrics
-from django_rmq.operations.message_details import Followed, Hold
+from django_rmq.operations.message_details import Followed, Hold, not_found
 from django_rmq.operations.message_groups import Causes, GroupSample, MessageGroup, MessageGroups
 from django_rmq.operations.message_view import MessageCopy
-from django_rmq.operations.messages import Listing, SearchResult, not_found
+from django_rmq.operations.messages import Listing, SearchResult
 from django_rmq.operations.outbox import OutboxRow
 from django_rmq.operations.schedules import ScheduleStats
 from django_rmq.operations.stats import (
@@ -104,10 +104,10 @@ class Operations(OperationContext):
     annotations_of = measurements.annotations_of
     shared_last_minutes, shared_hour = shared_reads.shared_last_minutes, shared_reads.shared_hour
 
-    listing, get, body, sent_id = messages.listing, messages.get, messages.body, messages.sent_id
+    listing, search_messages = messages.listing, messages.search_messages
     groups, causes = grouped.groups, grouped.causes
+    get, body, sent_id = message_details.get, message_details.body, message_details.sent_id
     follow, status, holds = message_details.follow, message_details.status, message_details.holds
-    search_messages = messages.search_messages
 
     send, send_many, send_each = sends.send, sends.send_many, sends.send_each
     ensure = sends.ensure

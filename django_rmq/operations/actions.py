@@ -48,8 +48,8 @@ from django_rmq.operations.authorization import (
     search_rounds,
 )
 from django_rmq.operations.bulk import BulkProgress, CallOf
+from django_rmq.operations.message_details import copies_of, locate_message
 from django_rmq.operations.message_view import MessageCopy, from_reply
-from django_rmq.operations.messages import copies_of, locate_message
 from django_rmq.operations.sends import charge
 from django_rmq.operations.undo import Trash, open_trash
 from django_rmq.sending import cancel_message

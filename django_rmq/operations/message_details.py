@@ -1,6 +1,7 @@
-"""The holds of a message, which keep it from being delivered now, beside its copies and its status, also after its end.
+"""One message: its copies, its status, also after its end, and its holds, which keep it from being delivered now.
 
-Holds are read from its slot, the workers and the limits at one instant. Nothing is changed.
+``message_ids`` finds the message of an id. Holds are read from its slot, the workers and the limits at one instant. Nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -10,27 +11,111 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from django.utils.translation import gettext as _
+
 from django_rmq import message_tracking
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.changed_limits import limited
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.scores import LAST_INSTANT_MS, is_retry
+from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.message_ids import id_of, sealed_id
+from django_rmq.exceptions import MessageGone, NotPermitted, OperationRefused
+from django_rmq.message_ids import MessageIdentity, Whereabouts, id_of, sealed_id
 from django_rmq.operations.authorization import (
     OperationContext,
     Permission,
     identified,
     require_search,
+    search_rounds,
     sees_content,
+    sees_formatted,
     sees_stored,
 )
 from django_rmq.operations.message_view import MessageCopy, as_shown, from_reply
-from django_rmq.operations.messages import gone, require_seen, whereabouts
 from django_rmq.operations.stats import WorkerList, roster_call, survey_topics, worker_list
 from django_rmq.operations.topics import changed_limits
+
+
+def get(context: OperationContext, name: str, message_id: str) -> list[MessageCopy]:
+    """Return all copies of a message: waiting, in flight, resting, claimed or dead, in this order.
+
+    Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
+    was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
+    """
+    return copies_of(context, context.permitted(name, Permission.VIEW), message_id)
+
+
+def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:
+    """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
+    if sees_formatted(context.actor, context.declared(name, Permission.VIEW, Permission.VIEW_BODIES).name):
+        raise NotPermitted(f"the bodies of topic {name} are redacted")
+    copies = get(context, name, message_id)
+    wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
+    return wanted[0].raw or b""
+
+
+def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
+    """Return the same as ``get``, whatever the actor may see."""
+    at, reply = locate_message(context, topic, message_id)
+    if at is None or reply is None:
+        raise _gone(topic, message_id)
+    hidden = not sees_content(context.actor, topic.name)
+    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=hidden))
+    return as_shown(context.actor, topic, copies)
+
+
+def locate_message(
+    context: OperationContext, topic: Topic, message_id: str
+) -> tuple[MessageIdentity | None, DescribeReply | None]:
+    """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.
+
+    Raises ``OperationRefused`` if the message was not found, although it may be there.
+    """
+    at: MessageIdentity | None = None
+    places = _whereabouts(context, topic, identified(context, topic, message_id))
+    for at in places:
+        (reply,) = context.broker.run(inspect.describe_messages(topic, at.slot, [at.member or b""]))
+        if reply.is_held:
+            return at, reply
+    _require_seen(places, message_id)
+    return at, None
+
+
+def _gone(topic: Topic, message_id: str) -> MessageGone:
+    """Return the error for a message that no slot holds."""
+    return MessageGone(
+        f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
+    )
+
+
+def sent_id(context: OperationContext, result: SendResult) -> str:
+    """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
+    topic = context.declared(result.topic, Permission.SEND)
+    sealed = not sees_stored(context.actor, topic.name)
+    return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
+
+
+def _whereabouts(context: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
+    """Return the places where the message of an id may be."""
+    return Whereabouts(context.broker, topic, identity, rounds=search_rounds(context))
+
+
+def _require_seen(places: Whereabouts, message_id: str) -> None:
+    """Raise ``OperationRefused`` if a message that was not found may be where nothing was searched."""
+    if places.is_unseen:
+        raise OperationRefused(not_found(message_id))
+
+
+def not_found(message_id: str) -> str:
+    """Return the error for a message that was not found, although it may be there."""
+    return _(
+        "the message %(id)s was not found near its place, nor among the last of each state of its slot. "
+        "It may have moved; load the list again"
+    ) % {"id": message_id[:80]}
+
 
 REASONS = (
     "paused",
@@ -80,7 +165,7 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     topic = context.permitted(name, Permission.VIEW)
     hidden = not sees_content(context.actor, topic.name)
     identity = identified(context, topic, message_id)
-    places = whereabouts(context, topic, identity)
+    places = _whereabouts(context, topic, identity)
     held_by: list[Hold] = []
     copies: list[MessageCopy] = []
     status: MessageStatus | None = None
@@ -96,8 +181,8 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     else:
         status = message_tracking.status_of_ended(context.broker, topic, identity, message_id)
     if status is None:
-        require_seen(places, message_id)
-        raise gone(topic, message_id)
+        _require_seen(places, message_id)
+        raise _gone(topic, message_id)
     if not sees_stored(context.actor, topic.name):
         # The progress text is written by a listener, which may quote the body.
         status = replace(status, progress_text="")
@@ -142,12 +227,12 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
     Permissions and errors are those of ``get``, but a message that is not there has no holds.
     """
     topic = context.permitted(name, Permission.VIEW)
-    places = whereabouts(context, topic, identified(context, topic, message_id))
+    places = _whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
         seen = _see(context.broker, topic, at.slot, at.member or b"")
         if seen.looked.is_held:
             return _sorted_holds(context, topic, at.slot, seen)
-    require_seen(places, message_id)
+    _require_seen(places, message_id)
     return []
 
 

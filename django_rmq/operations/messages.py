@@ -1,4 +1,4 @@
-"""Lists of messages, page by page over all slots of a topic, one message with all its copies, and one search over all topics.
+"""Lists of messages, page by page over all slots of a topic, and one search over all topics.
 
 A page merges the slots in the order of their scores. A cursor is sealed, because it contains a member. The search finds an id
 and a key at their places, which it looks at in one round trip for all topics. A text may be anywhere: the lists of the topics
@@ -21,31 +21,21 @@ from django_rmq import message_ids
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.model.bounds import abbreviated, is_whole
-from django_rmq.core.model.replies import Area, DescribeReply, Entry
-from django_rmq.core.model.send_results import SendResult
+from django_rmq.core.model.replies import Area, Entry
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.exceptions import (
-    CallerError,
-    InvalidRequest,
-    MessageGone,
-    NotPermitted,
-    OperationRefused,
-    RmqError,
-)
-from django_rmq.message_ids import ROUNDS, MessageIdentity, Whereabouts, find_messages, id_of, identify
+from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, RmqError
+from django_rmq.message_ids import ROUNDS, MessageIdentity, find_messages, id_of, identify
 from django_rmq.operations.authorization import (
     OperationContext,
     Permission,
-    identified,
     require_search,
-    search_rounds,
     sees_content,
-    sees_formatted,
     sees_stored,
 )
 from django_rmq.operations.filters import Filter, call_for_page, selects
+from django_rmq.operations.message_details import get
 from django_rmq.operations.message_view import MessageCopy, as_shown, error_view, from_entry, from_reply
 from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats
@@ -455,84 +445,6 @@ def checked(context: OperationContext, topic: Topic, queue: str, wanted: Filter 
         # What is compared is what the actor is shown: otherwise a filter would reveal what is hidden.
         wanted = replace(wanted, error_view=error_view(context.actor, topic))
     return wanted
-
-
-def get(context: OperationContext, name: str, message_id: str) -> list[MessageCopy]:
-    """Return all copies of a message: waiting, in flight, resting, claimed or dead, in this order.
-
-    Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
-    was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
-    """
-    return copies_of(context, context.permitted(name, Permission.VIEW), message_id)
-
-
-def body(context: OperationContext, name: str, message_id: str, state: str) -> bytes:
-    """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
-    if sees_formatted(context.actor, context.declared(name, Permission.VIEW, Permission.VIEW_BODIES).name):
-        raise NotPermitted(f"the bodies of topic {name} are redacted")
-    copies = get(context, name, message_id)
-    wanted = [copy for copy in copies if state in (copy.state, copy.queue)] or copies
-    return wanted[0].raw or b""
-
-
-def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[MessageCopy]:
-    """Return the same as ``get``, whatever the actor may see."""
-    at, reply = locate_message(context, topic, message_id)
-    if at is None or reply is None:
-        raise gone(topic, message_id)
-    hidden = not sees_content(context.actor, topic.name)
-    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=hidden))
-    return as_shown(context.actor, topic, copies)
-
-
-def locate_message(
-    context: OperationContext, topic: Topic, message_id: str
-) -> tuple[MessageIdentity | None, DescribeReply | None]:
-    """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.
-
-    Raises ``OperationRefused`` if the message was not found, although it may be there.
-    """
-    at: MessageIdentity | None = None
-    places = whereabouts(context, topic, identified(context, topic, message_id))
-    for at in places:
-        (reply,) = context.broker.run(inspect.describe_messages(topic, at.slot, [at.member or b""]))
-        if reply.is_held:
-            return at, reply
-    require_seen(places, message_id)
-    return at, None
-
-
-def gone(topic: Topic, message_id: str) -> MessageGone:
-    """Return the error for a message that no slot holds."""
-    return MessageGone(
-        f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
-    )
-
-
-def sent_id(context: OperationContext, result: SendResult) -> str:
-    """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
-    topic = context.declared(result.topic, Permission.SEND)
-    sealed = not sees_stored(context.actor, topic.name)
-    return id_of(topic, result.slot, result.member, "store", result.score, sealed=sealed)
-
-
-def whereabouts(context: OperationContext, topic: Topic, identity: MessageIdentity) -> Whereabouts:
-    """Return the places where the message of an id may be."""
-    return Whereabouts(context.broker, topic, identity, rounds=search_rounds(context))
-
-
-def require_seen(places: Whereabouts, message_id: str) -> None:
-    """Raise ``OperationRefused`` if a message that was not found may be where nothing was searched."""
-    if places.is_unseen:
-        raise OperationRefused(not_found(message_id))
-
-
-def not_found(message_id: str) -> str:
-    """Return the error for a message that was not found, although it may be there."""
-    return _(
-        "the message %(id)s was not found near its place, nor among the last of each state of its slot. "
-        "It may have moved; load the list again"
-    ) % {"id": message_id[:80]}
 
 
 SEARCH_SECONDS = 1.0

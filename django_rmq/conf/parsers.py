@@ -250,10 +250,8 @@ _SIZES = {"": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
-def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
+def count_and_seconds(rate: str) -> tuple[int, float]:
     """Return a rate that ``send_rate`` or ``byte_rate`` has accepted, as a number and its seconds."""
-    if rate is None:
-        return None
     count, _, period = rate.partition("/")
     digits = count.rstrip("kMGB")
     return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]

@@ -98,21 +98,6 @@ class Api:
     long_polls: int | None = setting(parsers.optional(parsers.whole(0, 10_000)), None)
     long_polls_per_user: int | None = setting(parsers.optional(parsers.whole(1, 10_000)), None)
 
-    @property
-    def rate(self) -> tuple[int, float] | None:
-        """SEND_RATE as a number of messages in a number of seconds, or None without a limit."""
-        return parsers.count_and_seconds(self.send_rate)
-
-    @property
-    def byte_rate(self) -> tuple[int, float] | None:
-        """SEND_BYTES as a number of bytes in a number of seconds, or None without a limit."""
-        return parsers.count_and_seconds(self.send_bytes)
-
-    @property
-    def once_rate(self) -> tuple[int, float] | None:
-        """IDEMPOTENT_RATE as a number of messages in a number of seconds, or None without a limit."""
-        return parsers.count_and_seconds(self.idempotent_rate)
-
     def waiting(self, has_threads: bool) -> tuple[int, int]:
         """Return how many requests may wait in one process at a time, and how many of one user.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from django_rmq.conf.parsers import count_and_seconds
 from django_rmq.core.commands import limits, stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.body_codec import dumps
@@ -163,13 +164,18 @@ def spend_sends(context: OperationContext, messages: int, size: int) -> None:
 
 def charge(context: OperationContext, messages: int, size: int) -> None:
     """Do what ``spend_sends`` does, for other actions that send. Their permissions are their own."""
-    rates = {"messages": (messages, context.config.api.rate), "bytes": (size, context.config.api.byte_rate)}
-    spend(context.broker, context.actor, _charges(rates))
+    api = context.config.api
+    charges = _charges({"messages": (messages, api.send_rate), "bytes": (size, api.send_bytes)})
+    spend(context.broker, context.actor, charges)
 
 
-def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[SendCharge]:
+def _charges(rates: Mapping[str, tuple[int, str | None]]) -> list[SendCharge]:
     """Return the charges for which there is a rate and an amount."""
-    return [SendCharge(what, wanted, *rate) for what, (wanted, rate) in rates.items() if rate and wanted]
+    return [
+        SendCharge(what, wanted, *count_and_seconds(rate))
+        for what, (wanted, rate) in rates.items()
+        if rate and wanted
+    ]
 
 
 class RequestRunning(OperationRefused):
@@ -194,26 +200,17 @@ class RequestAttempt:
         self.kept = json.dumps(answer, separators=(",", ":")).encode()
 
 
-def once(
-    context: OperationContext, key: str, content: object, messages: int
-) -> AbstractContextManager[RequestAttempt]:
-    """Run a send of N messages, which the actor names by ``key``, only once; see ``run_once``."""
-    context.actor.require(Permission.SEND)
-    rates = {"messages with an Idempotency-Key": (messages, context.config.api.once_rate)}
-    return run_once(context.broker, context.actor, key, content, _charges(rates))
-
-
 @contextmanager
-def run_once(
-    broker: Broker, actor: Actor, key: str, content: object, charges: Sequence[SendCharge] = ()
-) -> Iterator[RequestAttempt]:
-    """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
+def once(context: OperationContext, key: str, content: object, messages: int) -> Iterator[RequestAttempt]:
+    """Run a send of N messages, which the actor names by ``key``, only once: a repeated one gets the same answer.
 
     A failed attempt is forgotten, so that it can be repeated. An attempt whose process dies counts as dead
-    after half a minute. ``charges`` limit the number of kept answers of one actor. Only a first attempt
-    spends them, so a request that was answered once always gets that answer. Raises ``OtherContent``,
+    after half a minute. A rate limits the number of kept answers of one actor. Only a first attempt is
+    charged, so a request that was answered once always gets that answer. Raises ``OtherContent``,
     ``RequestRunning`` and the errors of ``spend``.
     """
+    broker, actor = context.broker, context.actor
+    actor.require(Permission.SEND)
     name, token = _name(actor, key), uuid4().hex
     # A client that repeats a request may write the names of an object in another order.
     fingerprint = hashlib.sha256(dumps(content, sort_keys=True).encode()).hexdigest()
@@ -226,6 +223,7 @@ def run_once(
         yield RequestAttempt(json.loads(answer))
         return
     attempt, charged = RequestAttempt(), False
+    charges = _charges({"messages with an Idempotency-Key": (messages, context.config.api.idempotent_rate)})
     try:
         spend(broker, actor, charges)
         charged = True

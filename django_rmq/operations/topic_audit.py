@@ -55,8 +55,6 @@ class Strays:
     misplaced: int = 0
     """The number of waiting messages in a wrong slot; an equal message may run elsewhere at the same time."""
     mended: int = 0
-    left: int = 0
-    """Misplaced messages that stay, because a retry keeps its number of retries only in its slot."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -158,8 +156,6 @@ def _misplaced(
                     strays.misplaced += 1
                     if repair and _move(broker, topic, slot, own, entry):
                         strays.mended += 1
-                    elif repair:
-                        strays.left += 1
             if page.cursor is not None:
                 after[slot] = page.cursor
         yield strays

@@ -17,6 +17,7 @@ from django_rmq import checks, conf, typed_bodies
 from django_rmq import schedules as of_schedules
 from django_rmq import typed_bodies as of_bodies
 from django_rmq.conf import Config, SettingsProblem, get_config, read_settings
+from django_rmq.conf.parsers import count_and_seconds
 from django_rmq.core.model.bounds import abbreviated
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
@@ -309,7 +310,7 @@ def test_the_sections_arrive() -> None:
     assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
     api = found.api
     assert (api.permission, api.max_bytes) == ("shop.rules.Allowed", 2048)
-    assert (api.rate, api.byte_rate, api.once_rate) == ((10, 1.0), (5000, 3600.0), (7, 60.0))
+    assert (api.send_rate, api.send_bytes, api.idempotent_rate) == ("10/s", "5kB/hour", "7/min")
     assert api.waiting(has_threads=False) == (8, 3)
 
 
@@ -846,12 +847,14 @@ def test_how_many_requests_may_wait(
         ("1/s", (1, 1.0)),
         ("999kB/min", (999_000, 60.0)),
         ("16MB/hour", (16_000_000, 3600.0)),
+        ("5kB/h", (5_000, 3600.0)),
         ("2GB/d", (2_000_000_000, 86_400.0)),
         (None, None),
     ],
 )
 def test_bytes_have_a_rate(given: str | None, expected: tuple[int, float] | None) -> None:
-    assert config(API={"SEND_BYTES": given}).api.byte_rate == expected
+    rate = config(API={"SEND_BYTES": given}).api.send_bytes
+    assert (rate and count_and_seconds(rate)) == expected
 
 
 @pytest.mark.parametrize(

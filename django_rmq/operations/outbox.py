@@ -125,8 +125,8 @@ def outbox_rows(
     return Known([_shown(context, one) for one in rows], problems)
 
 
-def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
-    """Ask all databases at once; return the answers of those that answer within ``seconds``."""
+def _ask_each(ask: Callable[[str], list[T]], seconds: float) -> Known[list[T]]:
+    """Ask all databases at once; return the lists of those that answer within ``seconds``."""
     end, inquiries, problems = time.monotonic() + seconds, list[ParallelReads[T]](), list[str]()
     for alias in aliases():
         key = os.getpid(), alias
@@ -134,22 +134,18 @@ def _ask_each(ask: Callable[[str], T], seconds: float) -> Known[T]:
             # One thread waits for a database that hangs, and not one thread for each question.
             problems.append(_silent(alias, seconds))
             continue
-        inquiries.append(_begin(alias, partial(_once, ask, alias)))
+        inquiries.append(_begin(alias, partial(ask, alias)))
         _inquiries[key] = inquiries[-1]
-    answers: list[T] = []
+    answers: list[list[T]] = []
     for one in inquiries:
         try:
-            if not one.wait(end):
+            if one.wait(end):
+                answers.append(one.answers)
+            else:
                 problems.append(_silent(one.name, seconds))
         except Error as error:
             problems.append(str(_unavailable(error, one.name)))
-        else:
-            answers += one.answers
     return Known(answers, problems)
-
-
-def _once(ask: Callable[[str], T], alias: str) -> list[T]:
-    return [ask(alias)]
 
 
 def _begin(alias: str, ask: Callable[[], Iterable[T]]) -> ParallelReads[T]:

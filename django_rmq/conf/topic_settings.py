@@ -48,7 +48,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.typed_bodies import DeclaredBody
 
 
-def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
+def _check_fifo(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     """Report options that contradict TYPE "fifo", and complete the values of the topic.
 
     An option that does not fit is an error in the topic itself, and is ignored in the defaults; except for OUTBOX, on
@@ -82,7 +82,7 @@ def fifo(problems: Problems, place: str, values: dict[str, object], own: Mapping
         )
 
 
-def _debounce(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
+def _check_debounce(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
     if values.get("debounce") and wait_ms is None:
         problems.report(
@@ -104,7 +104,7 @@ def _text(ms: int) -> str:
     return duration_text(timedelta(milliseconds=ms))
 
 
-def _accumulate(problems: Problems, place: str, values: dict[str, object], own: Mapping[str, object]) -> None:
+def _check_accumulate(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     if not values.get("accumulate"):
         return
     identity, origin = values["identity"], values.get("origin")
@@ -144,7 +144,7 @@ def body(value: object) -> str:
         ) from None
 
 
-def typed(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
+def _declare_body(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     """Turn the path of a type, and that of its UPCAST, into a ``DeclaredBody``."""
     upcast, path = values.pop("upcast", None), values["body"]
     if "." in path:
@@ -322,14 +322,14 @@ def read_topic(
     if isinstance(values.get("max_rate"), PerSlot):
         values["slot_rate"] = values.pop("max_rate").rate
 
-    _check_type(problems, place, own, values, has_type)
-    typed(problems, place, values, own)
+    _check_type(problems, place, values, own, has_type)
+    _declare_body(problems, place, values, own)
     if values["type"] is TopicType.FIFO:
-        fifo(problems, place, values, own)
+        _check_fifo(problems, place, values, own)
     # DEBOUNCE and ACCUMULATE that do not fit the type were removed before.
-    _debounce(problems, place, values, own)
-    _accumulate(problems, place, values, own)
-    _check_identity(problems, place, own, values)
+    _check_debounce(problems, place, values, own)
+    _check_accumulate(problems, place, values, own)
+    _check_identity(problems, place, values, own)
     _check_limits(problems, place, values)
     if len(problems) > before:
         return None
@@ -346,7 +346,7 @@ def read_topic(
 
 
 def _check_type(
-    problems: Problems, place: str, own: Mapping[str, object], values: Values, has_type: bool
+    problems: Problems, place: str, values: Values, own: Mapping[str, object], has_type: bool
 ) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]
@@ -368,9 +368,7 @@ def _check_type(
                 )
 
 
-def _check_identity(
-    problems: Problems, place: str, own: Mapping[str, object], values: dict[str, object]
-) -> None:
+def _check_identity(problems: Problems, place: str, values: Values, own: Mapping[str, object]) -> None:
     """Report options that another identity or form of the body rules out."""
     if values.get("slot_basis") is not None and values["body"] != "json":
         problems.report(

@@ -123,16 +123,14 @@ def pause_schedule(context: OperationContext, name: str, names: Collection[str] 
 
     ``names``: a schedule of another topic counts as unknown.
     """
-    return _change(
-        context, _record(context, name, Permission.PAUSE, names), "paused", "1", "paused", from_now=False
-    )
+    record = _record(context, name, Permission.PAUSE, names)
+    return _change(context, record, "paused", "1", "paused", from_now=False)
 
 
 def resume_schedule(context: OperationContext, name: str, names: Collection[str] | None = None) -> str:
     """Continue a paused schedule from now on; what it missed is not sent. Answers resumed or unchanged."""
-    return _change(
-        context, _record(context, name, Permission.PAUSE, names), "paused", "", "resumed", from_now=True
-    )
+    record = _record(context, name, Permission.PAUSE, names)
+    return _change(context, record, "paused", "", "resumed", from_now=True)
 
 
 def edit_schedule(context: OperationContext, name: str, changes: Mapping[str, object]) -> str:

@@ -17,10 +17,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDi
 from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.body_display import readable
 from django_rmq.admin.forms import PARAMETERS
+from django_rmq.admin.labels import OUTCOMES
 from django_rmq.admin.message_views import cause_text, filter_form
 from django_rmq.admin.page import (
     Pages,
@@ -31,9 +32,7 @@ from django_rmq.admin.page import (
     page,
     show_outcomes,
     show_problems,
-    show_slot_outcomes,
     shown_errors,
-    so_far,
     topic_page,
 )
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
@@ -107,7 +106,7 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
         return HttpResponseRedirect(places["topic"])
     if name in ("pause", "resume"):
         run = operations.pause(topic.name) if name == "pause" else operations.resume(topic.name)
-        show_slot_outcomes(request, _("Pause") if name == "pause" else _("Resume"), run.result())
+        _show_slot_outcomes(request, _("Pause") if name == "pause" else _("Resume"), run.result())
         return HttpResponseRedirect(leave)
     act, state = ACTS.get(name), request.POST.get("state", "")
     if act is None or not act.fits(topic, state):
@@ -119,6 +118,15 @@ def act_view(pages: Pages, request: HttpRequest, operations: Operations, topic: 
     with shown_errors(request):
         response = act_on(pages, request, operations, _ActionRequest(act, topic, state, form, leave, back))
     return response  # noqa: RET504 - after an error it leads back
+
+
+def _show_slot_outcomes(request: HttpRequest, what: str, progress: BulkProgress) -> None:
+    """Show the outcomes of an action on all slots."""
+    slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
+    outcomes = outcomes_sentence(progress.outcomes)
+    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
+    messages.success(request, text)
+    show_problems(request, progress)
 
 
 def _act_on_named(
@@ -180,6 +188,19 @@ def _act_on_all(
         return HttpResponseRedirect(pages.url("background"))
     chosen = Chosen(topic, state, (), wanted, form.cleaned_data)
     return _go_on(pages, request, operations, requested, chosen, carried)
+
+
+def so_far(text: str | None) -> dict[str, int]:
+    """Return the outcomes that a page carried on. They are only shown, so they need not be trusted."""
+    try:
+        given = json.loads(text or "{}")
+        return {
+            str(word): int(count)
+            for word, count in given.items()
+            if word in OUTCOMES and 0 <= int(count) < 1e15
+        }
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
 
 
 @dataclass

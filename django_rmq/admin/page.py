@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_rmq.admin.forms import LONGEST_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES
@@ -77,19 +75,6 @@ def back_of(text: str | None) -> str:
         if name in given and len(given[name].encode("utf-8", "replace")) <= longest
     }
     return urlencode(known)
-
-
-def so_far(text: str | None) -> dict[str, int]:
-    """Return the outcomes that a page carried on. They are only shown, so they need not be trusted."""
-    try:
-        given = json.loads(text or "{}")
-        return {
-            str(word): int(count)
-            for word, count in given.items()
-            if word in OUTCOMES and 0 <= int(count) < 1e15
-        }
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,15 +418,6 @@ def show_outcomes(request: HttpRequest, what: str, outcomes: Mapping[str, int], 
     (messages.success if did else messages.warning)(
         request, format_html("{} {}", text, undo) if undo else text
     )
-
-
-def show_slot_outcomes(request: HttpRequest, what: str, progress: BulkProgress) -> None:
-    """Show the outcomes of an action on all slots."""
-    slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
-    outcomes = outcomes_sentence(progress.outcomes)
-    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
-    messages.success(request, text)
-    show_problems(request, progress)
 
 
 def show_problems(request: HttpRequest, progress: BulkProgress) -> None:

@@ -370,11 +370,6 @@ def duration(text: str, least: float = 0.0) -> float:
         raise ArgumentTypeError(f"must be {error.typed}, got {error.given}") from None
 
 
-def update_interval(text: str) -> float:
-    """Read the seconds between two updates, as an argument's type."""
-    return duration(text, 0.1)
-
-
 def instant_of(flag: str, text: str) -> datetime:
     """Read a date and time that a person has typed: in TIME_ZONE, unless it has an offset. Raises ``CommandError``."""
     try:

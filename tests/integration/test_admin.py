@@ -24,7 +24,7 @@ from django.urls import URLPattern, path, resolve, reverse
 
 from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
-from django_rmq.admin.page import so_far
+from django_rmq.admin.action_views import so_far
 from django_rmq.conf import get_config
 from django_rmq.core.model.body_codec import ExactNumber
 from django_rmq.core.model.delivered_message import message_id as id_of

@@ -31,10 +31,10 @@ from django_rmq.management.rmq_command import (
     age_of_oldest,
     ago,
     at_least,
+    duration,
     one_line,
     seconds_of,
     table,
-    update_interval,
 )
 from django_rmq.operations import Operations, ScheduleStats, TopicCounters, TopicStats, Waiting
 from django_rmq.operations.health import judge_server
@@ -66,7 +66,7 @@ class Command(RmqCommand):
         )
         parser.add_argument(
             "--interval",
-            type=update_interval,
+            type=lambda text: duration(text, 0.1),
             metavar="TIME",
             help="repeat like --watch, after 250ms, 5s, 15m or 2h",
         )

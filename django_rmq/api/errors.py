@@ -27,7 +27,6 @@ from django_rmq.exceptions import (
     MessageTooLarge,
     NotPermitted,
     OperationRefused,
-    RmqError,
     ServerFull,
     ServerTrouble,
     SlotMoved,
@@ -125,8 +124,6 @@ def answer(error: Exception, context: object) -> Response | None:
         return _of_framework(Invalid("The request body did not arrive completely."))
     if isinstance(error, RequestDataTooBig):
         return _of_framework(BodyTooLarge(str(error)))
-    if not isinstance(error, RmqError):
-        return None
     problem = next((answer for kind, answer in ANSWERS.items() if isinstance(error, kind)), None)
     if problem is None:
         return None

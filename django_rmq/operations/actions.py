@@ -118,16 +118,14 @@ def bury_action(actor: Actor, why: str) -> MessageAction:
 
 def reschedule_action(score: int, *, is_time: bool) -> MessageAction:
     """Return the action that gives waiting messages another score."""
-    to = (
-        datetime.fromtimestamp(score / 1000, UTC).isoformat(timespec="milliseconds")
-        if is_time
-        else str(score)
-    )
+    to = f"priority {score}"
+    if is_time:
+        to = datetime.fromtimestamp(score / 1000, UTC).isoformat(timespec="milliseconds")
     return MessageAction(
         "reschedule",
         lambda topic, slot, members: operate.reschedule(topic, slot, [score] * len(members), members),
         _RESCHEDULED,
-        f"to {to}" if is_time else f"to priority {to}",
+        f"to {to}",
     )
 
 
@@ -379,10 +377,8 @@ def _act_in_slot(
 
     words = context.in_present_slots(topic, act_once)
     outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
+    # A replay alone keeps this word: it acts on dead messages, so the state of the others is read for their outcome.
     missing = [member for member, word in outcomes.items() if word == "not_found"]
-    # A replay acts on dead messages alone, so the state of the others is read for their outcome.
-    if act is not REPLAY:
-        return outcomes | dict.fromkeys(missing, "gone")
     # The script refuses to describe more than 100 members.
     for first in range(0, len(missing), 100):
         part = missing[first : first + 100]

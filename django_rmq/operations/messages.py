@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -455,13 +456,8 @@ MOST_FOUND = 50
 LONGEST_NEEDLE = 200
 """Maximum size of a searched text in bytes; a longer one can only be an id or a key."""
 
-_DEPTHS: Mapping[str, Callable[[TopicStats], int]] = {
-    "dead": lambda one: one.dead,
-    "retry": lambda one: one.retry,
-    "prepare": lambda one: one.prepare,
-    "store": lambda one: one.store,
-}
-"""State → how many messages of a topic are in it, in the order in which they are searched: failed messages first."""
+_SEARCHED = ("dead", "retry", "prepare", "store")
+"""The states in the order in which their lists are searched: failed messages first. Figures have their depths by these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,9 +531,10 @@ def _place(copy: MessageCopy) -> tuple[object, ...]:
 
 def _lists(figures: Sequence[TopicStats]) -> Iterator[tuple[Topic, str, int]]:
     """Yield the lists that hold anything, with their lengths: state by state, and of each state the longest first."""
-    for state, depth in _DEPTHS.items():
-        held = sorted(figures, key=depth, reverse=True)
-        yield from ((one.topic, state, depth(one)) for one in held if depth(one))
+    for state in _SEARCHED:
+        depth_of = attrgetter(state)
+        held = sorted(figures, key=depth_of, reverse=True)
+        yield from ((one.topic, state, depth_of(one)) for one in held if depth_of(one))
 
 
 def _named(context: OperationContext, topics: Sequence[Topic], text: str) -> list[MessageCopy]:

@@ -183,16 +183,8 @@ def undo(context: OperationContext, deletion: str, names: Collection[str] | None
     Messages come back to where they were. Outcomes: ``restored``; ``outdated`` (a newer copy is there, and stays). Raises
     ``OperationRefused`` if there is nothing to bring back (any more), if the action goes on, or if the topic was re-slotted.
     """
-    context.actor.require(Permission.VIEW)
-    known, now_ms = context.known(names), context.broker.now_ms()
-    stored = next(
-        (one for one in context.broker.run(stored_actions.read_deletions()) if one.id == deletion), None
-    )
-    if (
-        stored is None
-        or (known is not None and stored.topic not in known)
-        or not stored.can_be_undone(now_ms)
-    ):
+    stored = next((one for one in undoable(context, names) if one.id == deletion), None)
+    if stored is None:
         raise OperationRefused(_("there is nothing to undo: an action can be undone once, within an hour"))
     topic = context.permitted(stored.topic, PERMISSION_OF[stored.kind], at_once=True)
     actions = context.broker.run(stored_actions.read_actions())

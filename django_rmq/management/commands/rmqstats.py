@@ -89,32 +89,30 @@ class Command(RmqCommand):
         options["watch"] = options["watch"] or options["interval"] is not None
         try:
             if options["events"]:
-                self._write_events(set(names) if options["topics"] else None, options)
+                self._write_events(operations, set(names) if options["topics"] else None, options)
             elif not options["watch"]:
-                self._show(names, {}, options)
+                self._show(operations, names, {}, options)
             elif sys.stdout.isatty() and not options["json"] and find_spec("rich") is not None:
-                self._update(names, options)
+                self._update(operations, names, options)
             else:
-                self._repeat(names, options)
+                self._repeat(operations, names, options)
         except KeyboardInterrupt:
             pass
 
-    def _repeat(self, names: list[str], options: Options) -> None:
-        operations = self.operations()
+    def _repeat(self, operations: Operations, names: list[str], options: Options) -> None:
         before = operations.flow(names)
         for _turn in islice(count(), options["count"]):
             time.sleep(options["interval"] or WATCH_SECONDS)
             flow = operations.flow(names)
-            self._show(names, flow.since(before), options)
+            self._show(operations, names, flow.since(before), options)
             before = flow
 
-    def _update(self, names: list[str], options: Options) -> None:
+    def _update(self, operations: Operations, names: list[str], options: Options) -> None:
         """Show a table on the terminal, and update it in place."""
         from rich.console import Group, RenderableType
         from rich.live import Live
         from rich.text import Text
 
-        operations = self.operations()
         before: TopicCounters | None = None
         with Live(auto_refresh=False, screen=False) as live:
             for turn in islice(count(), options["count"]):
@@ -124,7 +122,7 @@ class Command(RmqCommand):
                     flow = operations.flow(names)
                     topics = _table(operations.overview(names), {} if before is None else flow.since(before))
                     schedules = operations.schedules(names)
-                    lines = [*outbox_lines(self._outbox()), *server_lines(operations.servers())]
+                    lines = [*outbox_lines(_outbox(operations)), *server_lines(operations.servers())]
                     more: list[RenderableType] = [Text(line) for line in lines]
                     more += ["", _schedules(schedules)] if schedules else []
                     live.update(Group(topics, *more), refresh=True)
@@ -133,12 +131,12 @@ class Command(RmqCommand):
                     # The person who watches wants to see it come back.
                     live.update(Text(one_line(str(error)), style="bold red"), refresh=True)
 
-    def _write_events(self, topics: set[str] | None, options: Options) -> None:
-        for event in islice(self._events(topics), options["count"]):
+    def _write_events(self, operations: Operations, topics: set[str] | None, options: Options) -> None:
+        for event in islice(self._events(operations, topics), options["count"]):
             self.stdout.write(json.dumps(event) if options["json"] else _event_line(event))
 
-    def _events(self, topics: set[str] | None) -> Iterator[dict[str, Any]]:
-        for events in self.operations().events():
+    def _events(self, operations: Operations, topics: set[str] | None) -> Iterator[dict[str, Any]]:
+        for events in operations.events():
             yield from (one for one in events if topics is None or one.get("topic") in {*topics, ""})
             self.stdout.flush()
 
@@ -154,29 +152,29 @@ class Command(RmqCommand):
             return
         self.print_lines([*lines_of_status(status), *map(line_of_hold, holds)])
 
-    def _outbox(self) -> dict[str, Waiting] | None:
-        """Return what is in the outbox, by topic. None: its database is unavailable."""
-        operations = self.operations()
-        if not operations.config.uses_outbox:
-            return {}
-        try:
-            return {one.topic: one for one in operations.outbox()}
-        except RmqError:
-            return None
-
-    def _show(self, names: list[str], rates: Rates, options: Options) -> None:
-        figures, waits = self.operations().overview(names), self._outbox()
+    def _show(self, operations: Operations, names: list[str], rates: Rates, options: Options) -> None:
+        figures, waits = operations.overview(names), _outbox(operations)
         if options["json"]:
             rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(waits, one) for one in figures]
             self.stdout.write(json.dumps(rows, indent=None if options["watch"] else 2))
             self.stdout.flush()
             return
-        lines = [*lines_of(figures, rates), *outbox_lines(waits), *server_lines(self.operations().servers())]
+        lines = [*lines_of(figures, rates), *outbox_lines(waits), *server_lines(operations.servers())]
         if options["watch"]:
-            schedules = self.operations().schedules(names)
+            schedules = operations.schedules(names)
             lines += ["", *rmqschedules.lines_of(schedules), ""] if schedules else [""]
         self.print_lines(lines)
         self.stdout.flush()
+
+
+def _outbox(operations: Operations) -> dict[str, Waiting] | None:
+    """Return what is in the outbox, by topic. None: its database is unavailable."""
+    if not operations.config.uses_outbox:
+        return {}
+    try:
+        return {one.topic: one for one in operations.outbox()}
+    except RmqError:
+        return None
 
 
 def _outbox_of(waits: Mapping[str, Waiting] | None, one: TopicStats) -> dict[str, object]:

@@ -136,6 +136,7 @@ ALLOWED = {
     },
     "core/consumer/async_executor.py": {"import_module": OURS},
     "core/redis/in_memory.py": {"eval": "a script of ours, for tests", "find_spec": OURS},
+    "management/commands/rmqstats.py": {"find_spec": OURS},
     "operations/message_view.py": {"import_string": THE_SETTINGS},
     "spark/pipelines/pipeline.py": {"import_module": THE_PROJECT},
     "spark/pipelines/consume.py": {"import_string": "the command line names it"},

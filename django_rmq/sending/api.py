@@ -454,7 +454,8 @@ def ensure_message(
 ) -> SendResult:
     """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``).
 
-    ``id``, in place of ``key``: that of an earlier send of the same message, with the same ``slot_basis``.
+    ``id``, in place of ``key``: that of an earlier send of the same message, with the same ``slot_basis``. A topic with
+    ``IDENTITY: "key"``, as one without ``TYPE`` is, needs one of them, because without a key each send is another message.
     """
     if unknown:
         raise _unknown_option(ensure_message, topic, unknown)
@@ -470,10 +471,14 @@ def ensure_message(
         max_retries=max_retries,
         timeout=timeout,
     )
-    durability = check_durability(replicas, fsync)
+    durability, declared = check_durability(replicas, fsync), get_config().topic(topic)
     if id is None:
+        if declared.keyed and key is None:
+            raise InvalidMessage(
+                f"topic {topic} has IDENTITY 'key', so without a key each send is another message: pass key= or id="
+            )
         return _send_one(topic, body, options, True, durability, on_commit, using)
-    identity, options = _named_by(get_config().topic(topic), body, options, id)
+    identity, options = _named_by(declared, body, options, id)
     return _send_one(topic, body, options, True, durability, on_commit, using, identity)
 
 
@@ -575,6 +580,8 @@ async def _send_shared(
     if topic is None or topic.outbox or topic.typed is not None or not connections.is_agreed(topic):
         return None
     options = _given(**given)
+    if act == "ensure" and topic.keyed and "key" not in options:
+        return None
     # The transaction may be one of another thread; then the send takes the longer way and is as correct.
     if options.pop("on_commit", config.on_commit) and open_transactions.is_any_open(DEFAULT_DB_ALIAS):
         return None

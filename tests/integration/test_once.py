@@ -542,7 +542,7 @@ def origins_in(broker: InMemoryBroker, clock: Clock) -> list[str]:
 def test_every_way_to_send_gives_an_origin(broker: InMemoryBroker, clock: Clock) -> None:
     send_message("payments", 1)
     send_messages("payments", [2, 3])
-    ensure_message("payments", 4)
+    ensure_message("payments", 4, key="d")
     with transaction.atomic():
         send_message("payments", 5)
     origins = origins_in(broker, clock)

@@ -23,6 +23,7 @@ from django_rmq import (
     Retry,
     SendResult,
     UnknownTopic,
+    aensure_message,
     amessage_status,
     areplay_message,
     cancel_message,
@@ -474,6 +475,9 @@ def test_a_message_is_sent_unless_it_is_there_by_the_id_of_an_earlier_send(still
     keyless = send_message("line", {"n": 5})
     with pytest.raises(InvalidMessage, match="sent without a key"):
         ensure_message("line", {"n": 5}, id=id_of(keyless))
+    for ensure in (ensure_message, async_to_sync(aensure_message)):
+        with pytest.raises(InvalidMessage, match="each send is another message: pass key= or id="):
+            ensure("line", {"n": 5})
     remove_message("orders", id=first.id, on_commit=False)
     if seal:
         with pytest.raises(InvalidMessage, match="holds no message"):

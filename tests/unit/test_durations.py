@@ -189,7 +189,7 @@ SHORT: dict[str, Callable[[Any], Any]] = {
     "time_range=": lambda value: send_message("merged", 1, time_range=value),
     "time_range= of many": lambda value: send_messages("merged", [1, 2], time_range=value),
     "time_range= of one of many": lambda value: send_messages("merged", [1, Send(2, time_range=value)]),
-    "delay=": lambda value: ensure_message("line", 1, delay=value),
+    "delay=": lambda value: ensure_message("line", 1, key="k", delay=value),
     "TIME_RANGE": topic_setting("TIME_RANGE"),
     "MAX_WAIT": topic_setting("MAX_WAIT"),
 }

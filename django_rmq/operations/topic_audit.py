@@ -193,7 +193,7 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     return True
 
 
-DRIFTS = ("live", "dead", "delivery", "claim", "send")
+DRIFTS = ("live", "dead", "delivery", "claim")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 

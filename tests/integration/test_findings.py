@@ -307,6 +307,19 @@ def test_messages_in_slots_that_no_worker_has_are_a_finding(
         assert lines_of(page(boss)) == []
 
 
+def test_no_page_counts_workers_that_are_unknown(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_away() -> None:
+        raise ServerUnavailable("ZooKeeper does not answer")
+
+    monkeypatch.setattr(stats.coordinators, "survey_zookeeper", is_away)
+    with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
+        late(broker, "served", 1)
+        slots = boss.get(address("change", "served"), {"tab": "slots"}).content.decode()
+        for text in (page(boss), page(boss, "change", "served"), slots):
+            assert "ZooKeeper does not answer" in text
+            assert not re.search(r"no workers|No worker|rmq-is-dead|>none<", text)
+
+
 def test_slots_that_have_no_worker_for_some_seconds_are_well(boss: Client) -> None:
     with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
         worker = Worker("w", "shop-1", 7, 1.0, 2, topic_slots([get_config().topic("served")]))

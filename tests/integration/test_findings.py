@@ -17,6 +17,7 @@ from django.utils import translation
 from django_rmq import connections
 from django_rmq.admin import findings_panel
 from django_rmq.conf import get_config
+from django_rmq.connections import coordinators
 from django_rmq.core import lua
 from django_rmq.core.commands.membership import assign, roster
 from django_rmq.core.commands.reports import write_report
@@ -311,7 +312,7 @@ def test_no_page_counts_workers_that_are_unknown(boss: Client, monkeypatch: pyte
     def is_away() -> None:
         raise ServerUnavailable("ZooKeeper does not answer")
 
-    monkeypatch.setattr(stats.coordinators, "survey_zookeeper", is_away)
+    monkeypatch.setattr(coordinators, "survey_zookeeper", is_away)
     with in_memory({"served": {"TYPE": "fixed_time", "SLOTS": 2}}) as broker:
         late(broker, "served", 1)
         slots = boss.get(address("change", "served"), {"tab": "slots"}).content.decode()

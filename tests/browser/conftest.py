@@ -183,8 +183,8 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
-AA = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
-"""axe's tags of the rules of WCAG 2.1 for the levels A and AA."""
+AA = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
+"""axe's tags of the rules of WCAG 2.2 for the levels A and AA."""
 
 
 def violations(

@@ -328,6 +328,7 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
 ) -> None:
     shop.fill(
         call("dead", "letters", [{"axe": [1, "two", None, True]}], f"post.errors.{'Long' * 12}: dropped"),
+        call("dead", "letters", [{"axe": number} for number in (101, 102)], "post.errors.Lost: dropped"),
         call("waiting", "letters", [{"axe": number} for number in range(30)]),
         call("history", "letters", 3),
     )
@@ -343,6 +344,7 @@ def test_pages_have_no_violation_of_wcag_a_and_aa(
         f"{shop.admin}workers/",
         f"{shop.admin}running/",
         f"{shop.admin}search/?q=axe",
+        f"{shop.admin}causes/",
     ]
     open_dead(shop, page, "letters", "&text=axe")
     addresses.append(shop.url + str(rows(page).locator("th a").first.get_attribute("href")))

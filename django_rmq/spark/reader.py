@@ -193,15 +193,33 @@ SCRIPT_BYTES = 524_288
 PAGES = 4
 """The number of pages requested in one round trip."""
 
+SAMPLES, SAMPLED_ROWS = 32, 64
+"""How many rows are read before a round trip, to see their size, and from which size of a page on."""
+
 Rows = Sequence[bytes]
 """Member, score, member, ... as Redis writes them, in the order of the set."""
 
 
-def fitting(rows: Rows, envelopes: Sequence[bytes | None] = (), most_bytes: int = PAGE_BYTES) -> int:
+def fitting(
+    rows: Rows,
+    envelopes: Sequence[bytes | None] = (),
+    most_bytes: int = PAGE_BYTES,
+    most_rows: int | None = None,
+) -> int:
     """Return how many rows like these make the next page; bodies of one topic have similar sizes."""
     size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
     n = len(rows) // 2
-    return max(1, min(MOST_ROWS, GROWTH * n, most_bytes * n // max(1, size)))
+    most_rows = min(MOST_ROWS, GROWTH * n) if most_rows is None else most_rows
+    return max(1, min(most_rows, most_bytes * n // max(1, size)))
+
+
+def sampled_ranks(rank: int, size: int) -> range:
+    """Return the ranks of some rows of the next round trip; none if its pages are small.
+
+    Messages that are due at the same time are in the order of their bodies, and what was sent in one hour stands
+    together. A page of thousands, which fits small messages, may therefore meet many large ones.
+    """
+    return range(rank, rank + PAGES * size, PAGES * size // SAMPLES) if size >= SAMPLED_ROWS else range(0)
 
 
 def following(entries: Sequence[Entry]) -> int:
@@ -290,6 +308,10 @@ class LiveRows:
                 size, pages = fitting(rows), PAGES
 
     def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
+        if samples := sampled_ranks(rank, size):
+            calls = [inspect.rows(*self._where, at, at) for at in samples]
+            parts = self._patience(lambda: list(walk(self._broker, calls)))
+            size = fitting([part for rows in parts for part in rows], most_rows=size)
         ranks = range(rank, rank + pages * size, size)
         for first, rows in zip(ranks, self._patience(lambda: self._pages(ranks)), strict=True):
             passed = 0 if self._place is None else self._place.passed(rows)

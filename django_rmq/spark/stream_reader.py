@@ -43,6 +43,7 @@ from django_rmq.spark.reader import (
     fitting,
     following,
     narrow_batch,
+    sampled_ranks,
     too_old,
 )
 from django_rmq.spark.source_options import SourceOptions, gathering, most_bytes
@@ -124,8 +125,15 @@ class ClaimReader(NamedTuple):
         most, most_bytes = (MOST_ROWS, PAGE_BYTES) if plain else (BATCH, SCRIPT_BYTES)
         size = min(fitting(page.rows, page.envelopes, most_bytes), most)
         while offset < end:
-            firsts = range(offset, min(end, offset + PAGES * size), size)
-            parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
+            samples = [(rank, 1) for rank in sampled_ranks(offset, size) if rank < end]
+            if samples:
+                parts, _ = self.patience(partial(self._trip, claim, samples, plain=plain))
+                sampled = [part for rows, _ in parts for part in rows]
+                bodies = [body for _, envelopes in parts for body in envelopes]
+                size = fitting(sampled, bodies, most_bytes, size)
+            last = min(end, offset + PAGES * size)
+            pages = [(first, min(size, last - first)) for first in range(offset, last, size)]
+            parts, state = self.patience(partial(self._trip, claim, pages, plain=plain))
             if state != "sealed" or not all(rows for rows, _ in parts):
                 raise self._lost(task, slot)
             for rows, envelopes in parts:
@@ -180,11 +188,10 @@ class ClaimReader(NamedTuple):
         )
 
     def _trip(
-        self, claim: tuple[Topic, int, str, int], firsts: range, *, plain: bool
+        self, claim: tuple[Topic, int, str, int], pages: Sequence[tuple[int, int]], *, plain: bool
     ) -> tuple[list[tuple[Rows, Sequence[bytes | None]]], str]:
-        """Return the pages of a claim that begin at ``firsts``, and its state after they were read."""
+        """Return pages of a claim, given by their first ranks and numbers of rows, and its state after they were read."""
         topic, slot, *_ = claim
-        pages = [(first, min(firsts.step, firsts.stop - first)) for first in firsts]
         parts: list[tuple[Rows, Sequence[bytes | None]]]
         if plain:
             rows = [inspect.rows(topic, slot, "claim", first, first + count - 1) for first, count in pages]

@@ -14,7 +14,7 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import SlotMoved
 from django_rmq.spark import reader
 from django_rmq.spark.broker_connection import RetryPolicy
-from django_rmq.spark.reader import COLUMNS, METADATA, LiveRows, Reader, RowPosition
+from django_rmq.spark.reader import COLUMNS, METADATA, PAGE_BYTES, PAGES, LiveRows, Reader, RowPosition
 from django_rmq.spark.source_options import READ, SourceOptions
 from tests.spark.conftest import MakeQueue, Queue
 
@@ -96,6 +96,17 @@ def test_what_is_there_throughout_is_read_exactly_once(
     assert {member: found[member] for member in throughout} == dict.fromkeys(throughout, 1)
     assert max(found.values()) == 1 or "comes" in change
     assert set(found) - new <= {b"%04d" % n for n in range(600)}
+
+
+def test_large_rows_behind_many_small_ones_are_read_in_small_pages(queue: MakeQueue) -> None:
+    topic = one_slot(queue, 900)
+    for first in range(0, 4_000, 100):
+        small = [b"a%04d" % n for n in range(first, first + 100)]
+        large = [(b"b%04d" % n).ljust(100_000, b".") for n in range(first // 10, first // 10 + 10)]
+        topic.broker.send_replace(topic.topic, 0, [200] * 110, [*small, *large])
+    pages = list(LiveRows(topic.broker, NONE, topic.topic, 0, "store").pages())
+    assert sum(len(page) // 2 for page in pages) == 5_300
+    assert max(sum(map(len, page)) for page in pages) < PAGES * PAGE_BYTES
 
 
 def test_scores_at_both_ends_of_what_there_is_are_read(queue: MakeQueue) -> None:

@@ -18,10 +18,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from django_rmq.core import reslotting
 from django_rmq.core.model.replies import Claimed, Counts, Failure
 from django_rmq.core.model.topic import BackOff, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark import stream_reader
 from django_rmq.spark.failing import fail_batch
-from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA
+from django_rmq.spark.reader import COLUMNS, FIRST_PAGE, METADATA, PAGE_BYTES, PAGES
 from django_rmq.spark.source_options import STREAM, SourceOptions
 from django_rmq.spark.stream_reader import ClaimPart, MinBatch, StreamReader, split
 from tests.spark.conftest import MakeQueue, Queue
@@ -616,6 +617,29 @@ def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
     source, start, end = first_batch(topic)
     sizes = [batch.num_rows for executor, task in plan(source, start, end) for batch in executor.read(task)]
     assert sum(sizes) == end["rows"] and max(sizes) <= 16
+
+
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_large_bodies_behind_many_small_ones_are_read_in_small_pages(queue: MakeQueue, identity: str) -> None:
+    topic = queue(TopicType.PRIORITY, slots=1, identity=identity, body="text")
+    for letter, size, count in (("a", 10, 4_000), ("b", 100_000, 400)):
+        names = [f"{letter}{n:04}" for n in range(count)]
+        for first in range(0, count, 100):
+            producer = Producer(topic.broker)
+            built = [
+                producer.build(
+                    topic.topic,
+                    name.ljust(size, "."),
+                    priority=100,
+                    **({"key": name} if topic.topic.keyed else {}),
+                )
+                for name in names[first : first + 100]
+            ]
+            assert producer.send(built)
+    source, start, end = first_batch(topic)
+    batches = [batch for executor, task in plan(source, start, end) for batch in executor.read(task)]
+    assert sum(batch.num_rows for batch in batches) == 4_400
+    assert max(batch.nbytes for batch in batches) < PAGES * PAGE_BYTES
 
 
 @pytest.mark.parametrize(

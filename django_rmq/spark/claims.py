@@ -384,10 +384,10 @@ class Claims:
 
     def _too_old(self, number: int) -> LostRace:
         return LostRace(
-            f"claim {number} of topic {self._topic.name} has ended, but this checkpoint has no record of "
-            "its batch: the checkpoint is older (restored from a copy?) and would use its batch numbers "
-            "again. Start with a new checkpoint: no message is lost, and acknowledged ones are not "
-            "repeated"
+            f"claim {number} of topic {self._topic.name} has ended, but this checkpoint has no record of its batch. If another "
+            "query runs from the same checkpoint, stop one of the two. Otherwise the checkpoint is older (restored from a "
+            "copy?) and would use its batch numbers again. Start with a new checkpoint: no message is lost, and "
+            "acknowledged ones are not repeated"
         )
 
     # --- claiming

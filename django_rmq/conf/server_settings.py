@@ -72,7 +72,9 @@ def read_redis(problems: Problems, given: object) -> RedisServer | None:
     if isinstance(given, Mapping):
         return _cluster(problems, place, given)
     if not isinstance(given, str):
-        problems.report("E003", f"{place} is {kind(given)}: it must be a CACHES alias, a URL or a dict.")
+        problems.report(
+            "E003", f"{place} is {printable(given)}: it must be a CACHES alias, a URL or a dict.", ADDRESS
+        )
         return None
     if "://" in given:
         if _url(problems, place, given) is not None:

@@ -652,6 +652,11 @@ def test_without_the_address_of_a_server_the_hint_shows_one(redis: dict[str, Any
     assert 'RMQ = {"REDIS": "redis://localhost:6379/1", ...}' in problem.hint
 
 
+def test_an_address_that_the_environment_lacks_is_shown_as_none() -> None:
+    (problem,) = problems(REDIS=None)
+    assert (problem.id, "is None: it must be" in problem.message) == ("django_rmq.E003", True)
+
+
 def test_a_cache_of_another_kind_is_an_error() -> None:
     (problem,) = problems(REDIS="default")
     assert problem.id == "django_rmq.E010"

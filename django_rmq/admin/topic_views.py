@@ -39,7 +39,7 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
     first = number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
     first = first if first < topic.slots else 0
     page = operations.slots(topic.name, first, SLOTS_SHOWN)
-    last = first + len(page.rows) - 1
+    last, slots = first + len(page.rows) - 1, page.topic.slots
     note = _("The fullest slot is %(times)s times as full as the mean.") % {
         "times": number_format(round(page.skew, 1))
     }
@@ -51,11 +51,11 @@ def slots_panel(request: HttpRequest, operations: Operations, topic: Topic) -> d
         "fullest": max((one.counts.store for one in page.rows), default=0) or 1,
         "skew_note": note if page.skew else _("All slots are empty."),
         "part_note": _("Slots %(first)s to %(last)s of %(slots)s.")
-        % {"first": first, "last": last, "slots": topic.slots}
-        if len(page.rows) < topic.slots
+        % {"first": first, "last": last, "slots": slots}
+        if len(page.rows) < slots
         else "",
         "previous": first - SLOTS_SHOWN if first else None,
-        "next": last + 1 if last + 1 < topic.slots else None,
+        "next": last + 1 if last + 1 < slots else None,
     }
 
 

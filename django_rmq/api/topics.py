@@ -225,8 +225,6 @@ class SlotsView(RmqView):
     @route("slots", Permission.VIEW, query=requests.SlotsQuery, answers={200: SlotsAnswer}, errors=[404])
     def get(self, query: Fields) -> Json:
         """List slots of a topic: what each holds, and who owns it."""
-        topic = self.topic(query["topic"])
-        slots = self.operations.slots(topic.name, query["first"], query["limit"])
+        slots = self.operations.slots(self.topic(query["topic"]).name, query["first"], query["limit"])
         end = query["first"] + len(slots.rows)
-        is_last = not slots.rows or end >= topic.slots
-        return SlotsAnswer.of(slots, next_slot=None if is_last else end)
+        return SlotsAnswer.of(slots, next_slot=end if end < slots.topic.slots else None)

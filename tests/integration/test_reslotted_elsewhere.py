@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import transaction
 from django.test import override_settings
+from rest_framework.test import APIRequestFactory, force_authenticate
 
 from django_rmq import (
     InvalidMessage,
@@ -19,6 +24,7 @@ from django_rmq import (
     remove_message,
     send_message,
 )
+from django_rmq.api.topics import SlotsView
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.core import reslotting
@@ -289,6 +295,22 @@ def test_who_may_not_see_bodies_learns_nothing_from_a_guess_after_a_re_slotting(
     for one in (right, wrong):
         with pytest.raises(MessageGone):
             blind.follow("prices", one)
+
+
+@pytest.mark.parametrize("slots", [1, 16])
+def test_the_lists_of_slots_end_with_those_that_the_topic_has_now(slots: int) -> None:
+    reslot("prices", slots)
+    connections.refresh_definitions(at_once=True)
+    output = StringIO()
+    call_command("rmqslots", "prices", "--json", stdout=output)
+    (listed,) = json.loads(output.getvalue())
+    assert [row["slot"] for row in listed["slots"]] == list(range(slots))
+    for first, following in ((0, None), (slots, None), (slots - 1, None), (0, 1 if slots > 1 else None)):
+        limit = 1 if following else slots
+        query: dict[str, Any] = {"topic": "prices", "first": first, "limit": limit}
+        request = APIRequestFactory().get("/slots/", query)
+        force_authenticate(request, user=User(username="ann", is_superuser=True))
+        assert SlotsView.as_view()(request).data["next_slot"] == following
 
 
 def test_a_late_delivery_of_a_slot_that_is_no_more_is_stale() -> None:

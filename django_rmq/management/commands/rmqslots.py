@@ -112,7 +112,7 @@ def _all_slots(operations: Operations, topic: Topic) -> SlotsStats:
     while True:
         part = operations.slots(topic.name, len(rows), SLOTS_PER_TRIP)
         rows += part.rows
-        if len(rows) >= topic.slots:
+        if len(rows) >= part.topic.slots:
             return replace(part, rows=rows)
 
 

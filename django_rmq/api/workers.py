@@ -197,7 +197,7 @@ class WorkersView(RmqView):
         return {
             "results": [worker(one, topics) for one in overview.workers],
             "vanished": [VanishedWorkerAnswer.of(one) for one in overview.vanished],
-            "unserved": [name for name in overview.unserved if name in topics],
+            "unserved": overview.unserved,
         }
 
 

@@ -296,14 +296,13 @@ def ask_worker(
     pipeline.execute()
     asked.get()
     ended.get()
-    record_outcomes(
-        context,
-        request,
-        "",
-        {"asked": 1},
-        f"worker {member.id}, process {member.pid} on {' '.join(member.host.split())}",
-    )
+    record_outcomes(context, request, "", {"asked": 1}, _place_of(member.id, member.pid, member.host))
     return member.id
+
+
+def _place_of(worker: str, pid: int, host: str) -> str:
+    """Return where a worker runs, for the audit trail."""
+    return f"worker {worker}, process {pid} on {' '.join(host.split())}"
 
 
 class UsualTimes(NamedTuple):
@@ -426,7 +425,7 @@ def ask_for_stacks(context: OperationContext, name: str, message_id: str) -> lis
     for answer in answers:
         answer.get()
     for worker, one in asked.items():
-        place = f"worker {worker}, process {one.report.pid} on {' '.join(one.report.host.split())}"
+        place = _place_of(worker, one.report.pid, one.report.host)
         record_outcomes(context, "show stack", name, {"asked": 1}, f"message {one.call.id}, {place}")
     return list(asked)
 

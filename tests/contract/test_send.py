@@ -266,6 +266,15 @@ def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: MakeSlot, wh
     assert other.zset("store") == {b"b": one.now_ms}
 
 
+def test_what_rests_in_a_slot_keeps_no_other_message_from_it(make_slot: MakeSlot) -> None:
+    (slot,) = slots(make_slot, 1)
+    slot.send(b"a")
+    slot.fail_one(b"a", delay_ms=60_000)
+    assert scatter(slot, b"b") == [Sent("stored", slot.now_ms)]
+    assert scatter(slot, b"b") == [Sent("merged", slot.now_ms)]
+    assert (slot.where(b"a"), slot.where(b"b")) == ("T", "W")
+
+
 @pytest.mark.parametrize("name", ["store", "retry", "body", "stats", "control"])
 def test_a_foreign_key_concerns_its_slot_only(make_slot: MakeSlot, name: str) -> None:
     one, other = slots(make_slot, 2)

@@ -145,11 +145,11 @@ def scatter(
 
 
 def _send_alone(memory: Memory, topic: Topic, index: int, range_ms: int, member: bytes) -> list[Sent] | None:
-    """Send a message to a slot where nothing rests and no body is kept; return None where more has to be looked at."""
+    """Send a message that does not rest in its slot; return None where more has to be looked at."""
     with suppress(WrongType, ValueError), opened(memory, topic, index, SENDING) as slot:
         waiting = slot.store.get(member)
         is_met = waiting is None or not (is_retry(slot, waiting) or waiting % 1)
-        if slot.moved_to is None and not (slot.retry or slot.body) and is_met:
+        if slot.moved_to is None and member not in slot.retry and is_met:
             return place(slot, [member], [slot.now_ms + range_ms], (), "merged")
     return None
 

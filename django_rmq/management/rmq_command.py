@@ -28,7 +28,7 @@ from django_rmq.core.model import bounds
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.bounds import LARGEST, MAX_AGE
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.worker_processes.supervisor import handling_signals
+from django_rmq.core.worker_processes.supervisor import handling_signals, stopping_or_leaving
 from django_rmq.durations import InvalidDuration, parse_duration
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 
@@ -299,6 +299,11 @@ class _ProgressLines:
 def ended_by_signals(end: Callable[[int, FrameType | None], object]) -> AbstractContextManager[None]:
     """Call ``end`` for each SIGTERM and SIGINT, even if the program that has started the command has blocked them."""
     return handling_signals(end, signal.SIGTERM, signal.SIGINT)
+
+
+def stopped_by_signals(stop: Callable[[], object]) -> AbstractContextManager[None]:
+    """Call ``stop`` at the first request by SIGTERM or SIGINT, and end the process at the second one."""
+    return ended_by_signals(stopping_or_leaving(stop))
 
 
 def _has_no_reader(stream: TextIO) -> bool:

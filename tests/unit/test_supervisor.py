@@ -254,6 +254,21 @@ def test_signals_that_come_together_are_one_request(diary: Diary) -> None:
     assert supervise(child).run() == 0
 
 
+@pytest.mark.parametrize(("seconds", "code"), [(1.0, 0), (0.0, 1)])
+def test_a_program_stops_at_one_request_and_leaves_at_the_next(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, code: int
+) -> None:
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_SECONDS", seconds)
+    pid = os.fork()
+    if not pid:
+        stops: list[bool] = []
+        ask = supervisor.stopping_or_leaving(lambda: stops.append(True))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            ask(number, None)
+        os._exit(0 if stops == [True] else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+
+
 def test_a_second_signal_kills_them(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SAME_REQUEST_SECONDS", 0.0)
 

@@ -84,6 +84,21 @@ def handling_signals(
             signal.signal(number, before)
 
 
+def stopping_or_leaving(stop: Callable[[], object]) -> SignalHandler:
+    """Return a handler that calls ``stop`` at the first request, and ends the process at the second one."""
+    requested: list[float] = []
+
+    def ask(number: int, frame: object) -> None:
+        if not requested:
+            requested.append(time.monotonic())
+            stop()
+        elif time.monotonic() - requested[0] > SAME_REQUEST_SECONDS:
+            # An ordinary exit would run exit handlers, and wait for Spark and its Java.
+            os._exit(1)
+
+    return ask
+
+
 @dataclass
 class Supervisor:
     """Keeps ``processes`` children running until a signal asks for the end.

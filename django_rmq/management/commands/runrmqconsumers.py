@@ -29,7 +29,7 @@ from django_rmq.core import forked_copies
 from django_rmq.core.log import WorkerFilter
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.child_process import RECYCLE
-from django_rmq.core.worker_processes.supervisor import handling_signals
+from django_rmq.core.worker_processes.supervisor import handling_signals, stopping_or_leaving
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, discard_output, duration
 from django_rmq.worker import reload as reloading
@@ -229,14 +229,7 @@ class Command(RmqCommand):
     def _run_here(self, topics: list[Topic], how: ProcessOptions, verbosity: int) -> tuple[int, int]:
         """Run as the only worker, because no other process can use a broker in memory."""
         worker = WorkerProcess(topics, how)
-        signals_received: list[int] = []
-
-        def ask(number: int, frame: object) -> None:
-            if signals_received:
-                os._exit(1)
-            signals_received.append(number)
-            worker.stop()
-
+        ask = stopping_or_leaving(worker.stop)
         with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=forked_copies.handle_signal):
             self._print(verbosity, startup.ready_line(topics, how.threads or 1))
             code = worker.run()

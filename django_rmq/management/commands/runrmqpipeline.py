@@ -6,7 +6,6 @@ first SIGTERM or SIGINT lets a stream's batch end and cancels other jobs; the se
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
@@ -20,9 +19,9 @@ from django_rmq.management.rmq_command import (
     RmqCommand,
     UsageError,
     duration,
-    ended_by_signals,
     exit_code_of,
     one_line,
+    stopped_by_signals,
 )
 from django_rmq.spark.java import check_installed, describe, is_sparks
 from django_rmq.spark.pipelines import Pipeline, pipelines, summary
@@ -83,16 +82,7 @@ class Command(RmqCommand):
         self._run(context, pipelines()[name](), own)
 
     def _run(self, context: Context, pipeline: Pipeline, options: Options) -> None:
-        signals: list[int] = []
-
-        def ask(number: int, frame: object) -> None:
-            if signals:
-                # An ordinary exit would run ``close``, which waits for Spark and its Java.
-                os._exit(1)
-            signals.append(number)
-            context.stop()
-
-        with ended_by_signals(ask):
+        with stopped_by_signals(context.stop):
             try:
                 pipeline.run(context, **options)
             except Stopped:

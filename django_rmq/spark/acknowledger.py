@@ -98,4 +98,6 @@ def _offset(text: str | None) -> Offset | None:
         offset = json.loads(text or "{}")
     except (TypeError, ValueError):
         return None
-    return offset if isinstance(offset, dict) and "consumer" in offset else None
+    # An offset of Kafka has names of topics, one of which may be the same.
+    is_ours = isinstance(offset, dict) and isinstance(offset.get("consumer"), str)
+    return offset if is_ours else None

@@ -85,6 +85,15 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     assert (topic.total("acked"), topic.depth("claimed")) == (100, 1)
 
 
+def test_an_offset_of_another_source_is_left_alone(queue: MakeQueue) -> None:
+    from django_rmq.spark.acknowledger import Acknowledger
+
+    # Kafka's are objects with the names of its topics.
+    offsets = ['{"consumer":{"0":5}}', '{"claim":{"0":5}}', "17", "[1]", "no JSON", None]
+    progress = {"sources": [{"startOffset": None, "endOffset": offset} for offset in offsets]}
+    Acknowledger(queue().options).acknowledge(progress)
+
+
 def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=4_096)
     fill(topic, {7: 10, 8: 10, 900: 10}, 2)

@@ -367,7 +367,8 @@ def _secret(option: str, setting: str, values: Mapping[str, object]) -> dict[str
 def _rows_of(source: Any) -> int:
     """Return how many messages a source gave to a batch; of a source that is not ours how many rows were read."""
     read = int(source["numInputRows"])
-    return min(read, int(_object_in(source["endOffset"]).get("rows", read)))
+    rows = _object_in(source["endOffset"]).get("rows")
+    return min(read, rows) if isinstance(rows, int) else read
 
 
 def _waiting(backlog: str | None) -> str:

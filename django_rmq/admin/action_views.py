@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_rmq.admin.body_display import readable
 from django_rmq.admin.forms import PARAMETERS
 from django_rmq.admin.labels import OUTCOMES
-from django_rmq.admin.message_views import cause_text, filter_form
+from django_rmq.admin.message_views import cause_text, filter_form, list_line
 from django_rmq.admin.page import (
     Pages,
     back_of,
@@ -38,6 +38,7 @@ from django_rmq.admin.page import (
 from django_rmq.admin.page_actions import ACTS, Chosen, PageAction, QuestionForm
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
 from django_rmq.operations import BulkProgress, Deletion, Limits, Operations, Permission, Trace, undo
 from django_rmq.operations.authorization import PERMISSION_OF
 
@@ -142,13 +143,26 @@ def _act_on_named(
         operations.declared(topic.name, act.permission)
         chosen = Chosen(topic, state, ids)
         carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
-        return _ask(pages, request, requested, act.question(chosen, len(ids), True), carried)
+        conditions = _named(pages, request, operations, topic, ids[0]) if len(ids) == 1 else []
+        question = act.question(chosen, len(ids), True)
+        return _ask(pages, request, requested, question, carried, conditions=conditions)
     assert act.named is not None
     answers = form.cleaned_data if form.is_bound and form.is_valid() else {}
     done = act.named(operations, Chosen(topic, state, ids, answers=answers))
     undo = undo_form(pages, request, done.undo, topic, back) if done.undo else ""
     show_outcomes(request, str(act.label), done.outcomes, undo)
     return HttpResponseRedirect(leave)
+
+
+def _named(
+    pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, message_id: str
+) -> list[tuple[str, str]]:
+    """Return what the question says of one message: a list that is refreshed may have moved another one under the pointer."""
+    try:
+        (copy, *_others) = operations.get(topic.name, message_id)
+    except (MessageGone, InvalidRequest, OperationRefused):
+        return []
+    return [(_("Message"), str(list_line(pages, topic, copy, request)["summary"]))]
 
 
 def _act_on_all(

@@ -832,9 +832,12 @@ def test_what_runs_is_cancelled_by_those_who_may_delete(
     given = {"act": "cancel", "state": "prepare", "id": chosen}
     assert staff("view_topic").post(url("act", "timed"), given | {"confirmed": "yes"}).status_code == 403
     assert broker.extend(topic, slot, taken.receipt, [b'{"a":1}']) == ["ok"]
+    question = staff("view_topic", "delete_messages").post(url("act", "timed"), given)
+    assert "Cancel 1 message of timed?" in text(question) and '{"a":1}' not in text(question)
     boss = staff("*")
     question = boss.post(url("act", "timed"), given)
     assert "Cancel 1 message of timed?" in text(question)
+    assert '<dd>{"a":1}</dd>' in text(question)
     answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
     assert "its listener is notified" in text(answer)
     assert [each.level_tag for each in answer.context["messages"]] == ["success"]

@@ -25,6 +25,7 @@ from django.urls import get_resolver
 from django.urls.resolvers import URLResolver
 
 from django_rmq import connections, send_message
+from django_rmq.admin.page_actions import ACTS
 from django_rmq.conf import get_config
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
@@ -57,6 +58,9 @@ SENDS: dict[str, dict[str, Any]] = {
 }
 """What a send to each topic needs."""
 
+SITE_ACTS = ("pause", "resume", "run", "reset", "quiet", "stop", "return", "spend", "retry")
+"""What other pages do than that of the actions on messages."""
+
 FURNISHED = 100
 """The number of requests after which there are messages again."""
 STATES = ("store", "prepare", "retry", "dead", "claim", "slots", "history", "consumers")
@@ -69,9 +73,11 @@ TEXTS = [
     "2099-01-01T00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59", "2099-13-45T99:99", "e" * 5000, "=" * 8,
 ]  # fmt: skip
 NAMES = [
-    "body", "key", "priority", "time_range", "fixed_time", "fresh_key", "id", "ids", "act", "state", "copy", "text",
-    "error", "age", "slot", "cursor", "back", "why", "rate", "due", "name", "confirm", "all", "next", "page", "hours",
-    "every", "done", "outcomes", "total", "began", "after", "order", "direction", "_popup",
+    "body", "key", "priority", "time_range", "delay", "fixed_time", "fresh_key", "max_retries", "timeout", "id", "act",
+    "state", "text", "error", "cause", "age", "slot", "cursor", "back", "why", "rate", "due", "name", "for_good",
+    "confirmed", "background", "so_far", "done", "most", "asked", "began", "slice", "run", "hours", "first", "tab", "as",
+    "look", "q", "show", "sort", "p", "pin", "worker", "deletion", "topic", "action", "consumer", "cron", "every",
+    "timezone", "catch_up", "max_rate", "max_in_flight", "_popup",
 ]  # fmt: skip
 
 
@@ -168,6 +174,8 @@ class Hostile:
             ]
             for _ in range(draw.randrange(6))
         }
+        # Without a real action and state, a page refuses whatever else it is sent.
+        text |= {"act": [draw.choice([*ACTS, *SITE_ACTS])], "state": [draw.choice(STATES)]}
         return self.client.post(address, text)
 
     def furnish(self) -> None:

@@ -290,11 +290,11 @@ class RmqCollector(Collector):
 
     @staticmethod
     def _measure(config: object) -> _Measurement:
-        began = time.monotonic()
+        began, operations = time.monotonic(), _operations()
         measured: list[TopicMetrics] | None = None
         workers = None
         try:
-            measured, workers, problem = _operations().measured()
+            measured, workers, problem = operations.measured()
             if problem:
                 logger.warning("The number of workers is unknown: %s", problem)
             for one in measured:
@@ -302,8 +302,7 @@ class RmqCollector(Collector):
                     logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
-        operations, is_up = _operations(), measured is not None
-        topics = operations.config.topics
+        is_up, topics = measured is not None, operations.config.topics
         schedules = _read("schedules", lambda: operations.schedules(topics)) if is_up else []
         servers = _read("the server", operations.servers) if is_up else []
         # The duration is that of the queries to Redis, so the databases of the outbox are asked after its end.

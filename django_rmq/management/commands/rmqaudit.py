@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
@@ -75,7 +74,7 @@ class Command(RmqCommand):
                 check_is_settled(topic_audit.topic, registered.get(topic_audit.topic.name, {}))
             strays += self._add_overdue_and_strays(operations, topic_audit.topic, row, options)
         if options["json"]:
-            self.stdout.write(json.dumps(rows, indent=2))
+            self.print_json(rows)
         else:
             self._print(rows)
         drifting = [row for row in rows if row["drifting"]]

@@ -94,7 +94,7 @@ class Command(RmqCommand):
             _left_row(one, registered[one.topic.name]) for one in stranded
         ]
         if options["json"]:
-            self.stdout.write(json.dumps(rows, indent=2))
+            self.print_json(rows)
         else:
             self._print(rows)
         problems = []

@@ -36,12 +36,13 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.producer.placement import slot_of
+from django_rmq.exceptions import ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
-from django_rmq.management.commands import runrmqconsumers
+from django_rmq.management.commands import rmqstats, runrmqconsumers
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
-from django_rmq.operations import message_groups
+from django_rmq.operations import Operations, TopicCounters, message_groups
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
 
@@ -836,6 +837,29 @@ def test_rmqstats_that_watches_into_a_file_is_a_table_after_the_other(broker: Br
     kill(broker, "orders", [1, 2])
     text = run("rmqstats", "--watch", "--interval", "0.1", "--count", "2")
     assert text.count("orders") == 2 and text.count("sent/s") == 2
+
+
+def test_rmqstats_that_watches_outlasts_an_outage_where_a_person_watches(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ("rmqstats", "orders", "--interval", "0.1", "--count", "4")
+    flow, calls = Operations.flow, 0
+
+    def breaking(operations: Operations, names: list[str]) -> TopicCounters:
+        nonlocal calls
+        calls += 1
+        if calls in (3, 4):
+            raise ServerUnavailable("Redis does not answer")
+        return flow(operations, names)
+
+    monkeypatch.setattr(Operations, "flow", breaking)
+    monkeypatch.setattr(rmqstats, "find_spec", lambda name: None)
+    assert "Redis does not answer" in run(*watch, code=3)
+    calls = 0
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = run(*watch).split("\n")
+    tables = [line.split()[0] for line in lines if line]
+    assert tables == ["topic", "orders", "Redis", "Redis", "topic", "orders"]
 
 
 @pytest.mark.slow

@@ -103,9 +103,15 @@ class Command(RmqCommand):
         before = operations.flow(names)
         for _turn in islice(count(), options["count"]):
             time.sleep(options["interval"] or WATCH_SECONDS)
-            flow = operations.flow(names)
-            self._show(operations, names, flow.since(before), options)
-            before = flow
+            try:
+                flow = operations.flow(names)
+                self._show(operations, names, flow.since(before), options)
+                before = flow
+            except ServerTrouble as error:
+                # A person who watches wants to see it come back, and a program learns of it by the exit code.
+                if options["json"] or not sys.stdout.isatty():
+                    raise
+                self.stdout.write(one_line(str(error)))
 
     def _update(self, operations: Operations, names: list[str], options: Options) -> None:
         """Show a table on the terminal, and update it in place."""

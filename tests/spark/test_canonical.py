@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -195,6 +196,19 @@ def as_json(kind: pa.DataType, value: Any) -> Any:
     if kind == pa.float32() and value is not None:
         return float(pa.scalar(value, kind).cast(pa.string()).as_py())
     return value
+
+
+def test_a_small_decimal_has_no_exponent() -> None:
+    kind = pa.decimal128(20, 10)
+    values = [Decimal("0E-10"), Decimal("-1E-7"), Decimal("1.5"), None]
+    columns = [pa.array(values, kind), pa.array([[value] for value in values], pa.list_(kind))]
+    found = canonical_rows(pa.RecordBatch.from_arrays(columns, ["a", "b"]), ["a", "b"]).to_pylist()
+    assert found == [
+        '{"a":"0.0000000000","b":["0.0000000000"]}',
+        '{"a":"-0.0000001000","b":["-0.0000001000"]}',
+        '{"a":"1.5000000000","b":["1.5000000000"]}',
+        '{"a":null,"b":[null]}',
+    ]
 
 
 def test_a_map_is_an_object_and_a_short_float_stays_short() -> None:

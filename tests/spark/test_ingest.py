@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.readwriter import DataFrameWriter
 
 from django_rmq.exceptions import LostRace
-from django_rmq.spark.pipelines.ingest import Pieces
+from django_rmq.spark.pipelines.ingest import Pieces, encoded
 from tests.spark.conftest import Run, bury, refused_in, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.workers import total
@@ -94,6 +94,18 @@ def test_ingest_keeps_decimals_and_microseconds(run: Run, broker: Broker, spark:
     assert "two columns of the body have one name" in run(
         "ingest", "notes", path, "--select", "account as a", "--select", "amount as a", code=2
     )
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_small_decimals_are_the_same_text_with_and_without_ansi_mode(spark: Any, ansi: str) -> None:
+    rows = spark.sql("select cast(0 as decimal(20, 10)) as a, array(cast(1e-7 as decimal(20, 10))) as b")
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        [(body,)] = encoded(rows, {}, value=None, select=[]).collect()
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", before)
+    assert body == '{"a":"0.0000000000","b":["0.0000001000"]}'
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])

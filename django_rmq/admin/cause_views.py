@@ -62,7 +62,6 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
     ]
     context = {
         "heading": _("Dead by cause"),
-        "title": _("Dead by cause"),
         "is_one": topic is not None,
         "lines": lines,
         "found": causes,

@@ -246,17 +246,18 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> TemplateResponse:
         """Return one of RMQ's pages within this admin site."""
         name = topic.name if topic is not None else ""
-        heading = context.get("heading", "")
+        here = str(context.get("here", context.get("heading", "")))
         return TemplateResponse(
             request,
             f"admin/django_rmq/{template}",
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,
-                "title": name or heading or str(self.opts.verbose_name_plural).capitalize(),
+                "title": " | ".join(filter(None, (name, here)))
+                or str(self.opts.verbose_name_plural).capitalize(),
                 "name": name,
                 "topic": topic,
-                "crumbs": self._crumbs(name, str(context.get("here", heading))),
+                "crumbs": self._crumbs(name, here),
                 # The stylesheet of Django 6.1 expects breadcrumbs in a list, that of 5.2 has no style for one.
                 "crumbs_are_listed": DJANGO >= (6, 1),
                 **context,

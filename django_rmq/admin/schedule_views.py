@@ -95,7 +95,6 @@ def schedule_view(pages: Pages, request: HttpRequest, operations: Operations, ob
         edit,
         back_url=pages.url("schedules"),
         heading=_("Edit schedule %(name)s") % {"name": one.name},
-        title=one.name,
         notes=[note % {"timing": timing_text(one.declared)}],
         submit=_("Save"),
     )

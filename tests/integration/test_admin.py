@@ -1174,6 +1174,23 @@ def test_a_topic_of_many_slots_shows_a_dated_sample(boss: Client, broker: Broker
     assert "as of" in text(boss.get(url("changelist")))
 
 
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("change", "timed"),
+        ("send", "timed | Send a message"),
+        ("limits", "timed | Limits"),
+        ("topic_causes", "timed | Dead by cause"),
+        ("claims", "timed | Claims"),
+    ],
+)
+def test_the_title_of_a_page_names_its_topic_and_then_the_page(
+    boss: Client, broker: Broker, page: str, title: str
+) -> None:
+    (shown,) = re.findall("<title>(.*)</title>", text(boss.get(url(page, "timed"))))
+    assert shown.removeprefix("(1) ") == f"{title} | Django site admin"
+
+
 @override_settings(USE_THOUSAND_SEPARATOR=True)
 def test_numbers_in_attributes_and_addresses_have_no_separators(
     boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch

@@ -568,8 +568,6 @@ def _converter(kind: pa.DataType) -> Callable[[Any], object] | None:
             ) from None
     if pa.types.is_float32(kind):
         return _shortest_float
-    if pa.types.is_decimal(kind):
-        return _plain_decimal
     if pa.types.is_map(kind):
         if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
             raise InvalidMessage(
@@ -590,11 +588,6 @@ def _converter(kind: pa.DataType) -> Callable[[Any], object] | None:
 
 def _same(value: object) -> object:
     return value
-
-
-def _plain_decimal(value: Decimal | None) -> str | None:
-    """Return a decimal as Spark writes it: without an exponent, which Python gives to small ones such as ``0E-10``."""
-    return None if value is None else f"{value:f}"
 
 
 def _shortest_float(value: float | None) -> float | None:

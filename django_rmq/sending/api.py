@@ -471,14 +471,10 @@ def ensure_message(
         max_retries=max_retries,
         timeout=timeout,
     )
-    durability, declared = check_durability(replicas, fsync), get_config().topic(topic)
+    durability = check_durability(replicas, fsync)
     if id is None:
-        if declared.keyed and key is None:
-            raise InvalidMessage(
-                f"topic {topic} has IDENTITY 'key', so without a key each send is another message: pass key= or id="
-            )
         return _send_one(topic, body, options, True, durability, on_commit, using)
-    identity, options = _named_by(declared, body, options, id)
+    identity, options = _named_by(get_config().topic(topic), body, options, id)
     return _send_one(topic, body, options, True, durability, on_commit, using, identity)
 
 
@@ -580,6 +576,7 @@ async def _send_shared(
     if topic is None or topic.outbox or topic.typed is not None or not connections.is_agreed(topic):
         return None
     options = _given(**given)
+    # The longer way refuses a message without a name.
     if act == "ensure" and topic.keyed and "key" not in options:
         return None
     # The transaction may be one of another thread; then the send takes the longer way and is as correct.
@@ -644,6 +641,10 @@ def _send_one(
     identity: MessageIdentity | None = None,
 ) -> SendResult:
     topic = get_config().topic(name)
+    if ensure and topic.keyed and "key" not in options:
+        raise InvalidMessage(
+            f"topic {name} has IDENTITY 'key', so without a key each send is another message: pass key= or id="
+        )
     producer = connections.get_producer()
     connection = commit_to_wait_for(on_commit, using)
     with observability.observe_send(topic, waits=connection is not None) as call:

@@ -41,6 +41,7 @@ from tests.support.servers import RedisCluster, ask
 TOPICS = {
     "jobs": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5},
     "small": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5, "MAX_BACKLOG": 2},
+    "named": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5, "IDENTITY": "key"},
 }
 
 
@@ -124,6 +125,18 @@ def test_a_send_that_ensures_shares_the_connection(trips: list[int]) -> None:
 
     assert asyncio.run(send()) == ["stored", "present"]
     assert trips == [1, 1]
+
+
+def test_a_message_without_a_name_is_not_ensured() -> None:
+    async def ensure() -> None:
+        # The thread makes the first send of a loop; later ones share the connection.
+        for _ in range(2):
+            await aensure_message("named", "body", key="a")
+        with pytest.raises(InvalidMessage, match=r"pass key= or id=$"):
+            await aensure_message("named", "body")
+
+    asyncio.run(ensure())
+    assert waiting("named") == 1
 
 
 def test_the_first_send_of_a_loop_goes_through_its_thread(trips: list[int]) -> None:

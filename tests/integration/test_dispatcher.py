@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core import unserved_topics
+from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import batch as in_flight
 from django_rmq.core.consumer import capacity, executor_pool
 from django_rmq.core.consumer.heartbeat import Heartbeat
@@ -567,6 +568,32 @@ def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(br
     assert ledger["released"] in (9, 10)
     assert (ledger["committed"], ledger["failed"], ledger["expired"]) == (11, 0, 0)
     assert ledger["stale"] == 0, "each was given back once"
+
+
+def test_a_slot_that_returns_before_it_was_acquired_is_acquired_once(broker: Any) -> None:
+    topic = replace(MERGE, slots=1)
+    running, overlaps = threading.Lock(), list[Any]()
+    heard, pause = Heard(), threading.Event()
+
+    def listener(message: Message) -> None:
+        if running.acquire(blocking=False):
+            pause.wait(0.01)
+            running.release()
+        else:
+            overlaps.append(message.body)
+        heard(message)
+
+    send(broker, topic, range(40))
+    worker = Worker(broker, topic, listener, confirmed=uptime)
+    worker.dispatcher.disown([(topic.name, 0)])
+    worker.dispatcher.own([(topic.name, 0)])
+    with worker:
+        heard.wait(40)
+        worker.asleep()
+        assert overlaps == []
+        assert control_of(broker, topic, 0)[b"epoch"] == b"1", "nobody fights over the slot"
+        worker.dispatcher.disown([(topic.name, 0)])
+        eventually(lambda: not worker.dispatcher._table, "the slot being given up")
 
 
 def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(

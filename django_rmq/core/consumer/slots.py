@@ -151,8 +151,8 @@ class ConsumedSlot:
 
 
 _AWAKE, _ASSIGNED, _ASLEEP = 0, 1, 2
-"""What the table stores of a slot. AWAKE: it has a record, or is not assigned to this worker. ASSIGNED: it is to be
-acquired for the first time. ASLEEP: it was acquired and is empty, so only its epoch is kept."""
+"""What the table stores of a slot. AWAKE: it has a record, is just being acquired for the first time, or is not assigned to this
+worker. ASSIGNED: it is to be acquired. ASLEEP: it was acquired and is empty, so only its epoch is kept."""
 
 
 class SlotTable:
@@ -276,8 +276,10 @@ class SlotTable:
             if len(slots) > count:
                 self._unacquired.appendleft((topic, slots[count:]))
             states = self._states[topic]
-            # Each slot only once: it may have been lost and assigned again meanwhile.
-            numbers = [number for number in dict.fromkeys(slots[:count]) if states[number] == _ASSIGNED]
+            numbers = [number for number in slots[:count] if states[number] == _ASSIGNED]
+            for number in numbers:
+                # A slot that was lost and assigned again is in the queue twice. With two records it would overlap with itself.
+                states[number] = _AWAKE  # rule: takes_a_slot_twice
             count -= len(numbers)
             if numbers:
                 taken.append((topic, numbers))
@@ -285,7 +287,10 @@ class SlotTable:
 
     def put_back(self, taken: Iterable[tuple[str, list[int]]]) -> None:
         """Record that slots which were taken are still to be acquired."""
-        self._unacquired.extendleft((topic, array("q", slots)) for topic, slots in taken)
+        for topic, slots in taken:
+            for number in slots:
+                self._states[topic][number] = _ASSIGNED
+            self._unacquired.appendleft((topic, array("q", slots)))
 
     def lose(self, topic: str, number: int) -> ConsumedSlot | None:
         """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""

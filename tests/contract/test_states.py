@@ -289,13 +289,9 @@ def test_replay_of_what_is_not_dead(slot: Slot, state: str) -> None:
 
 
 FOUND_AS = {
-    "-": "not_found",
-    "W": "waiting",
-    "w": "waiting",
-    "T": "resting",
-    "F": "running",
+    "-": "not_found", "W": "waiting", "w": "waiting", "T": "resting", "F": "running",
     "FW": "running_and_waiting",
-}
+}  # fmt: skip
 
 
 def assert_body_is_kept_for(slot: Slot, flies: bool) -> None:

@@ -80,14 +80,10 @@ def test_a_run_before_its_time_is_early() -> None:
         history(run("a", 1, 7, pid=3), KILLED, run("b", 6, 8, pid=2, receipt=2), run("a", 9, 10, receipt=3)),
     ],
     ids=[
-        "crossing",
-        "within",
-        "never ended and not killed",
-        "the same message",
-        "before it was killed",
+        "crossing", "within", "never ended and not killed", "the same message", "before it was killed",
         "another one was killed",
     ],
-)
+)  # fmt: skip
 def test_two_runs_at_once_in_one_slot_overlap(lines: list[Line]) -> None:
     found = examine(lines, DUE)
     assert found.overlapping

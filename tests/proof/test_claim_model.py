@@ -9,14 +9,9 @@ import pytest
 from tests.proof.claim_model import PROPERTIES, Budget, Rules, check
 
 MUTANTS = {
-    "same_rows": "LOSS",
-    "ack_committed": "LOSS",
-    "ack_sealed": "LOSS",
-    "lost_is_lost": "LOSS",
-    "orphans": "STUCK",
-    "gate": "GATE",
-    "finish_ack": "STUCK",
-}
+    "same_rows": "LOSS", "ack_committed": "LOSS", "ack_sealed": "LOSS", "lost_is_lost": "LOSS",
+    "orphans": "STUCK", "gate": "GATE", "finish_ack": "STUCK",
+}  # fmt: skip
 
 
 def test_no_reachable_state_of_claims_breaks_a_property() -> None:

@@ -1027,19 +1027,11 @@ class Lockstep(RuleBasedStateMachine):
         data=st.data(),
         action=st.sampled_from(
             [
-                "replay",
-                "replay",
-                "bury",
-                "remove",
-                "cancel",
-                "discard",
-                "reschedule",
-                "purge",
-                "purge",
+                "replay", "replay", "bury", "remove", "cancel", "discard", "reschedule", "purge", "purge",
                 "restore",
             ]
         ),
-    )
+    )  # fmt: skip
     def a_person_acts(self, data: st.DataObject, action: str) -> None:
         getattr(self, action)(data)
 
@@ -1340,15 +1332,9 @@ class Lockstep(RuleBasedStateMachine):
         hashes = {
             name: self.after.get(getattr(self.keys, name), {})
             for name in (
-                "inflight",
-                "deaths",
-                "failures",
-                "body",
-                "claim_body",
-                "prepare_body",
-                "claim_failed",
+                "inflight", "deaths", "failures", "body", "claim_body", "prepare_body", "claim_failed",
             )
-        }
+        }  # fmt: skip
         waits = store.keys() | retry.keys()
         live = waits | prepare.keys()
         self.require("INV-3", ledger.live_drift == self.strangers, ledger, self.strangers)

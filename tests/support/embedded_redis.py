@@ -84,12 +84,8 @@ class EmbeddedRedis(EmbeddedServer):
 
     def _configuration(self) -> str:
         lines = [
-            "bind 127.0.0.1",
-            f"port {self.port}",
-            f'dir "{self.directory}"',
-            "daemonize no",
-            'logfile ""',
-        ]
+            "bind 127.0.0.1", f"port {self.port}", f'dir "{self.directory}"', "daemonize no", 'logfile ""',
+        ]  # fmt: skip
         for name, value in self.options.items():
             for one in value if isinstance(value, list | tuple) else [value]:
                 word = {True: "yes", False: "no"}[one] if isinstance(one, bool) else str(one)

@@ -244,18 +244,9 @@ def live(broker: Any, topic: Topic) -> int:
 
 
 __all__ = [
-    "Broker",
-    "Heard",
-    "Listener",
-    "Worker",
-    "audit",
-    "client_of",
-    "eventually",
-    "live",
-    "send",
-    "total",
+    "Broker", "Heard", "Listener", "Worker", "audit", "client_of", "eventually", "live", "send", "total",
     "turn_until_idle",
-]
+]  # fmt: skip
 
 
 @contextmanager

@@ -19,14 +19,9 @@ from tests.support.embedded_server import EmbeddedServer, free_port
 START_SECONDS = 30.0
 
 JARS = (
-    "zookeeper-*.jar",
-    "slf4j-api-*.jar",
-    "metrics-core-*.jar",
-    "snappy-java-*.jar",
-    "log4j-api-*.jar",
-    "log4j-core-*.jar",
-    "log4j-slf4j2-impl-*.jar",
-)
+    "zookeeper-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar", "log4j-api-*.jar",
+    "log4j-core-*.jar", "log4j-slf4j2-impl-*.jar",
+)  # fmt: skip
 TLS_JARS = ("netty-*.jar",)
 
 

@@ -39,13 +39,9 @@ def test_json_is_shown_with_indents_and_nothing_lost(body: Any) -> None:
 def test_the_pieces_of_json_say_what_they_are() -> None:
     pieces = show_body(JSON, b'{"a":[1,-2.5e3,"x\\"y:",true,null]}').pieces
     assert [piece for piece in pieces if piece[0]] == [
-        ("key", '"a"'),
-        ("number", "1"),
-        ("number", "-2.5e3"),
-        ("text", '"x\\"y:"'),
-        ("word", "true"),
+        ("key", '"a"'), ("number", "1"), ("number", "-2.5e3"), ("text", '"x\\"y:"'), ("word", "true"),
         ("word", "null"),
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", ["12345678901234567890123", "12345678901234567.89", "1.50", "1E2"])

@@ -28,23 +28,9 @@ from tests.support.brokers import OracleBroker
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
 TIMED = Topic("timed", TopicType.FIXED_TIME, slots=1)
 HOSTILE: list[Any] = [
-    int("9" * 400),
-    10**5000,
-    -(10**5000),
-    1 << 63,
-    math.nan,
-    math.inf,
-    -math.inf,
-    1e308,
-    -1,
-    True,
-    False,
-    "5",
-    [10**5000],
-    Decimal("NaN"),
-    timedelta.max,
-    timedelta.min,
-]
+    int("9" * 400), 10**5000, -(10**5000), 1 << 63, math.nan, math.inf, -math.inf, 1e308, -1, True, False,
+    "5", [10**5000], Decimal("NaN"), timedelta.max, timedelta.min,
+]  # fmt: skip
 CONSUMER = UUID(int=1)
 HUNDRED_YEARS_MS = 36_525 * 86_400_000
 each_hostile = pytest.mark.parametrize("value", HOSTILE, ids=lambda value: bounds.abbreviated(value)[:20])
@@ -118,17 +104,11 @@ def test_whatever_is_a_number_can_be_used_and_anything_can_be_shown(value: Any) 
 @pytest.mark.parametrize(
     ("seconds", "ms"),
     [
-        (0, 0),
-        (-5, 0),
-        (1.5, 1500),
-        (timedelta(seconds=2), 2000),
-        ("1m", 60_000),
-        (10**400, HUNDRED_YEARS_MS),
-        (math.inf, HUNDRED_YEARS_MS),
-        (timedelta.max, HUNDRED_YEARS_MS),
+        (0, 0), (-5, 0), (1.5, 1500), (timedelta(seconds=2), 2000), ("1m", 60_000),
+        (10**400, HUNDRED_YEARS_MS), (math.inf, HUNDRED_YEARS_MS), (timedelta.max, HUNDRED_YEARS_MS),
         (-math.inf, 0),
     ],
-)
+)  # fmt: skip
 def test_the_result_of_a_back_off_function_is_limited(seconds: Any, ms: int) -> None:
     assert bounds.delay_ms(seconds) == ms
 

@@ -751,15 +751,10 @@ def test_another_database_or_host_is_fine() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://h/1",
-        "redis:///1",
-        "redis://h:port/1",
-        "redis://h:99999/1",
-        "redis://h/one",
-        "unix://?db=1",
+        "http://h/1", "redis:///1", "redis://h:port/1", "redis://h:99999/1", "redis://h/one", "unix://?db=1",
         "valkey://h/1",
     ],
-)
+)  # fmt: skip
 def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) -> None:
     secret = url.replace("://", "://user:secret@", 1) if "h" in url.partition("://")[2] else url
     (problem,) = problems(REDIS=secret)

@@ -143,12 +143,8 @@ def gunicorn_check(path: Path, **environment: str) -> subprocess.CompletedProces
     for name, package in (("psycopg", "psycopg"), ("whitenoise", "whitenoise")):
         module(name, package)
     command = [
-        *module("gunicorn", "gunicorn"),
-        "--check-config",
-        "--config",
-        str(path),
-        "example_project.wsgi",
-    ]
+        *module("gunicorn", "gunicorn"), "--check-config", "--config", str(path), "example_project.wsgi",
+    ]  # fmt: skip
     return run(*command, PYTHONPATH=str(ROOT), **environment)
 
 

@@ -50,55 +50,16 @@ def _settings() -> Iterator[None]:
 
 
 FORMS: list[tuple[Any, int]] = [
-    (0, 0),
-    (5, 5_000),
-    (2.5, 2_500),
-    (np.float64(1.5), 1_500),
-    (timedelta(minutes=2), 120_000),
-    ("90", 90_000),
-    ("250ms", 250),
-    ("2s", 2_000),
-    ("1.5s", 1_500),
-    (".5s", 500),
-    ("15m", 900_000),
-    ("15 min", 900_000),
-    ("2h", 7_200_000),
-    ("2H", 7_200_000),
-    ("7d", 604_800_000),
-    ("1h30m", 5_400_000),
+    (0, 0), (5, 5_000), (2.5, 2_500), (np.float64(1.5), 1_500), (timedelta(minutes=2), 120_000),
+    ("90", 90_000), ("250ms", 250), ("2s", 2_000), ("1.5s", 1_500), (".5s", 500), ("15m", 900_000),
+    ("15 min", 900_000), ("2h", 7_200_000), ("2H", 7_200_000), ("7d", 604_800_000), ("1h30m", 5_400_000),
     ("1d 2h 3m 4s 5ms", 93_784_005),
-]
+]  # fmt: skip
 BAD: list[Any] = [
-    math.nan,
-    math.inf,
-    -math.inf,
-    -1,
-    -0.5,
-    timedelta(seconds=-1),
-    timedelta.max,
-    True,
-    False,
-    10**13,
-    10**5000,
-    1e308,
-    Decimal(5),
-    np.int64(5),
-    "5 parsecs",
-    "",
-    "soon",
-    "-5s",
-    "1e3",
-    "inf",
-    "nan",
-    "30m1h",
-    "5s5s",
-    "٥s",
-    "9" * 5000,
-    "9" * 5000 + "d",
-    b"5s",
-    [10**5000],
-    object(),
-]
+    math.nan, math.inf, -math.inf, -1, -0.5, timedelta(seconds=-1), timedelta.max, True, False, 10**13,
+    10**5000, 1e308, Decimal(5), np.int64(5), "5 parsecs", "", "soon", "-5s", "1e3", "inf", "nan", "30m1h",
+    "5s5s", "٥s", "9" * 5000, "9" * 5000 + "d", b"5s", [10**5000], object(),
+]  # fmt: skip
 each_bad = pytest.mark.parametrize("value", BAD, ids=lambda value: InvalidDuration("", "", value).given[:30])
 
 
@@ -200,12 +161,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     **{
         key: topic_setting(key)
         for key in (
-            "TIMEOUT",
-            "BACKOFF",
-            "MAX_RUNTIME",
-            "HARD_TIMEOUT",
-            "DEAD_RETENTION",
-            "OUTCOME_RETENTION",
+            "TIMEOUT", "BACKOFF", "MAX_RUNTIME", "HARD_TIMEOUT", "DEAD_RETENTION", "OUTCOME_RETENTION",
         )
     },
     "ONCE_RETENTION": setting("ONCE_RETENTION"),
@@ -220,7 +176,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "Retry": lambda value: Retry(delay=value),
     "message.retry": retry_of_a_batch,
     "advance": advance,
-}
+}  # fmt: skip
 TYPED: dict[str, Callable[[Any], Any]] = {
     "a flag": duration,
     "Spark": option_of_spark,

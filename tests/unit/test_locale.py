@@ -20,15 +20,9 @@ import django_rmq
 PACKAGE = Path(django_rmq.__file__).parent
 LANGUAGES = ("en", "zh_Hans")
 KEYWORDS: dict[str, Any] = {
-    "_": None,
-    "gettext": None,
-    "gettext_lazy": None,
-    "gettext_noop": None,
-    "ngettext": (1, 2),
-    "ngettext_lazy": (1, 2),
-    "pgettext": ((1, "c"), 2),
-    "pgettext_lazy": ((1, "c"), 2),
-}
+    "_": None, "gettext": None, "gettext_lazy": None, "gettext_noop": None, "ngettext": (1, 2),
+    "ngettext_lazy": (1, 2), "pgettext": ((1, "c"), 2), "pgettext_lazy": ((1, "c"), 2),
+}  # fmt: skip
 
 Text = tuple[str | None, str]
 """Context and (singular) text."""

@@ -56,40 +56,14 @@ WRITES = {"HDEL", "HINCRBY", "HSET", "HSETNX", "PEXPIRE", "PUBLISH", "RENAME", "
 # What `..` may join: literals, texts of the caller and of Redis, and what makes a text. Never a number: it would lose
 # digits. (`ticket` is prepare's receipt, which counts up from 1 and has the 14 digits of `..` to itself.)
 TEXTS = {
-    "",
-    "receipt",
-    "ticket",
-    "retries",
-    "store",
-    "alone",
-    "mark",
-    "outlived",
-    "receipt_and_score",
-    "score",
-    "highest",
-    "lowest",
-    "key",
-    "head",
-    "kind",
-    "topic_type",
-    "said_by",
-    "wanted",
-    "text",
-    "failure",
-    "member",
-    "rest",
-}
+    "", "receipt", "ticket", "retries", "store", "alone", "mark", "outlived", "receipt_and_score", "score",
+    "highest", "lowest", "key", "head", "kind", "topic_type", "said_by", "wanted", "text", "failure",
+    "member", "rest",
+}  # fmt: skip
 TEXTS |= {
-    "ARGV[i]",
-    '(kept or "")',
-    "text_of()",
-    "plain_score()",
-    "string.format()",
-    "string.sub()",
-    "joined()",
-    "digests",
-    "outcome_of()",
-}
+    "ARGV[i]", '(kept or "")', "text_of()", "plain_score()", "string.format()", "string.sub()", "joined()",
+    "digests", "outcome_of()",
+}  # fmt: skip
 
 # Why each of these ends: the binary search halves, the list shrinks, the index rises to the list's length.
 LOOPS = {
@@ -227,24 +201,12 @@ def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     functions = {
         name
         for module in (
-            send,
-            insert,
-            fetch,
-            ack,
-            claims,
-            operate,
-            reslot,
-            inspect,
-            stored_actions,
-            limits,
-            membership,
-            reports,
-            stored_results,
-            ticks,
+            send, insert, fetch, ack, claims, operate, reslot, inspect, stored_actions, limits, membership,
+            reports, stored_results, ticks,
         )
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
-    }
+    }  # fmt: skip
     assert functions >= set(lua.names()) == set(CALLS)
 
 
@@ -304,19 +266,11 @@ def test_variable_arguments_are_read_between_first_and_last_only(name: str) -> N
     forms = {
         *("#ARGV > first + n", "#ARGV > first + 2 * n", "unpack(ARGV, first, last)"),
         *(
-            "ARGV[i]",
-            "ARGV[i + 1]",
-            "ARGV[i + 2]",
-            "ARGV[i + 3]",
-            "ARGV[i + 4]",
-            "ARGV[first + i - 1]",
-            "ARGV[envelope + i - 1]",
-            "ARGV[envelope]",
-            "ARGV[first]",
-            "ARGV[first + 1]",
+            "ARGV[i]", "ARGV[i + 1]", "ARGV[i + 2]", "ARGV[i + 3]", "ARGV[i + 4]", "ARGV[first + i - 1]",
+            "ARGV[envelope + i - 1]", "ARGV[envelope]", "ARGV[first]", "ARGV[first + 1]",
         ),
         *("ARGV[first + 2 * i - 2]", "ARGV[first + 2 * i - 1]"),
-    }
+    }  # fmt: skip
     rest = code
     for form in sorted(forms, key=len, reverse=True):
         rest = rest.replace(form, "")

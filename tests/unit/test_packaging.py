@@ -79,19 +79,9 @@ def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile
 def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
     extras = {
-        "cli",
-        "connect",
-        "demo",
-        "health",
-        "openapi",
-        "otel",
-        "prometheus",
-        "schedules",
-        "spark",
-        "tasks",
-        "testing",
-        "typed",
-    }
+        "cli", "connect", "demo", "health", "openapi", "otel", "prometheus", "schedules", "spark", "tasks",
+        "testing", "typed",
+    }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra", [])) == extras
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
     assert extras <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}

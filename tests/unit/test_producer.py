@@ -154,19 +154,11 @@ def test_an_option_of_another_type_is_refused(
 @pytest.mark.parametrize(
     "body",
     [
-        float("nan"),
-        {"a": float("inf")},
-        "\ud800",
-        {"\ud800": 1},
-        {1: "a"},
-        {"a": {None: 1}},
-        [{"a": ({2: 3},)}],
-        {1, 2},
-        object(),
-        b"raw",
+        float("nan"), {"a": float("inf")}, "\ud800", {"\ud800": 1}, {1: "a"}, {"a": {None: 1}},
+        [{"a": ({2: 3},)}], {1, 2}, object(), b"raw",
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_what_json_cannot_carry_is_refused(producer: Producer, body: Any) -> None:
     assert "body" in refusal(producer, MERGE, body)
 

@@ -21,14 +21,8 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.schedules import timing_problems
 
 CRONS = [
-    "0 3 * * *",
-    "30 2 * * *",
-    "*/30 * * * *",
-    "15 1,2,3 * * *",
-    "0 0 1 * *",
-    "*/7 2 * * 0",
-    "59 23 31 12 *",
-]
+    "0 3 * * *", "30 2 * * *", "*/30 * * * *", "15 1,2,3 * * *", "0 0 1 * *", "*/7 2 * * 0", "59 23 31 12 *",
+]  # fmt: skip
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]
 HOUR = 3_600_000
 

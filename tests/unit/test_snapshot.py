@@ -52,13 +52,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 PUBLIC: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
-            "admin",
-            "exceptions",
-            "health_check",
-            "metrics",
-            "operations",
-            "spark.pipelines",
-            "tasks",
+            "admin", "exceptions", "health_check", "metrics", "operations", "spark.pipelines", "tasks",
             "testing",
         ),
         (),
@@ -70,7 +64,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "spark.acknowledger": ("Acknowledger",),
     "spark.foreach_batch": ("Batches", "Each", "Files"),
     "spark.source": ("RmqDataSource",),
-}
+}  # fmt: skip
 """Module → the names that users import; none: its ``__all__``, or all that it defines."""
 OPAQUE = {"InMemoryBroker", "TopicAdmin"}
 """Classes that users name, but whose members are not for them."""

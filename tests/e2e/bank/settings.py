@@ -26,15 +26,8 @@ RMQ = {
     "OUTBOX": {"GRACE": 1, "REPLICAS": 1},
     "TOPICS": {
         "transfers": {
-            "TYPE": "range_merge",
-            "TIME_RANGE": "1ms",
-            "SLOTS": 32,
-            "IDENTITY": "key",
-            "ORIGIN": True,
-            "TIMEOUT": 2,
-            "MAX_RETRIES": 200,
-            "MAX_RUNTIME": 60,
-            "BACKOFF": 0.2,
+            "TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 32, "IDENTITY": "key", "ORIGIN": True,
+            "TIMEOUT": 2, "MAX_RETRIES": 200, "MAX_RUNTIME": 60, "BACKOFF": 0.2,
         }
     },
-}
+}  # fmt: skip

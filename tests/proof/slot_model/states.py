@@ -304,14 +304,9 @@ def mark_end(rules: Rules, m: Member, mark: int) -> tuple[Member, list[str]]:
 LIVE = {"stored": 1, "foreign": 1, "revived": 1, "committed": -1, "removed": -1, "dropped": -1, "died": -1}
 DEAD = {"died": 1, "dead_merged": -1, "revived": -1, "replay_merged": -1, "removed_dead": -1}
 DELIVERED = {
-    "prepared": 1,
-    "committed": -1,
-    "failed": -1,
-    "expired": -1,
-    "released": -1,
-    "rejected": -1,
+    "prepared": 1, "committed": -1, "failed": -1, "expired": -1, "released": -1, "rejected": -1,
     "ended_marked": -1,
-}
+}  # fmt: skip
 
 
 def misplaced(m: Member) -> str | None:

@@ -49,9 +49,8 @@ def test_commits_without_redis_arrive_with_their_last_values(database: str) -> N
 def test_a_relay_that_stands_still_for_longer_than_its_transaction_may_costs_nothing(database: str) -> None:
     """Two commands share the rows; SIGSTOP stops one of them, and what it held has newer states when it goes on."""
     found = run(database, "--rows", "5000", program="outbox_relays")
-    wanted = {
-        "lost": 0, "strange": 0, "outdated": 0, "left_in_the_outbox": 0, "tracebacks": 0, "ended_early": 0,
-    }  # fmt: skip
+    names = ("lost", "strange", "outdated", "left_in_the_outbox", "tracebacks", "ended_early")
+    wanted = dict.fromkeys(names, 0)
     assert {name: found[name] for name in wanted} == wanted
     assert found["exit_codes"] == [0, 0]
     assert found["held_by_the_one_that_stood_still"] > 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.core import checks
 from django.test import override_settings
 
@@ -41,13 +40,6 @@ def told(check: Any, **rmq: Any) -> list[checks.CheckMessage]:
 
 def ids(found: list[checks.CheckMessage]) -> list[str | None]:
     return [message.id for message in found]
-
-
-def test_the_checks_are_registered_by_the_app() -> None:
-    assert apps.is_installed("django_rmq")
-    assert checks.registry.registry.tag_exists("rmq")
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": ORDERS, "COLOUR": 1}):
-        assert "django_rmq.E002" in ids(checks.run_checks(tags=["rmq"]))
 
 
 def test_a_sound_project_is_told_nothing() -> None:
@@ -108,7 +100,7 @@ def test_our_own_package_is_not_taken_for_the_other_one() -> None:
 
 
 @pytest.mark.parametrize("tag", ["django_rmq", "rmq"])
-def test_the_checks_have_the_label_of_the_app_as_a_tag_and_a_short_one(tag: str) -> None:
+def test_the_app_registers_its_checks_with_its_label_as_a_tag_and_a_short_one(tag: str) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": ORDERS, "COLOUR": 1}):
         assert ids(checks.run_checks(tags=[tag])) == ["django_rmq.E002"]
 

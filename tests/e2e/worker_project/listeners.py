@@ -44,8 +44,6 @@ def work(message: Message) -> None:
         wait_for_the_test(600)
     elif do == "kill once" and message.retries_left == message.topic.max_retries:
         os.kill(os.getpid(), signal.SIGKILL)
-    elif do == "abort":
-        os.abort()
     elif do == "raise":
         raise ConnectionError("the database is down")
     elif do == "insert":

@@ -1,10 +1,10 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module),
-WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
-`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_TIMEOUT (of the topics brief, ledger,
-chaos and kept), WORKER_HARD_TIMEOUT (of the topic hanging), WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and
-metrics are on), WORKER_SCHEDULES (SCHEDULES as JSON, with WORKER_LISTENERS=scheduled), WORKER_DATABASE (the entry of
-DATABASES, as JSON, of a server whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS
-(host:port, …) in place of REDIS_URL."""
+WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_ASYNC (1: the
+listeners with a ledger are coroutine functions), WORKER_TIMEOUT (of the topics brief, ledger, chaos and kept),
+WORKER_HARD_TIMEOUT (of the topic hanging), WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and metrics are
+on), WORKER_SCHEDULES (SCHEDULES as JSON, with WORKER_LISTENERS=scheduled), WORKER_DATABASE (the entry of DATABASES,
+as JSON, of a server whose topics have the outbox); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in
+place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ DATABASES = {
 }
 USE_TZ = True
 
+MERGING = {"TYPE": "range_merge", "TIME_RANGE": "1ms"}
+MOVING = {"SLOTS": 16, "SLOT_BASIS": "entity"}
 RMQ: dict[str, Any] = {
     "REDIS": os.environ["REDIS_URL"],
     "KEY_PREFIX": os.environ["RMQ_KEY_PREFIX"],
@@ -41,74 +43,35 @@ RMQ: dict[str, Any] = {
     "METRICS": {"OPENTELEMETRY": os.environ.get("WORKER_OTEL") == "1"},
     "AUTODISCOVER": os.environ.get("WORKER_LISTENERS", "listeners"),
     "TOPICS": {
-        "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"},
-        "shared": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms", "SERIAL": False},
-        "one-slot": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms"},
-        "brief": {
-            "TYPE": "range_merge",
-            "SLOTS": 1,
-            "TIME_RANGE": "1ms",
-            "TIMEOUT": TIMEOUT,
-            "MAX_RETRIES": 1,
-            "BACKOFF": 0,
-        },
-        "ledger": {
-            "TYPE": "range_merge",
-            "SLOTS": 16,
-            "TIME_RANGE": "1ms",
-            "TIMEOUT": TIMEOUT,
-            "MAX_RETRIES": 2,
-            "BACKOFF": 0,
-        },
-        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": "1ms", "TIMEOUT": TIMEOUT, "BACKOFF": 0},
-        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": "1ms", "BACKOFF": 0},
-        "killing": {"TYPE": "range_merge", "SLOTS": 8, "TIME_RANGE": "1ms", "MAX_RETRIES": 2, "BACKOFF": 0},
-        "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": "1ms", "TIMEOUT": 5},
-        "later": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": "1ms"},
+        "work": {**MERGING, "SLOTS": 4},
+        "shared": {**MERGING, "SLOTS": 4, "SERIAL": False},
+        "one-slot": {**MERGING, "SLOTS": 1},
+        "brief": {**MERGING, "SLOTS": 1, "TIMEOUT": TIMEOUT, "MAX_RETRIES": 1, "BACKOFF": 0},
+        "ledger": {**MERGING, "SLOTS": 16, "TIMEOUT": TIMEOUT, "MAX_RETRIES": 2, "BACKOFF": 0},
+        "chaos": {**MERGING, "SLOTS": 64, "TIMEOUT": TIMEOUT, "BACKOFF": 0},
+        "poison": {**MERGING, "SLOTS": 2, "BACKOFF": 0},
+        "killing": {**MERGING, "SLOTS": 8, "MAX_RETRIES": 2, "BACKOFF": 0},
+        "taken-over": {**MERGING, "SLOTS": 64, "TIMEOUT": 5},
+        "later": {**MERGING, "SLOTS": 4},
         "in-line": {
-            "TYPE": "fifo",
-            "SLOTS": 64,
-            "SLOT_BASIS": "entity",
-            "TIMEOUT": 2,
-            "MAX_RETRIES": 100,
-            "BACKOFF": 0.05,
+            "TYPE": "fifo", "SLOTS": 64, "SLOT_BASIS": "entity", "TIMEOUT": 2, "MAX_RETRIES": 100, "BACKOFF": 0.05,
         },
-        "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "20ms", "SLOT_BASIS": "entity"},
-        "moving-priority": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "entity"},
-        "moving-fixed": {"TYPE": "fixed_time", "SLOTS": 16, "SLOT_BASIS": "entity"},
-        "moving-keyed": {
-            "TYPE": "range_merge",
-            "SLOTS": 16,
-            "TIME_RANGE": "20ms",
-            "IDENTITY": "key",
-            "BACKOFF": 0,
-        },
+        "moving-merge": {**MOVING, "TYPE": "range_merge", "TIME_RANGE": "20ms"},
+        "moving-priority": {**MOVING, "TYPE": "priority"},
+        "moving-fixed": {**MOVING, "TYPE": "fixed_time"},
+        "moving-keyed": {**MERGING, "SLOTS": 16, "TIME_RANGE": "20ms", "IDENTITY": "key", "BACKOFF": 0},
         "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
-        "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": "1ms"},
-        "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": "1ms", "MAX_IN_FLIGHT": 3},
+        "nobody": {**MERGING, "SLOTS": 1},
+        "permits": {**MERGING, "SLOTS": 16, "MAX_IN_FLIGHT": 3},
         "kept": {
-            "TYPE": "range_merge",
-            "SLOTS": 4,
-            "TIME_RANGE": "1ms",
-            "TIMEOUT": TIMEOUT,
-            "MAX_RETRIES": 1,
-            "BACKOFF": 0,
-            "OUTCOME_RETENTION": "1h",
+            **MERGING, "SLOTS": 4, "TIMEOUT": TIMEOUT, "MAX_RETRIES": 1, "BACKOFF": 0, "OUTCOME_RETENTION": "1h",
         },
         "hanging": {
-            "TYPE": "range_merge",
-            "SLOTS": 16,
-            "TIME_RANGE": "1ms",
-            "MAX_RETRIES": 2,
-            "BACKOFF": 0,
+            **MERGING, "SLOTS": 16, "MAX_RETRIES": 2, "BACKOFF": 0,
             "HARD_TIMEOUT": float(os.environ.get("WORKER_HARD_TIMEOUT", "1")),
         },
     },
-}
-if "WORKER_SLOTS" in os.environ:
-    RMQ["TOPICS"] = {
-        "many": {"TYPE": "range_merge", "SLOTS": int(os.environ["WORKER_SLOTS"]), "TIME_RANGE": "1ms"}
-    }
+}  # fmt: skip
 if os.environ.get("WORKER_LISTENERS") == "effects":
     _KEYED = {"IDENTITY": "key", "ORIGIN": True}
     RMQ["TOPICS"] = {"work": RMQ["TOPICS"]["work"], "effects": {"TYPE": "fixed_time", "SLOTS": 1, **_KEYED}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from django_rmq.core.cluster.cluster_broker import Cluster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
-from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
+from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Make, Slot, drift
 from tests.support.brokers import Broker, ClusterBroker, InMemoryBroker, OracleBroker
 from tests.support.servers import RedisCluster
 from tests.support.workers import cluster_of
@@ -80,7 +80,7 @@ CHECKED = (
 
 
 @pytest.fixture
-def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callable[..., Slot]]:
+def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Make]:
     """Make slots of topics; after the test every ledger balances, but for what strangers put in."""
     made: list[Slot] = []
 
@@ -116,12 +116,12 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
+def make(request: pytest.FixtureRequest, make_slot: Make) -> Make:
     """Make slots of one of the twelve kinds of topics."""
     return lambda **options: make_slot(**{**request.param, **options})
 
 
 @pytest.fixture(params=KINDS)
-def slot(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Slot:
+def slot(request: pytest.FixtureRequest, make_slot: Make) -> Slot:
     """A slot of one of the twelve kinds of topics, or of those that ``slot_of_each`` names."""
     return make_slot(**request.param)

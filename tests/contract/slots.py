@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -27,11 +28,17 @@ TYPES = [kind for kind in TopicType if kind is not TopicType.FIFO]
 TIME_TYPES = [TopicType.RANGE_MERGE, TopicType.FIXED_TIME]
 CONSTANT = BackOff(1_000, 1_000)
 NO_BACKOFF = BackOff(0, 0)
+BOTH = ["body", "key"]
+"""The identities that a topic may have."""
 
 
 def slot_of_each(kinds: Iterable[TopicType], **options: Any) -> pytest.MarkDecorator:
-    """Give a test a slot of a topic of each type in turn, with these options."""
-    cases = [pytest.param({"type": kind, **options}, id=kind.value) for kind in kinds]
+    """Give a test a slot of a topic of each type in turn, with these options: of a list each of its values in turn."""
+    lists = {name: values for name, values in options.items() if isinstance(values, list)}
+    cases = []
+    for kind, *chosen in product(kinds, *lists.values()):
+        each = {"type": kind, **options, **dict(zip(lists, chosen, strict=True))}
+        cases.append(pytest.param(each, id="-".join([kind.value, *map(str, chosen)])))
     return pytest.mark.parametrize("slot", cases, indirect=True)
 
 
@@ -107,6 +114,10 @@ class Slot:
 
     # --- what tests do all the time
 
+    def due_in(self, ms: int) -> int:
+        """Return the score to send with, on a topic of time, for a message that is due so many ms from now."""
+        return self.now_ms + ms if self.topic.type is TopicType.FIXED_TIME else ms
+
     def fresh_score(self, n: int = 0) -> int:
         """Return the n-th score to send with: every one due now, later ones after earlier ones."""
         return 100 - n if self.topic.is_priority else self.now_ms - 1_000 + n
@@ -163,6 +174,26 @@ class Slot:
         receipt, delivery = self.take_one()
         assert delivery.member == member
         assert self.fail(receipt, member, **how) == ["ok"]
+
+    def bring(self, state: str, *, dead: bool = False) -> int:
+        """Bring message a into a state, beside a dead copy if it has one; return the receipt of its delivery, or no receipt.
+
+        What is claimed is sealed, number 1, and belongs to s for a minute.
+        """
+        a, receipt = b"a", 77
+        if state != "-":
+            self.send(a)
+        if state in ("w", "T"):
+            self.fail_one(a, delay_ms=0 if state == "w" else 5_000)
+        if "F" in state:
+            receipt, _ = self.take_one()
+        if "C" in state:
+            assert self.claim("s", 1, 60_000, 100).status == "ok"
+            self.renew_claim("s", 1, 60_000, seal=True)
+        if len(state) == 2:
+            self.send(a)
+        assert self.where(a) == (state.strip("-") + "D" if dead else state)
+        return receipt
 
     def fail_to_death(self, member: bytes) -> list[int]:
         """Fail every delivery until the member is dead; return the retries left to each."""
@@ -230,6 +261,10 @@ class Slot:
         if not stats:
             found.pop(self.keys.stats, None)
         return found
+
+
+Make = Callable[..., Slot]
+"""What makes a slot of a topic with the options that it is given."""
 
 
 def insertion(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> list[Call[object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_env
 from django_rmq.core.model.replies import CopyReply, Death, Prepared
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, Slot
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import CONSTANT, NO_BACKOFF, Make, Slot
 
 
-def collecting(make_slot: MakeSlot, most: int = 100, **options: Any) -> Slot:
+def collecting(make_slot: Make, most: int = 100, **options: Any) -> Slot:
     options = {"identity": "key", "max_retries": 3, "backoff": NO_BACKOFF, **options}
     return make_slot(TopicType.RANGE_MERGE, accumulate=most, **options)
 
@@ -49,7 +46,7 @@ def dead(slot: Slot) -> list[bytes]:
     return list(decode_envelope(Death.parse(slot.hash("deaths")[b"k"]).envelope or b"").bodies or ())
 
 
-def test_bodies_are_kept_in_the_order_of_sending(make_slot: MakeSlot) -> None:
+def test_bodies_are_kept_in_the_order_of_sending(make_slot: Make) -> None:
     slot = collecting(make_slot)
     assert send(slot, b"1", b"", b"3:\n\0\xff", b"1") == ["stored", "merged", "merged", "merged"]
     receipt, bodies = take(slot)
@@ -58,7 +55,7 @@ def test_bodies_are_kept_in_the_order_of_sending(make_slot: MakeSlot) -> None:
     assert slot.hash("body") == {}
 
 
-def test_several_sends_of_one_call_are_kept_in_their_order(make_slot: MakeSlot) -> None:
+def test_several_sends_of_one_call_are_kept_in_their_order(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"0")
     names = [b"k", b"j", b"k", b"j", b"k"]
@@ -67,7 +64,7 @@ def test_several_sends_of_one_call_are_kept_in_their_order(make_slot: MakeSlot) 
     assert (waiting(slot), waiting(slot, b"j")) == ([b"0", b"1", b"3", b"5"], [b"2", b"4"])
 
 
-def test_headers_and_expiry_are_those_of_the_last_send(make_slot: MakeSlot, clock: Clock) -> None:
+def test_headers_and_expiry_are_those_of_the_last_send(make_slot: Make, clock: Clock) -> None:
     slot = collecting(make_slot)
     slot.send_merge(0, [b"k"], [of(b"1", headers={"a": "1"}, expires_ms=slot.now_ms + 5)])
     slot.send_merge(0, [b"k"], [of(b"2", headers={"a": "2"}, expires_ms=slot.now_ms + 90_000)])
@@ -77,7 +74,7 @@ def test_headers_and_expiry_are_those_of_the_last_send(make_slot: MakeSlot, cloc
     assert decode_envelope(taken.deliveries[0].envelope or b"").headers == {"a": "2"}
 
 
-def test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken(make_slot: MakeSlot) -> None:
+def test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken(make_slot: Make) -> None:
     slot = collecting(make_slot, 3)
     assert send(slot, b"1", b"2", wait_ms=60_000) == ["stored", "merged"]
     assert slot.take().status == "empty"
@@ -89,7 +86,7 @@ def test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken(make_slot: 
     assert take(slot)[1] == [b"6"]
 
 
-def test_the_bodies_of_a_message_have_the_size_of_max_body_in_all(make_slot: MakeSlot) -> None:
+def test_the_bodies_of_a_message_have_the_size_of_max_body_in_all(make_slot: Make) -> None:
     slot = collecting(make_slot, 10, max_body=60)
     assert send(slot, b"x" * 20, b"y" * 10, b"z" * 20, b"w", wait_ms=60_000) == [
         "stored",
@@ -100,7 +97,7 @@ def test_the_bodies_of_a_message_have_the_size_of_max_body_in_all(make_slot: Mak
     assert take(slot)[1] == [b"x" * 20, b"y" * 10, b"w"]
 
 
-def test_within_one_call_what_does_not_fit_is_refused(make_slot: MakeSlot) -> None:
+def test_within_one_call_what_does_not_fit_is_refused(make_slot: Make) -> None:
     slot = collecting(make_slot, 2)
     sent = slot.send_merge(60_000, [b"k"] * 4, [of(b"%d" % n) for n in range(4)])
     assert [one.status for one in sent] == ["stored", "merged", "refused", "refused"]
@@ -108,18 +105,17 @@ def test_within_one_call_what_does_not_fit_is_refused(make_slot: MakeSlot) -> No
 
 
 @pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT])
-def test_a_send_joins_a_message_that_waits_to_be_tried_again(make_slot: MakeSlot, backoff: Any) -> None:
+def test_a_send_joins_a_message_that_waits_to_be_tried_again(make_slot: Make, backoff: Any) -> None:
     slot = collecting(make_slot, backoff=backoff)
     send(slot, b"1", b"2")
-    receipt, _ = take(slot)
-    slot.fail(receipt, b"k")
+    slot.fail_one(b"k")
     assert send(slot, b"3") == ["superseded"]
     assert take(slot)[1] == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("end", ["fail", "release", "time_out"])
 def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
-    make_slot: MakeSlot, clock: Clock, end: str
+    make_slot: Make, clock: Clock, end: str
 ) -> None:
     slot = collecting(make_slot, timeout=5)
     send(slot, b"1", b"2")
@@ -129,7 +125,7 @@ def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     assert take(slot)[1] == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_message_that_always_fails_dies_though_sends_go_on(make_slot: MakeSlot) -> None:
+def test_a_message_that_always_fails_dies_though_sends_go_on(make_slot: Make) -> None:
     slot = collecting(make_slot, 5)
     send(slot, b"0")
     lefts = []
@@ -142,7 +138,7 @@ def test_a_message_that_always_fails_dies_though_sends_go_on(make_slot: MakeSlot
     assert (dead(slot), waiting(slot)) == ([b"0", b"1", b"2", b"3"], [b"4"])
 
 
-def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: Make, clock: Clock) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
     slot.claim("c", 1, 1_000, 10)
@@ -156,7 +152,7 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, c
 @pytest.mark.parametrize("own", [0, 1, 2])
 @pytest.mark.parametrize("end", ["fail", "time_out", "claim"])
 def test_what_has_joined_a_later_send_has_its_limits(
-    make_slot: MakeSlot, clock: Clock, end: str, own: int
+    make_slot: Make, clock: Clock, end: str, own: int
 ) -> None:
     slot = collecting(make_slot, max_retries=16, timeout=5, backoff=BackOff(1_000, 64_000))
     send(slot, b"1")
@@ -182,7 +178,7 @@ def test_what_has_joined_a_later_send_has_its_limits(
     assert dead(slot) == [b"1", b"2"]
 
 
-def test_what_was_sent_meanwhile_is_kept_apart_from_a_rejected_delivery(make_slot: MakeSlot) -> None:
+def test_what_was_sent_meanwhile_is_kept_apart_from_a_rejected_delivery(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
     receipt, _ = take(slot)
@@ -191,7 +187,7 @@ def test_what_was_sent_meanwhile_is_kept_apart_from_a_rejected_delivery(make_slo
     assert (dead(slot), waiting(slot)) == ([b"1"], [b"2"])
 
 
-def test_a_removed_delivery_takes_only_its_own_bodies_along(make_slot: MakeSlot) -> None:
+def test_a_removed_delivery_takes_only_its_own_bodies_along(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
     receipt, _ = take(slot)
@@ -201,16 +197,15 @@ def test_a_removed_delivery_takes_only_its_own_bodies_along(make_slot: MakeSlot)
     assert waiting(slot) == [b"2"]
 
 
-def test_a_key_that_dies_twice_keeps_all_its_bodies(make_slot: MakeSlot) -> None:
+def test_a_key_that_dies_twice_keeps_all_its_bodies(make_slot: Make) -> None:
     slot = collecting(make_slot)
     for body in (b"1", b"2"):
         send(slot, body)
-        receipt, _ = take(slot)
-        slot.reject(receipt, b"k")
+        slot.kill(b"k")
     assert dead(slot) == [b"1", b"2"]
 
 
-def test_a_buried_delivery_and_its_newer_copy_keep_all_their_bodies(make_slot: MakeSlot) -> None:
+def test_a_buried_delivery_and_its_newer_copy_keep_all_their_bodies(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
     receipt, _ = take(slot)
@@ -220,21 +215,19 @@ def test_a_buried_delivery_and_its_newer_copy_keep_all_their_bodies(make_slot: M
     assert dead(slot) == [b"1", b"2"]
 
 
-def test_a_replay_comes_before_what_waits(make_slot: MakeSlot) -> None:
+def test_a_replay_comes_before_what_waits(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
-    receipt, _ = take(slot)
-    slot.reject(receipt, b"k")
+    slot.kill(b"k")
     send(slot, b"2")
     assert slot.replay([b"k"]) == ["merged"]
     assert take(slot)[1] == [b"1", b"2"]
 
 
-def test_a_replay_beside_a_delivery_waits_behind_it(make_slot: MakeSlot) -> None:
+def test_a_replay_beside_a_delivery_waits_behind_it(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
-    receipt, _ = take(slot)
-    slot.reject(receipt, b"k")
+    slot.kill(b"k")
     send(slot, b"2")
     receipt, _ = take(slot)
     assert slot.replay([b"k"]) == ["replayed"]
@@ -242,7 +235,7 @@ def test_a_replay_beside_a_delivery_waits_behind_it(make_slot: MakeSlot) -> None
     assert take(slot)[1] == [b"1"]
 
 
-def test_a_claim_that_is_returned_joins_what_was_sent_meanwhile(make_slot: MakeSlot) -> None:
+def test_a_claim_that_is_returned_joins_what_was_sent_meanwhile(make_slot: Make) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
     slot.claim("c", 1, 60_000, 10)
@@ -253,7 +246,7 @@ def test_a_claim_that_is_returned_joins_what_was_sent_meanwhile(make_slot: MakeS
 
 @pytest.mark.parametrize("state", ["store", "retry"])
 def test_what_moves_to_another_slot_joins_what_was_sent_there(
-    make_slot: MakeSlot, clock: Clock, state: str
+    make_slot: Make, clock: Clock, state: str
 ) -> None:
     slot = collecting(make_slot)
     slot.shut(7)
@@ -264,11 +257,10 @@ def test_what_moves_to_another_slot_joins_what_was_sent_there(
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-def test_of_two_deaths_that_meet_in_a_slot_all_bodies_stay(make_slot: MakeSlot, earlier: bool) -> None:
+def test_of_two_deaths_that_meet_in_a_slot_all_bodies_stay(make_slot: Make, earlier: bool) -> None:
     slot = collecting(make_slot)
     send(slot, b"here")
-    receipt, _ = take(slot)
-    slot.reject(receipt, b"k")
+    slot.kill(b"k")
     slot.shut(7)
     at = slot.now_ms + (-9 if earlier else 9)
     record = b"failed 1 1 %d 5 0 1\n" % at + of(b"moved")
@@ -276,7 +268,7 @@ def test_of_two_deaths_that_meet_in_a_slot_all_bodies_stay(make_slot: MakeSlot, 
     assert dead(slot) == ([b"moved", b"here"] if earlier else [b"here", b"moved"])
 
 
-def test_a_sender_with_other_settings_joins_and_deletes_nothing(make_slot: MakeSlot) -> None:
+def test_a_sender_with_other_settings_joins_and_deletes_nothing(make_slot: Make) -> None:
     slot = collecting(make_slot)
     plain = encode_envelope(Envelope(b"123456789"))
     for envelope in (plain, of(b"1"), plain, of(b"2")):
@@ -284,7 +276,7 @@ def test_a_sender_with_other_settings_joins_and_deletes_nothing(make_slot: MakeS
     assert take(slot)[1] == [b"123456789", b"1", b"123456789", b"2"]
 
 
-def test_debounced_messages_collect_too(make_slot: MakeSlot, clock: Clock) -> None:
+def test_debounced_messages_collect_too(make_slot: Make, clock: Clock) -> None:
     slot = collecting(make_slot, 3, debounce=True, max_wait_ms=60_000)
     send(slot, b"1", wait_ms=1_000)
     clock.advance(0.9)

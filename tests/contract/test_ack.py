@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,8 @@ from django_rmq.core.model.bounds import MAX_PRIORITY
 from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Make, Slot, each_type, slot_of_each
 
-MakeSlot = Callable[..., Slot]
 KINDS = [
     pytest.param(TopicType.PRIORITY, "original", id="original"),
     pytest.param(TopicType.PRIORITY, "lowest", id="lowest"),
@@ -28,7 +26,7 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
 @pytest.mark.parametrize("identity", ["body", "key"])
 def test_a_message_that_always_fails_is_delivered_seventeen_times_with_16_to_0_left(
-    make_slot: MakeSlot, kind: TopicType, retry_priority: str, identity: str, backoff: BackOff
+    make_slot: Make, kind: TopicType, retry_priority: str, identity: str, backoff: BackOff
 ) -> None:
     slot = make_slot(kind, retry_priority=retry_priority, identity=identity, backoff=backoff)
     slot.send(b"a")
@@ -39,7 +37,7 @@ def test_a_message_that_always_fails_is_delivered_seventeen_times_with_16_to_0_l
 @pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
 @pytest.mark.parametrize("max_retries", [0, 1, 3, 17, 999])
 def test_max_retries_is_exact_whatever_it_is(
-    make_slot: MakeSlot, kind: TopicType, retry_priority: str, max_retries: int
+    make_slot: Make, kind: TopicType, retry_priority: str, max_retries: int
 ) -> None:
     slot = make_slot(kind, retry_priority=retry_priority, max_retries=max_retries, backoff=NO_BACKOFF)
     slot.send(b"a", score=2_000 if kind is TopicType.PRIORITY else None)
@@ -47,7 +45,7 @@ def test_max_retries_is_exact_whatever_it_is(
 
 
 @pytest.mark.parametrize("priority", [17, 1 << 42, MAX_PRIORITY - 1, MAX_PRIORITY, 1e15, 1e300, float("inf")])
-def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, priority: float) -> None:
+def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: Make, priority: float) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.zadd(b"a", priority)
     assert slot.fail_to_death(b"a") == list(range(16, -1, -1))
@@ -65,7 +63,7 @@ def test_the_longest_delay_does_not_cost_or_give_a_retry(slot: Slot, clock: Cloc
 
 
 def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(
-    make_slot: MakeSlot, clock: Clock
+    make_slot: Make, clock: Clock
 ) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     slot.send(b"a")
@@ -78,7 +76,7 @@ def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(
 
 @pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
 def test_the_slots_own_retries_count_and_not_those_of_a_workers_settings(
-    make_slot: MakeSlot, kind: TopicType, retry_priority: str
+    make_slot: Make, kind: TopicType, retry_priority: str
 ) -> None:
     slot = make_slot(kind, retry_priority=retry_priority, max_retries=3, backoff=NO_BACKOFF)
     assert slot.configure() == "ok"
@@ -87,7 +85,7 @@ def test_the_slots_own_retries_count_and_not_those_of_a_workers_settings(
     assert other.fail_to_death(b"a") == [3, 2, 1, 0]
 
 
-def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_slot: MakeSlot) -> None:
+def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_slot: Make) -> None:
     slot = make_slot(max_retries=2, backoff=NO_BACKOFF)
     slot.send(b"a")
     for error, kept in [("nul \0 in it", b"nul \0 in it"), ("é" * 1_000, "é".encode() * 512)]:
@@ -135,7 +133,7 @@ def test_what_died_with_a_strangers_retry_score_is_replayed_fresh(slot: Slot, sc
 @pytest.mark.parametrize("mark", ["remove", "bury"])
 @pytest.mark.parametrize("end", ["commit", "release"])
 def test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once(
-    make_slot: MakeSlot, mark: str, end: str
+    make_slot: Make, mark: str, end: str
 ) -> None:
     slot = make_slot()
     slot.send(b"a")
@@ -163,7 +161,7 @@ def test_a_delivery_failed_twice_in_one_call_fails_once(slot: Slot) -> None:
     assert slot.take_one()[1].retries_left == 15
 
 
-def test_no_members_are_no_error(make_slot: MakeSlot) -> None:
+def test_no_members_are_no_error(make_slot: Make) -> None:
     slot = make_slot()
     for method in ("commit", "release", "extend"):
         assert getattr(slot, method)(1, []) == []

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from django_rmq.core.model.replies import CopyReply
 from django_rmq.core.model.topic import TopicType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Make, Slot
 
-MakeSlot = Callable[..., Slot]
 A = b"a"
 V1, V2, V3 = b"the first", b"the second", b"the third"
 
 
 @pytest.fixture(params=TYPES)
-def slot(request: pytest.FixtureRequest, make_slot: MakeSlot) -> Slot:
+def slot(request: pytest.FixtureRequest, make_slot: Make) -> Slot:
     return make_slot(request.param, identity="key", backoff=CONSTANT, max_retries=3)
 
 
@@ -53,7 +50,7 @@ def test_what_is_rejected_dies_with_the_body_it_was_handed_out_with(slot: Slot) 
 
 
 @pytest.mark.parametrize("how", ["prepare", "claim"])
-def test_what_expires_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
+def test_what_expires_dies_with_its_body(make_slot: Make, how: str) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 500)])
     slot.clock.advance(1)
@@ -254,7 +251,7 @@ def test_bodies_by_the_hundred_are_handed_out_and_end(slot: Slot) -> None:
 
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
 def test_a_fresh_message_that_moves_in_over_a_resting_one_has_its_own_body(
-    make_slot: MakeSlot, kind: TopicType
+    make_slot: Make, kind: TopicType
 ) -> None:
     slot = make_slot(kind, identity="key", backoff=NO_BACKOFF)
     slot.send(A, body=V1)
@@ -269,7 +266,7 @@ def test_a_fresh_message_that_moves_in_over_a_resting_one_has_its_own_body(
     assert slot.where(A) == "W" and slot.bodies() == {"body": V2}
 
 
-def test_a_delivery_beside_a_message_that_has_expired_is_not_plain(make_slot: MakeSlot) -> None:
+def test_a_delivery_beside_a_message_that_has_expired_is_not_plain(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, identity="key")
     slot.send_replace([slot.now_ms], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 5)])
     slot.zadd(b"stranger", 1_000_000)

@@ -10,33 +10,15 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Make, Slot, each_type, slot_of_each
 from tests.oracle.upkeep import CONSUMERS, TOMBSTONE_MS
 
-MakeSlot = Callable[..., Slot]
 A = b"a"
 LEASE_MS = 60_000
 NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME: 1_800_000_000_700}
 
 states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW", "C", "CW"])
 claimed = pytest.mark.parametrize("state", ["C", "CW"])
-
-
-def bring(slot: Slot, state: str) -> int:
-    """Bring message a into a state; claims are sealed, number 1, and belong to s."""
-    receipt = 77
-    if state != "-":
-        slot.send(A)
-    if state in ("w", "T"):
-        slot.fail_one(A, delay_ms=0 if state == "w" else 5_000)
-    if "F" in state:
-        receipt, _ = slot.take_one()
-    if "C" in state:
-        claim(slot)
-    if "W" in state and len(state) == 2:
-        slot.send(A)
-    assert slot.where(A) == state
-    return receipt
 
 
 def claim(
@@ -62,7 +44,7 @@ def read(slot: Slot, number: int = 1, consumer: str = "s") -> dict[bytes, bytes 
 @states
 @pytest.mark.parametrize("owner", ["s", "t"])
 def test_claim(slot: Slot, state: str, owner: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     number = 2 if owner == "s" and "C" in state else 1
     before = slot.snapshot()
     answer = slot.claim(owner, number, LEASE_MS, 10)
@@ -89,7 +71,7 @@ def test_claim(slot: Slot, state: str, owner: str) -> None:
 
 @claimed
 def test_send_meets_a_claimed_message_as_one_in_flight(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     [sent] = slot.send(A, score=NEW[slot.topic.type], body=b"new")
     met = "merged" if slot.topic.type is TopicType.RANGE_MERGE else "replaced"
     assert sent.status == ("stored" if state == "C" else met)
@@ -101,7 +83,7 @@ def test_send_meets_a_claimed_message_as_one_in_flight(slot: Slot, state: str) -
 
 @claimed
 def test_ensure_finds_a_claimed_message_present(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before = slot.zset("store")
     [sent] = slot.ensure([NEW[slot.topic.type]], [A], slot.envelopes(1, b"new"))
     assert sent.status == "present"
@@ -111,16 +93,16 @@ def test_ensure_finds_a_claimed_message_present(slot: Slot, state: str) -> None:
 @claimed
 @pytest.mark.parametrize("owner", ["A", "s"])
 def test_prepare_never_takes_what_is_claimed(slot: Slot, state: str, owner: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     answer = slot.take(owner=owner)
     shut = slot.topic.serial and owner == "A"
     assert answer.status == ("busy" if shut or state == "CW" else "empty")
     assert not answer.deliveries and slot.where(A) == state
 
 
-def test_prepare_gives_what_is_not_claimed_where_there_is_no_gate(make: MakeSlot) -> None:
+def test_prepare_gives_what_is_not_claimed_where_there_is_no_gate(make: Make) -> None:
     slot = make(serial=False)
-    bring(slot, "CW")
+    slot.bring("CW")
     slot.send(b"b")
     receipt, delivery = slot.take_one()
     assert delivery.member == b"b"
@@ -131,7 +113,7 @@ def test_prepare_gives_what_is_not_claimed_where_there_is_no_gate(make: MakeSlot
 
 @claimed
 def test_phase_two_is_stale_for_what_is_claimed(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before = slot.snapshot("stale")
     assert slot.commit(1, [A]) == slot.release(1, [A]) == slot.extend(1, [A]) == slot.fail(1, A) == ["stale"]
     assert slot.snapshot("stale") == before
@@ -139,7 +121,7 @@ def test_phase_two_is_stale_for_what_is_claimed(slot: Slot, state: str) -> None:
 
 @claimed
 def test_ack(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     assert slot.ack_claim("s", 1) == ("ok", 0)
     assert slot.where(A) == ("W" if state == "CW" else "-")
     assert slot.counted("acked") == 1
@@ -153,9 +135,9 @@ def test_ack(slot: Slot, state: str) -> None:
 @claimed
 @pytest.mark.parametrize("max_retries", [0, 16])
 @pytest.mark.parametrize("by", ["time_out", "prepare", "claim"])
-def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retries: int, by: str) -> None:
+def test_the_end_of_a_lease_spends_a_retry(make: Make, state: str, max_retries: int, by: str) -> None:
     slot = make(max_retries=max_retries)
-    bring(slot, state)
+    slot.bring(state)
     slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.time_out() == 0 and slot.where(A) == state
     if by == "time_out" or state == "CW":
@@ -182,7 +164,7 @@ def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retri
 
 
 def test_a_claimed_retry_spends_the_next_one(slot: Slot) -> None:
-    bring(slot, "w")
+    slot.bring("w")
     claim(slot)
     slot.clock.advance(LEASE_MS / 1000)
     assert slot.time_out() == 1
@@ -212,7 +194,7 @@ def test_a_claim_given_back_is_as_if_it_had_never_been(slot: Slot, state: str) -
 
 
 def test_a_claim_given_back_as_failed_spends_a_retry(slot: Slot) -> None:
-    bring(slot, "C")
+    slot.bring("C")
     assert slot.return_claim("s", 1, spent=True) == ("ok", 0)
     assert slot.where(A) == "T"
     assert slot.read_claim("s", 1).state == "lost"
@@ -221,7 +203,7 @@ def test_a_claim_given_back_as_failed_spends_a_retry(slot: Slot) -> None:
 @claimed
 @pytest.mark.parametrize("action", ["bury", "remove"])
 def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     found = "running" if state == "C" else "running_and_waiting"
     assert getattr(slot, action)([A]) == [found]
     # On keyed topics the newer copy stays: it would be dead before the older one ends.
@@ -237,7 +219,7 @@ def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str
 
 @claimed
 def test_what_spark_has_claimed_cannot_be_cancelled(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     assert slot.cancel([A]) == ["claimed" if state == "C" else "waiting"]
     assert slot.where(A) == "C" and slot.hash("body") == {}
     assert read(slot) == {A: slot.envelope()}
@@ -245,7 +227,7 @@ def test_what_spark_has_claimed_cannot_be_cancelled(slot: Slot, state: str) -> N
 
 @claimed
 def test_reschedule(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     new = 300 if slot.topic.is_priority else slot.now_ms + 9_000
     assert slot.reschedule([new], [A]) == ["running" if state == "C" else "waiting"]
     assert slot.where(A) == state and slot.zset("store").get(A) == (None if state == "C" else new)
@@ -254,7 +236,7 @@ def test_reschedule(slot: Slot, state: str) -> None:
 @claimed
 @pytest.mark.parametrize("emptied", ["store", "retry", "dead"])
 def test_purge_never_touches_a_claim(slot: Slot, state: str, emptied: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     gone = emptied == "store" and state == "CW"
     assert slot.purge(emptied) == gone
     assert slot.where(A) == ("C" if gone else state)
@@ -281,7 +263,7 @@ def test_replay(slot: Slot, state: str) -> None:
 
 @pytest.mark.parametrize("gone", ["purge", "remove", "bury"])
 def test_what_is_known_of_a_claimed_messages_failures_outlives_its_newer_copy(slot: Slot, gone: str) -> None:
-    bring(slot, "w")
+    slot.bring("w")
     claim(slot)
     slot.send(A)
     known = slot.hash("failures")
@@ -296,7 +278,7 @@ def test_what_is_known_of_a_claimed_messages_failures_outlives_its_newer_copy(sl
 def test_a_newer_copy_keeps_what_is_known_of_failures_when_the_claimed_one_is_acknowledged(
     slot: Slot,
 ) -> None:
-    bring(slot, "w")
+    slot.bring("w")
     claim(slot)
     slot.send(A)
     known = slot.hash("failures")
@@ -304,7 +286,7 @@ def test_a_newer_copy_keeps_what_is_known_of_failures_when_the_claimed_one_is_ac
     assert slot.hash("failures") == known != {}
 
 
-def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSlot) -> None:
+def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: Make) -> None:
     slot = make_slot(identity="key", backoff=NO_BACKOFF, serial=False)
     names = [b"%d" % n for n in range(10)]
     slot.send(*names)
@@ -327,7 +309,7 @@ def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSl
 # --- the gate
 
 
-def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
+def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a", b"b")
     claim(slot, limit=1)
@@ -339,7 +321,7 @@ def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
     assert slot.claim("s", 2, LEASE_MS, 1).status == "busy"
 
 
-def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slot: MakeSlot) -> None:
+def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, max_retries=0)
     slot.send(b"a", b"b")
     claim(slot, limit=1)
@@ -350,7 +332,7 @@ def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slo
 
 
 @pytest.mark.parametrize("end", ["return_claim", "time_out", "lost"])
-def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, end: str) -> None:
+def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: Make, end: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
     slot.send(b"a", b"b")
     claim(slot, limit=1)
@@ -404,7 +386,7 @@ def test_one_consumer_at_a_time_claims_a_slot(slot: Slot) -> None:
     assert slot.claim("t", 1, LEASE_MS, 1).status == "ok"
 
 
-def test_a_paused_slot_is_not_claimed_from_and_goes_on_with_its_upkeep(make_slot: MakeSlot) -> None:
+def test_a_paused_slot_is_not_claimed_from_and_goes_on_with_its_upkeep(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
     slot.send(b"a")
     claim(slot)
@@ -441,7 +423,7 @@ def test_a_claim_grows_until_it_is_sealed(slot: Slot) -> None:
 
 
 def test_what_is_claimed_and_sent_again_is_not_claimed_twice(slot: Slot) -> None:
-    bring(slot, "-")
+    slot.bring("-")
     slot.send(A)
     slot.claim("s", 1, LEASE_MS, 1)
     slot.send(A)
@@ -450,7 +432,7 @@ def test_what_is_claimed_and_sent_again_is_not_claimed_twice(slot: Slot) -> None
     assert slot.where(A) == "CW"
 
 
-def test_a_claim_looks_past_a_window_that_runs_already(make_slot: MakeSlot) -> None:
+def test_a_claim_looks_past_a_window_that_runs_already(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%d" % n for n in range(5)), score=50)
     slot.claim("s", 1, LEASE_MS, 5)
@@ -481,7 +463,7 @@ def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: S
 
 
 def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
-    bring(slot, "C")
+    slot.bring("C")
     slot.clock.advance((LEASE_MS - 1) / 1000)
     assert slot.renew_claim("s", 1, LEASE_MS) == 1
     assert slot.renew_claim("s", 2, LEASE_MS) is slot.renew_claim("t", 1, LEASE_MS) is None
@@ -490,7 +472,7 @@ def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
 
 
 def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None:
-    bring(slot, "C")
+    slot.bring("C")
     slot.keyspace.delete(slot.keys.claims)
     assert read(slot) == {}
     assert slot.ack_claim("s", 1)[0] == "stale"
@@ -499,7 +481,7 @@ def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None
     assert slot.where(A) == "T"
 
 
-def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, clock: Clock) -> None:
+def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: Make, clock: Clock) -> None:
     slot = make_slot()
     slot.send(b"a")
     claim(slot)
@@ -516,7 +498,7 @@ def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, cl
     assert set(slot.hash("claims")) == {b"t", b"u"}
 
 
-def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: Make, clock: Clock) -> None:
     slot = make_slot()
     slot.send(b"a")
     claim(slot, consumer="holder", limit=1)
@@ -532,7 +514,7 @@ def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: MakeSlot,
 
 
 def test_more_short_consumers_than_are_remembered_get_what_they_ask_for(
-    make_slot: MakeSlot, clock: Clock
+    make_slot: Make, clock: Clock
 ) -> None:
     slot = make_slot()
     slot.configure()
@@ -551,17 +533,16 @@ def test_more_short_consumers_than_are_remembered_get_what_they_ask_for(
 
 @each_type
 def test_a_claim_takes_what_is_due_in_the_order_of_the_topic(slot: Slot) -> None:
-    slot.send(b"a", score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score(0))
-    slot.send(b"b", score=0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score(1))
+    slot.send(b"a", b"b")
     if slot.topic.type is not TopicType.PRIORITY:
-        slot.send(b"later", score=1 if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + 1)
+        slot.send(b"later", score=slot.due_in(1))
     assert slot.claim("s", 1, LEASE_MS, 1).taken == 1
     assert slot.zset("claim").keys() == {b"a"}
     answer = slot.claim("s", 1, LEASE_MS, 9)
     assert (answer.taken, answer.more) == (1, False)
 
 
-def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
+def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     slot.send(*(b"%04d" % n for n in range(1_200)), score=50)
     assert slot.claim("s", 1, LEASE_MS, 5_000).taken == 1_000
@@ -617,12 +598,8 @@ def test_what_can_go_as_it_is_is_claimed_in_one_step(slot: Slot, sent: int, limi
 def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
     slot: Slot, later: int, taken: int, more: bool
 ) -> None:
-    slot.send(
-        *(b"%05d" % n for n in range(13_000)),
-        score=0 if slot.topic.type is TopicType.RANGE_MERGE else START_MS,
-    )
-    wait = 5_000 if slot.topic.type is TopicType.RANGE_MERGE else START_MS + 5_000
-    slot.send(*(b"later %05d" % n for n in range(later)), score=wait)
+    slot.send(*(b"%05d" % n for n in range(13_000)), score=slot.due_in(0))
+    slot.send(*(b"later %05d" % n for n in range(later)), score=slot.due_in(5_000))
     answer = slot.claim("s", 1, LEASE_MS, 99_999, 1 << 53)
     assert (answer.taken, answer.more) == (taken, more)
     assert not any(member.startswith(b"later") for member in slot.zset("claim"))
@@ -634,7 +611,7 @@ def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
     assert slot.claim("s", 2, LEASE_MS, 99_999, 1 << 53).taken == later + 13_000 - taken
 
 
-def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: MakeSlot) -> None:
+def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%0200d" % n for n in range(1_500)), score=50)
     answer = slot.claim("s", 1, LEASE_MS, 5_000, 200 * 1_200)
@@ -647,7 +624,7 @@ def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: Mak
     assert (answer.taken, answer.more) == (293, False)
 
 
-def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: MakeSlot) -> None:
+def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%0480000d" % n for n in range(18)), score=50)
     # A MiB is copied, or looked at, at most.
@@ -664,7 +641,7 @@ def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: MakeSlot) ->
     assert (answer.taken, answer.more) == (16, True)
 
 
-def test_small_messages_go_four_times_as_many_bytes_at_a_time_as_large_ones(make_slot: MakeSlot) -> None:
+def test_small_messages_go_four_times_as_many_bytes_at_a_time_as_large_ones(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%016384d" % n for n in range(600)), score=50)
     assert slot.claim("s", 1, LEASE_MS, 290, 1 << 53).taken == 256
@@ -677,7 +654,7 @@ def test_small_messages_go_four_times_as_many_bytes_at_a_time_as_large_ones(make
 @pytest.mark.parametrize("identity", ["body", "key"])
 @pytest.mark.parametrize("end", ["return", "spend", "lease", "ack", "ack failed"])
 def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
-    make_slot: MakeSlot, end: str, identity: str
+    make_slot: Make, end: str, identity: str
 ) -> None:
     slot = make_slot(identity=identity, backoff=NO_BACKOFF)
     members = [b"%02d" % n for n in range(5)]
@@ -709,7 +686,7 @@ def test_a_claim_ends_in_steps_of_no_more_bytes_than_it_began_in(
 
 
 @pytest.mark.parametrize("identity", ["body", "key"])
-def test_a_claim_reads_no_more_than_may_be_moved(make_slot: MakeSlot, identity: str) -> None:
+def test_a_claim_reads_no_more_than_may_be_moved(make_slot: Make, identity: str) -> None:
     slot = make_slot(identity=identity, serial=False)
     slot.send(b"runs")
     slot.take()
@@ -726,7 +703,7 @@ def test_a_claim_reads_no_more_than_may_be_moved(make_slot: MakeSlot, identity: 
     assert (answer.taken, answer.more) == (48, False)
 
 
-def test_a_claim_moves_no_more_bytes_than_it_may_if_it_did_not_see_the_longest(make_slot: MakeSlot) -> None:
+def test_a_claim_moves_no_more_bytes_than_it_may_if_it_did_not_see_the_longest(make_slot: Make) -> None:
     slot = make_slot(serial=False)
     slot.send(b"runs")
     slot.take()
@@ -737,7 +714,7 @@ def test_a_claim_moves_no_more_bytes_than_it_may_if_it_did_not_see_the_longest(m
     assert answer.more and 0 < sum(map(len, slot.zset("claim"))) <= 4_194_304
 
 
-def test_what_runs_stays_in_store_when_the_others_are_claimed(make_slot: MakeSlot) -> None:
+def test_what_runs_stays_in_store_when_the_others_are_claimed(make_slot: Make) -> None:
     slot = make_slot(serial=False)
     slot.send(b"a", b"b", b"c")
     receipt, delivery = slot.take_one()
@@ -750,14 +727,11 @@ def test_what_runs_stays_in_store_when_the_others_are_claimed(make_slot: MakeSlo
 
 @slot_of_each(TYPES, identity="key")
 def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(slot: Slot) -> None:
-    later = {TopicType.RANGE_MERGE: 1, TopicType.PRIORITY: 50, TopicType.FIXED_TIME: START_MS + 1}[
-        slot.topic.type
-    ]
-    slot.send(b"later", score=later)
+    slot.send(b"later", score=50 if slot.topic.is_priority else slot.due_in(1))
     assert slot.claim("s", 1, LEASE_MS, 10).taken == (slot.topic.type is TopicType.PRIORITY)
 
 
-def test_an_expired_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
+def test_an_expired_message_dies_instead_of_being_claimed(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50, 50], [b"a", b"b"], [slot.envelope(expires_ms=slot.now_ms + 5), slot.envelope()])
     slot.clock.advance("6ms")
@@ -765,15 +739,15 @@ def test_an_expired_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -
     assert (slot.where(b"a"), slot.where(b"b")) == ("D", "C")
 
 
-def test_a_claim_supersedes_the_resting_retry_of_a_message_that_a_stranger_sent(make_slot: MakeSlot) -> None:
+def test_a_claim_supersedes_the_resting_retry_of_a_message_that_a_stranger_sent(make_slot: Make) -> None:
     slot = make_slot(backoff=CONSTANT)
-    bring(slot, "T")
+    slot.bring("T")
     slot.zadd(A, 60)
     assert claim(slot) == 1
     assert slot.where(A) == "C" and slot.counted("dropped") == 1
 
 
-def test_what_rests_and_times_out_is_brought_along_by_a_claim(make_slot: MakeSlot) -> None:
+def test_what_rests_and_times_out_is_brought_along_by_a_claim(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, serial=False, backoff=NO_BACKOFF)
     slot.send(b"a", b"b")
     receipt, delivery = slot.take_one()
@@ -814,16 +788,14 @@ def test_claims_are_counted_audited_and_listed(slot: Slot) -> None:
     assert slot.search_messages("claim", entry.member).entries[0].member == entry.member
 
 
-def test_a_configuration_that_would_read_claimed_priorities_anew_is_refused(make_slot: MakeSlot) -> None:
+def test_a_configuration_that_would_read_claimed_priorities_anew_is_refused(make_slot: Make) -> None:
     slot = make_slot()
-    bring(slot, "C")
+    slot.bring("C")
     assert slot.with_topic(max_retries=20).configure() == "refused"
 
 
 @pytest.mark.parametrize("name", ["claim", "claims", "claim_body", "claim_failed"])
-def test_prepare_names_a_key_of_another_type_while_something_is_claimed(
-    make_slot: MakeSlot, name: str
-) -> None:
+def test_prepare_names_a_key_of_another_type_while_something_is_claimed(make_slot: Make, name: str) -> None:
     slot = make_slot(identity="key")
     slot.send(A)
     claim(slot)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from django_rmq.core.model.replies import Failure
-from tests.contract.slots import NO_BACKOFF, Slot, drift
+from tests.contract.slots import NO_BACKOFF, Make, Slot, drift
 
-MakeSlot = Callable[..., Slot]
 A, B, C = b"a", b"b", b"c"
 LEASE_MS = 60_000
 
@@ -62,7 +59,7 @@ def test_only_messages_of_a_sealed_claim_fail_and_each_once(slot: Slot) -> None:
     assert slot.counted("stale") == 3
 
 
-def test_nothing_can_fail_of_a_claim_that_is_being_ended(make_slot: MakeSlot) -> None:
+def test_nothing_can_fail_of_a_claim_that_is_being_ended(make_slot: Make) -> None:
     slot = make_slot(identity="key", backoff=NO_BACKOFF)
     slot.send(A, B, C)
     slot.fail_one(A)
@@ -116,7 +113,7 @@ def test_what_was_rejected_is_dead_however_the_claim_ends(slot: Slot, end: str) 
 
 
 @ends
-def test_what_has_no_retries_left_dies_with_its_error(make_slot: MakeSlot, end: str) -> None:
+def test_what_has_no_retries_left_dies_with_its_error(make_slot: Make, end: str) -> None:
     slot = make_slot(max_retries=0)
     claim(slot, A, B)
     fail(slot, A)
@@ -151,7 +148,7 @@ def test_a_retry_that_fails_again_uses_the_next_one_and_keeps_its_first_score(sl
     assert slot.take_one()[1].retries_left == 14
 
 
-def test_what_failed_rests_as_long_as_after_a_time_out(make_slot: MakeSlot) -> None:
+def test_what_failed_rests_as_long_as_after_a_time_out(make_slot: Make) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     claim(slot, A)
     fail(slot, A)
@@ -160,7 +157,7 @@ def test_what_failed_rests_as_long_as_after_a_time_out(make_slot: MakeSlot) -> N
 
 
 @pytest.mark.parametrize("end", ["ack_claim", "return_claim"])
-def test_a_claim_ends_in_steps_in_which_no_message_is_left_out(make_slot: MakeSlot, end: str) -> None:
+def test_a_claim_ends_in_steps_in_which_no_message_is_left_out(make_slot: Make, end: str) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     names = [b"%04d" % n for n in range(1_000)]
     claim(slot, *names)
@@ -175,7 +172,7 @@ def test_a_claim_ends_in_steps_in_which_no_message_is_left_out(make_slot: MakeSl
     assert slot.counted("acked") == (400 if end == "ack_claim" else 0)
 
 
-def test_who_sleeps_is_woken_for_what_failed(make_slot: MakeSlot) -> None:
+def test_who_sleeps_is_woken_for_what_failed(make_slot: Make) -> None:
     slot = make_slot(backoff=NO_BACKOFF, serial=False)
     claim(slot, A, B)
     fail(slot, A)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,8 @@ from django_rmq.core.model.replies import Acquired
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
-MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
 
 
@@ -28,7 +26,7 @@ def begin(slot: Slot) -> Acquired:
 
 @kinds
 def test_what_is_empty_is_left_as_an_acquire_and_an_empty_prepare_would(
-    make_slot: MakeSlot, kind: TopicType
+    make_slot: Make, kind: TopicType
 ) -> None:
     one, other = make_slot(kind), make_slot(kind)
     for _ in range(2):
@@ -65,7 +63,7 @@ def test_nobody_sleeps_where_anything_is(slot: Slot, what: str) -> None:
     assert slot.hash("control") == {**before, b"epoch": b"1"}
 
 
-def test_nobody_sleeps_in_a_slot_that_is_paused_or_shut_or_of_another_count(make_slot: MakeSlot) -> None:
+def test_nobody_sleeps_in_a_slot_that_is_paused_or_shut_or_of_another_count(make_slot: Make) -> None:
     paused, shut, moved = (make_slot(TopicType.FIXED_TIME) for _ in range(3))
     paused.pause()
     shut.shut(1)
@@ -76,7 +74,7 @@ def test_nobody_sleeps_in_a_slot_that_is_paused_or_shut_or_of_another_count(make
         assert slot.hash("control") == {**before, b"epoch": b"1"}
 
 
-def test_a_slot_keeps_a_time_out_and_retries_of_its_own(make_slot: MakeSlot) -> None:
+def test_a_slot_keeps_a_time_out_and_retries_of_its_own(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, timeout=7, max_retries=3)
     slot.configure()
     assert begin(slot.with_topic(timeout=99, max_retries=9)).is_asleep
@@ -84,7 +82,7 @@ def test_a_slot_keeps_a_time_out_and_retries_of_its_own(make_slot: MakeSlot) -> 
     assert (control[b"timeout"], control[b"max_retries"]) == (b"7", b"3")
 
 
-def test_older_prepares_are_fenced_in_every_slot(make_slot: MakeSlot) -> None:
+def test_older_prepares_are_fenced_in_every_slot(make_slot: Make) -> None:
     slots = [make_slot(TopicType.FIXED_TIME, name="topic", index=i) for i in range(1, 4)]
     for _ in range(2):
         answers = slots[0].broker.acquire_slots(slots[0].topic, [1, 2, 3])
@@ -92,14 +90,14 @@ def test_older_prepares_are_fenced_in_every_slot(make_slot: MakeSlot) -> None:
     assert [slot.take(epoch=1).status for slot in slots] == ["fenced"] * 3
 
 
-def test_one_slot_that_holds_something_keeps_no_other_awake(make_slot: MakeSlot) -> None:
+def test_one_slot_that_holds_something_keeps_no_other_awake(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", index=9, slots=64)
     slot.send(b"a")
     answers = slot.broker.acquire_slots(slot.topic, range(64))
     assert answers == [Acquired(1, i != 9) for i in range(64)]
 
 
-def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: MakeSlot) -> None:
+def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", index=1)
     with slot.foreign("control"):
         found = slot.broker.acquire_slots(slot.topic, [0, 1, 2])
@@ -108,13 +106,13 @@ def test_a_slot_with_a_foreign_control_is_left_to_acquire(make_slot: MakeSlot) -
             slot.acquire()
 
 
-def test_a_slot_with_a_foreign_store_is_looked_at(make_slot: MakeSlot) -> None:
+def test_a_slot_with_a_foreign_store_is_looked_at(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     with slot.foreign("store"):
         assert begin(slot) == Acquired(1, False)
 
 
-def test_a_thousand_slots_are_acquired_at_once_and_no_more(make_slot: MakeSlot) -> None:
+def test_a_thousand_slots_are_acquired_at_once_and_no_more(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, name="topic", slots=2048, index=1)
     assert slot.broker.acquire_slots(slot.topic, range(1_024)) == [Acquired(1, True)] * 1_024
     if type(slot.broker).__name__ != "ClusterBroker":
@@ -215,7 +213,7 @@ def test_an_open_claim_shuts_the_gate_for_all_but_the_slots_owner(slot: Slot) ->
 # --- epochs
 
 
-def test_epochs_rise_and_an_old_one_is_fenced(make_slot: MakeSlot) -> None:
+def test_epochs_rise_and_an_old_one_is_fenced(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     assert [slot.acquire(), slot.acquire(), slot.acquire()] == [1, 2, 3]
@@ -226,20 +224,20 @@ def test_epochs_rise_and_an_old_one_is_fenced(make_slot: MakeSlot) -> None:
     assert slot.take(epoch=3).status == "ok"
 
 
-def test_without_an_epoch_nobody_is_fenced(make_slot: MakeSlot) -> None:
+def test_without_an_epoch_nobody_is_fenced(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     slot.acquire()
     assert slot.take(epoch=None).status == "ok"
 
 
-def test_an_epoch_counts_where_nobody_has_acquired(make_slot: MakeSlot) -> None:
+def test_an_epoch_counts_where_nobody_has_acquired(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     assert slot.take(epoch=0).status == "ok"
 
 
-def test_a_fenced_owner_still_ends_what_it_holds(make_slot: MakeSlot) -> None:
+def test_a_fenced_owner_still_ends_what_it_holds(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a", b"b")
     slot.acquire()
@@ -252,12 +250,8 @@ def test_a_fenced_owner_still_ends_what_it_holds(make_slot: MakeSlot) -> None:
 # --- lost replies
 
 
-@kinds
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(
-    make_slot: MakeSlot, kind: TopicType, identity: str
-) -> None:
-    slot = make_slot(kind, identity=identity, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, identity=BOTH, backoff=NO_BACKOFF)
+def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(slot: Slot) -> None:
     slot.send(b"a", b"b")
     slot.acquire()
     receipt, _ = slot.take_one()
@@ -273,7 +267,7 @@ def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(
     assert slot.commit(answer.receipt, [b"a", b"b"]) == ["ok", "ok"]
 
 
-def test_held_is_refused_to_others_while_anything_is_in_flight(make_slot: MakeSlot) -> None:
+def test_held_is_refused_to_others_while_anything_is_in_flight(make_slot: Make) -> None:
     slot = make_slot()
     assert slot.list_held("A") == []
     slot.send(b"a")
@@ -283,7 +277,7 @@ def test_held_is_refused_to_others_while_anything_is_in_flight(make_slot: MakeSl
     assert slot.list_held("B") == [] == slot.list_held("A")
 
 
-def test_held_goes_page_by_page(make_slot: MakeSlot) -> None:
+def test_held_goes_page_by_page(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%04d" % n for n in range(25)))
     slot.take(25)
@@ -362,7 +356,7 @@ def test_a_receipt_other_than_the_deliverys_changes_nothing(slot: Slot, event: s
     assert slot.counted("stale") == 2
 
 
-def test_a_receipt_is_not_mistaken_for_one_that_begins_or_ends_like_it(make_slot: MakeSlot) -> None:
+def test_a_receipt_is_not_mistaken_for_one_that_begins_or_ends_like_it(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     receipt, _ = slot.take_one()
@@ -381,7 +375,7 @@ def test_a_mixed_call_ends_what_is_its_own_and_leaves_the_rest(slot: Slot) -> No
 
 
 def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_again(
-    make_slot: MakeSlot, clock: Clock
+    make_slot: Make, clock: Clock
 ) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send(b"a")
@@ -393,7 +387,7 @@ def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_aga
     assert slot.commit(new, [b"a"]) == ["ok"]
 
 
-def test_no_call_takes_more_than_a_batch(make_slot: MakeSlot) -> None:
+def test_no_call_takes_more_than_a_batch(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(*(b"%d" % n for n in range(BATCH)), score=100)
     slot.send(b"more")
@@ -401,7 +395,7 @@ def test_no_call_takes_more_than_a_batch(make_slot: MakeSlot) -> None:
     assert len(slot.take(0).deliveries) == 1
 
 
-def test_the_keys_of_a_slot_share_its_hash_tag(make_slot: MakeSlot) -> None:
+def test_the_keys_of_a_slot_share_its_hash_tag(make_slot: Make) -> None:
     slot = make_slot()
     assert all(b"{" + slot.keys.store + b"}" in key for key in slot.keys[1:])
     assert len(set(slot.keys)) == len(SlotKeys._fields)
@@ -430,7 +424,7 @@ def test_a_slot_whose_rate_is_spent_says_when_there_is_more(slot: Slot, clock: C
 
 
 @kinds
-def test_each_slot_has_a_rate_of_its_own(make_slot: MakeSlot, clock: Clock, kind: TopicType) -> None:
+def test_each_slot_has_a_rate_of_its_own(make_slot: Make, clock: Clock, kind: TopicType) -> None:
     first = make_slot(kind, slot_rate=1.0, name="paced", slots=16)
     second = make_slot(kind, slot_rate=1.0, name="paced", index=3)
     for slot in (first, second):
@@ -492,7 +486,7 @@ def test_nothing_comes_before_its_time(slot: Slot, clock: Clock) -> None:
 
 
 @all_kinds
-def test_it_takes_no_more_messages_and_bytes_than_it_may(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_it_takes_no_more_messages_and_bytes_than_it_may(make_slot: Make, kind: TopicType) -> None:
     slot = make_slot(kind)
     slot.send(A, B, b"c")
     assert len(members(slot, 2)) == 2
@@ -504,13 +498,13 @@ def test_it_takes_no_more_messages_and_bytes_than_it_may(make_slot: MakeSlot, ki
     assert len(members(slot, max_bytes=1)) == 1
 
 
-def test_only_as_many_come_as_others_may_take_beside_each_other(make_slot: MakeSlot) -> None:
+def test_only_as_many_come_as_others_may_take_beside_each_other(make_slot: Make) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, serial=False, max_prepared=2)
     slot.send(A, B, b"c")
     assert len(members(slot)) == 2
 
 
-def test_who_fills_the_room_of_a_slot_does_not_sleep(make_slot: MakeSlot) -> None:
+def test_who_fills_the_room_of_a_slot_does_not_sleep(make_slot: Make) -> None:
     """It may have been given less than there is."""
     slot = make_slot(TopicType.RANGE_MERGE, serial=False, max_prepared=1)
     slot.send(A)
@@ -520,13 +514,13 @@ def test_who_fills_the_room_of_a_slot_does_not_sleep(make_slot: MakeSlot) -> Non
     assert b"sleeping_until" not in slot.hash("control")
 
 
-def test_the_highest_priority_comes_first(make_slot: MakeSlot) -> None:
+def test_the_highest_priority_comes_first(make_slot: Make) -> None:
     slot = make_slot(TopicType.PRIORITY)
     slot.send_replace([50, 90, 70], [A, B, b"c"], [])
     assert members(slot) == [B, b"c", A]
 
 
-def test_a_slot_of_priorities_that_is_emptied_waits_no_longer(make_slot: MakeSlot) -> None:
+def test_a_slot_of_priorities_that_is_emptied_waits_no_longer(make_slot: Make) -> None:
     slot = make_slot(TopicType.PRIORITY)
     slot.send(A)
     assert slot.hash("control")[b"undrained_since"]
@@ -540,7 +534,7 @@ def test_a_retry_in_store_has_the_deliveries_that_its_score_tells(slot: Slot) ->
     assert [delivery.retries_left for delivery in slot.take().deliveries] == [2]
 
 
-def test_the_retries_of_the_slot_are_told_where_the_caller_has_others(make_slot: MakeSlot) -> None:
+def test_the_retries_of_the_slot_are_told_where_the_caller_has_others(make_slot: Make) -> None:
     slot = make_slot(TopicType.RANGE_MERGE)
     slot.send(A)
     slot.commit(slot.take().receipt, [A])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +12,13 @@ from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import Keyspace
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Make, Slot
 
 STEP = 1 / 1024
 
 
 @pytest.fixture
-def fifo(make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
+def fifo(make_slot: Make) -> Make:
     def make(**options: Any) -> Slot:
         return make_slot(TopicType.FIFO, **{"identity": "key", "backoff": CONSTANT, **options})
 
@@ -27,7 +26,7 @@ def fifo(make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
 
 
 @pytest.fixture
-def slot(fifo: Callable[..., Slot]) -> Slot:
+def slot(fifo: Make) -> Slot:
     return fifo()
 
 
@@ -141,7 +140,7 @@ def test_a_sender_with_another_slot_count_is_told(slot: Slot) -> None:
         send(slot.with_topic(slots=2), b"b")
 
 
-def test_a_full_slot_refuses_what_is_too_much(fifo: Callable[..., Slot]) -> None:
+def test_a_full_slot_refuses_what_is_too_much(fifo: Make) -> None:
     slot = fifo(max_backlog=2)
     assert words(send(slot, b"a", b"b", b"c")) == ["stored", "stored", "refused"]
     assert take(slot) == [b"a", b"b"]
@@ -158,7 +157,7 @@ def test_keep_leaves_out_a_send_that_meets_a_waiting_message_with_its_key(slot: 
     assert first.envelope.endswith(b"first")
 
 
-def test_replace_changes_the_body_and_keeps_the_place(fifo: Callable[..., Slot]) -> None:
+def test_replace_changes_the_body_and_keeps_the_place(fifo: Make) -> None:
     slot = fifo(on_duplicate="replace")
     send(slot, b"a", b"b", body=b"first")
     assert words(send(slot, b"a", body=b"second")) == ["replaced"]
@@ -172,7 +171,7 @@ def test_replace_changes_the_body_and_keeps_the_place(fifo: Callable[..., Slot])
     ("rule", "word", "body"), [("keep", "present", b"first"), ("replace", "replaced", b"second")]
 )
 def test_a_message_that_rests_after_a_failure_waits_too(
-    fifo: Callable[..., Slot], clock: Clock, rule: str, word: str, body: bytes
+    fifo: Make, clock: Clock, rule: str, word: str, body: bytes
 ) -> None:
     slot = fifo(on_duplicate=rule)
     send(slot, b"a", body=b"first")
@@ -188,12 +187,11 @@ def test_a_message_that_rests_after_a_failure_waits_too(
 
 @pytest.mark.parametrize("rule", ["keep", "replace"])
 def test_a_send_that_meets_a_running_message_waits_behind_it_as_a_message_of_its_own(
-    fifo: Callable[..., Slot], rule: str
+    fifo: Make, rule: str
 ) -> None:
     slot = fifo(on_duplicate=rule, backoff=NO_BACKOFF)
     send(slot, b"a", b"b", body=b"first")
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     receipt, _ = taken(slot, 1)
     assert words(send(slot, b"a", body=b"second")) == ["stored"]
     slot.commit(receipt, [b"a"])
@@ -214,7 +212,7 @@ def test_what_is_given_back_keeps_its_place_before_a_newer_send_of_its_key(slot:
 
 
 def test_a_failed_message_gives_way_to_a_newer_send_of_its_key_and_leaves_it_no_failures(
-    fifo: Callable[..., Slot],
+    fifo: Make,
 ) -> None:
     slot = fifo(backoff=NO_BACKOFF)
     send(slot, b"a", body=b"first")
@@ -230,7 +228,7 @@ def test_a_failed_message_gives_way_to_a_newer_send_of_its_key_and_leaves_it_no_
 
 
 @pytest.mark.parametrize("rule", ["keep", "replace"])
-def test_ensure_leaves_out_what_waits_rests_or_runs(fifo: Callable[..., Slot], rule: str) -> None:
+def test_ensure_leaves_out_what_waits_rests_or_runs(fifo: Make, rule: str) -> None:
     slot = fifo(on_duplicate=rule)
     send(slot, b"a", b"b")
     taken(slot, 1)
@@ -242,10 +240,9 @@ def test_ensure_leaves_out_what_waits_rests_or_runs(fifo: Callable[..., Slot], r
 
 def test_a_strict_slot_holds_behind_a_message_that_failed_until_it_succeeds(slot: Slot, clock: Clock) -> None:
     send(slot, b"a", b"b")
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     send(slot, b"c")
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     clock.advance(1)
     receipt, names = taken(slot, 1)
     assert names == [b"a"]
@@ -253,14 +250,12 @@ def test_a_strict_slot_holds_behind_a_message_that_failed_until_it_succeeds(slot
     assert take(slot) == [b"b", b"c"]
 
 
-def test_a_strict_slot_holds_until_the_message_is_dead(fifo: Callable[..., Slot], clock: Clock) -> None:
+def test_a_strict_slot_holds_until_the_message_is_dead(fifo: Make, clock: Clock) -> None:
     slot = fifo(max_retries=1)
     send(slot, b"a", b"b")
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     clock.advance(1)
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     assert slot.where(b"a") == "D"
     assert take(slot) == [b"b"]
 
@@ -268,9 +263,9 @@ def test_a_strict_slot_holds_until_the_message_is_dead(fifo: Callable[..., Slot]
 def test_a_strict_slot_hands_out_nothing_while_something_of_it_is_in_flight(slot: Slot) -> None:
     send(slot, b"a", b"b", b"c")
     receipt, names = taken(slot, 2)
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     slot.commit(receipt, names[:1])
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     slot.commit(receipt, names[1:])
     assert take(slot) == [b"c"]
 
@@ -283,7 +278,7 @@ def test_what_was_taken_with_a_failed_message_goes_back_to_its_place_uncharged(
     slot.rollback(receipt, [Failure(b"a")])
     slot.release(receipt, [b"c", b"b"])
     clock.advance(1)
-    given = slot.prepare("A", None, 10).deliveries
+    given = slot.take().deliveries
     assert [each.member for each in given] == [b"a", b"b", b"c"]
     full = slot.topic.max_retries
     assert [each.retries_left for each in given] == [full - 1, full, full]
@@ -291,7 +286,7 @@ def test_what_was_taken_with_a_failed_message_goes_back_to_its_place_uncharged(
 
 @pytest.mark.parametrize("backoff", [CONSTANT, NO_BACKOFF, BackOff()])
 def test_messages_that_failed_together_come_back_in_their_order(
-    fifo: Callable[..., Slot], clock: Clock, backoff: BackOff
+    fifo: Make, clock: Clock, backoff: BackOff
 ) -> None:
     slot = fifo(backoff=backoff)
     names = [b"d", b"c", b"b", b"a"]
@@ -309,15 +304,15 @@ def test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged(
     send(slot, *names, b"later")
     taken(slot, 3)
     clock.advance(slot.topic.timeout + 1)
-    assert slot.prepare("B", None, 10).status == "busy"
+    assert slot.take(owner="B").status == "busy"
     assert set(slot.zset("retry")) == {b"c"}
     assert set(slot.zset("store")) == {b"b", b"a", b"later"}
     clock.advance(1)
-    suspect = slot.prepare("B", None, 10)
+    suspect = slot.take(owner="B")
     assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(b"c", 15)]
     assert suspect.is_suspect
     slot.commit(suspect.receipt, [b"c"])
-    given = slot.prepare("B", None, 10)
+    given = slot.take(owner="B")
     assert [(each.member, each.retries_left) for each in given.deliveries] == [
         (b"b", 16),
         (b"a", 16),
@@ -340,7 +335,7 @@ def test_a_send_does_not_wake_who_waits_for_a_strict_slot(slot: Slot, broker: An
     wakeups.get(5)
     send(slot, b"a", b"b")
     receipt, _ = taken(slot, 1)
-    slot.prepare("A", None, 10)
+    slot.take()
     send(slot, b"c")
     slot.commit(receipt, [b"a"])
     heard = wakeups.get(5)
@@ -350,7 +345,7 @@ def test_a_send_does_not_wake_who_waits_for_a_strict_slot(slot: Slot, broker: An
 
 def test_a_place_is_due_from_its_millisecond_on(slot: Slot, clock: Clock) -> None:
     send(slot, b"a", b"b", delay_ms=500)
-    prepared = slot.prepare("A", None, 10)
+    prepared = slot.take()
     assert (prepared.status, prepared.next_due) == ("empty", START_MS + 500)
     assert slot.broker.heads(slot.topic, [0]) == [START_MS + 500]
     clock.advance("500ms")
@@ -360,25 +355,22 @@ def test_a_place_is_due_from_its_millisecond_on(slot: Slot, clock: Clock) -> Non
 # --- loose
 
 
-def test_a_loose_slot_goes_on_behind_a_message_that_failed(fifo: Callable[..., Slot], clock: Clock) -> None:
+def test_a_loose_slot_goes_on_behind_a_message_that_failed(fifo: Make, clock: Clock) -> None:
     slot = fifo(order="loose")
     send(slot, b"a", b"b")
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     assert take(slot, 1) == [b"b"]
     send(slot, b"c")
     clock.advance(1)
     assert take(slot) == [b"a", b"c"]
 
 
-def test_a_failure_counts_against_the_retries_of_its_message_alone(
-    fifo: Callable[..., Slot], clock: Clock
-) -> None:
+def test_a_failure_counts_against_the_retries_of_its_message_alone(fifo: Make, clock: Clock) -> None:
     slot = fifo(max_retries=2, backoff=NO_BACKOFF)
     send(slot, b"a", b"b")
     lefts = []
     for _ in range(3):
-        prepared = slot.prepare("A", None, 1)
+        prepared = slot.take(1)
         lefts += [each.retries_left for each in prepared.deliveries]
         slot.rollback(prepared.receipt, [Failure(b"a")])
     assert lefts == [2, 1, 0]
@@ -409,7 +401,7 @@ def test_a_rescheduled_message_has_a_place_of_its_own_at_its_new_time(slot: Slot
 def test_a_claim_takes_in_the_order_of_sending_and_holds_the_slot(slot: Slot) -> None:
     send(slot, b"z", b"y", b"x")
     assert slot.claim("s", 1, 60_000, 2)[1] == 2
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     slot.renew_claim("s", 1, 60_000, seal=True)
     assert list(slot.read_claim("s", 1, 0, 10).rows)[::2] == [b"z", b"y"]
     assert slot.ack_claim("s", 1) == ("ok", 0)
@@ -418,21 +410,20 @@ def test_a_claim_takes_in_the_order_of_sending_and_holds_the_slot(slot: Slot) ->
 
 def test_a_claim_waits_behind_a_message_that_failed(slot: Slot, clock: Clock) -> None:
     send(slot, b"a", b"b")
-    receipt, _ = taken(slot, 1)
-    slot.rollback(receipt, [Failure(b"a")])
+    slot.fail_one(b"a")
     assert slot.claim("s", 1, 60_000, 10)[0] == "busy"
     clock.advance(1)
     assert slot.claim("s", 1, 60_000, 10)[:2] == ("ok", 2)
 
 
-def test_a_lost_claim_comes_back_in_its_order(fifo: Callable[..., Slot], clock: Clock) -> None:
+def test_a_lost_claim_comes_back_in_its_order(fifo: Make, clock: Clock) -> None:
     slot = fifo(backoff=BackOff())
     names = [b"c", b"b", b"a"]
     send(slot, *names)
     slot.claim("s", 1, 1_000, 10)
     slot.renew_claim("s", 1, 1_000, seal=True)
     clock.advance("1001ms")
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     clock.advance(60)
     order = []
     for _ in names:
@@ -444,7 +435,7 @@ def test_a_lost_claim_comes_back_in_its_order(fifo: Callable[..., Slot], clock: 
 
 @pytest.mark.parametrize("state", ["store", "retry"])
 def test_what_arrives_from_another_slot_stands_before_what_was_sent_here_since(
-    fifo: Callable[..., Slot], clock: Clock, state: str
+    fifo: Make, clock: Clock, state: str
 ) -> None:
     source, target = fifo(slots=2, name="moving"), None
     send(source, b"a", b"b", body=b"first")
@@ -494,7 +485,7 @@ def commits_nothing(slot: Slot, receipt: int, size: int) -> bool:
 def test_everything_in_flight_is_committed_without_naming_it(slot: Slot, size: int) -> None:
     receipt = plainly_taken(slot, *[b"\xff%015d" % n for n in range(size)])
     slot.send_fifo(0, [b"later"])
-    assert slot.prepare("A", None, 10).status == "busy"
+    assert slot.take().status == "busy"
     assert b"sleeping_until" in slot.hash("control")
     assert slot.commit_delivery(receipt, size) == ["ok"] * size
     assert (slot.zset("prepare"), slot.hash("inflight"), slot.counted("committed")) == ({}, {}, size)
@@ -506,7 +497,7 @@ def test_everything_in_flight_is_committed_without_naming_it(slot: Slot, size: i
 def test_what_was_handed_out_since_is_not_committed_with_what_was_before(slot: Slot, clock: Clock) -> None:
     first = plainly_taken(slot, b"a", b"b")
     slot.release(first, [b"a", b"b"])
-    second = slot.prepare("B", None, 10).receipt
+    second = slot.take(owner="B").receipt
     assert commits_nothing(slot, first, 2)
     assert slot.commit(first, [b"a", b"b"]) == ["stale", "stale"]
     assert slot.commit_delivery(second, 2) == ["ok", "ok"]
@@ -518,7 +509,7 @@ def test_what_has_ended_otherwise_is_not_committed_with_the_others(slot: Slot, c
     assert commits_nothing(slot, receipt, 3)
     assert slot.commit(receipt, [b"a", b"b", b"c"]) == ["ok", "stale", "ok"]
     clock.advance("1ms")
-    receipt = slot.prepare("A", None, 10).receipt
+    receipt = slot.take().receipt
     clock.advance(slot.topic.timeout + 1)
     slot.time_out()
     assert commits_nothing(slot, receipt, 1)
@@ -536,14 +527,14 @@ def test_what_is_marked_is_committed_by_name_only(slot: Slot, mark: str) -> None
 
 
 @pytest.mark.parametrize("what", ["body", "failure"])
-def test_what_has_a_body_or_a_failure_is_committed_by_name_only(fifo: Callable[..., Slot], what: str) -> None:
+def test_what_has_a_body_or_a_failure_is_committed_by_name_only(fifo: Make, what: str) -> None:
     slot = fifo(backoff=NO_BACKOFF)
     if what == "body":
         send(slot, b"a", b"b")
     else:
         slot.rollback(plainly_taken(slot, b"a", b"b"), [Failure(b"a")])
         slot.release(*taken_again(slot))
-    prepared = slot.prepare("A", None, 10)
+    prepared = slot.take()
     assert not prepared.is_plain
     assert commits_nothing(slot, prepared.receipt, 2)
     slot.commit(prepared.receipt, [b"a", b"b"])
@@ -552,8 +543,8 @@ def test_what_has_a_body_or_a_failure_is_committed_by_name_only(fifo: Callable[.
 def test_only_what_is_plain_is_said_to_be(slot: Slot) -> None:
     slot.release(plainly_taken(slot, b"a"), [b"a"])
     send(slot, b"b")
-    assert not slot.prepare("A", None, 1).is_plain
+    assert not slot.take(1).is_plain
     slot.commit(*taken_again(slot))
-    assert not slot.prepare("A", None, 1).is_plain
+    assert not slot.take(1).is_plain
     slot.commit(*taken_again(slot))
     assert slot.commit_delivery(plainly_taken(slot, b"c"), 1) == ["ok"]

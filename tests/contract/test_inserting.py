@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each
+from tests.contract.slots import NO_BACKOFF, TYPES, Make, Slot, slot_of_each
 from tests.contract.test_waking import Ear
 from tests.support.brokers import Broker, OracleBroker
 
-MakeSlot = Callable[..., Slot]
 kinds = pytest.mark.parametrize("kind", TYPES)
 A, B, C = b"a", b"b", b"c"
 
@@ -35,7 +33,7 @@ def met(kind: TopicType) -> str:
 
 
 @kinds
-def test_it_leaves_what_a_send_leaves(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_it_leaves_what_a_send_leaves(make_slot: Make, kind: TopicType) -> None:
     inserted, sent = (make_slot(kind, time_range_ms=5_000, identity="body") for _ in range(2))
     score = 5_000 if kind is TopicType.RANGE_MERGE else 100 if kind is TopicType.PRIORITY else None
     for members in ([A, B, A], [B, C], [A, B, C]):
@@ -89,7 +87,7 @@ def test_a_retry_that_rests_is_looked_at(slot: Slot) -> None:
     assert declined(slot, B) and declined(slot, A)
 
 
-def test_priorities_are_looked_at_while_something_has_failed(make_slot: MakeSlot) -> None:
+def test_priorities_are_looked_at_while_something_has_failed(make_slot: Make) -> None:
     slot = make_slot(TopicType.PRIORITY, backoff=NO_BACKOFF, retry_priority="original")
     slot.send(A)
     slot.fail_one(A, delay_ms=0)
@@ -121,7 +119,7 @@ def test_what_would_not_all_fit_is_looked_at(slot: Slot) -> None:
         (TopicType.FIXED_TIME, [10**14 + 1]),
     ],
 )
-def test_scores_that_no_sender_may_use(make_slot: MakeSlot, kind: TopicType, scores: list[int]) -> None:
+def test_scores_that_no_sender_may_use(make_slot: Make, kind: TopicType, scores: list[int]) -> None:
     slot = make_slot(kind)
     assert declined(slot, *[A, B][: len(scores)], scores=scores)
 
@@ -130,14 +128,14 @@ def test_scores_that_no_sender_may_use(make_slot: MakeSlot, kind: TopicType, sco
     ("late", "is_inserted"), [(-1_001, False), (-1_000, True), (1_000, True), (1_001, False)]
 )
 def test_the_time_that_a_sender_has_read_may_be_a_second_off(
-    make_slot: MakeSlot, late: int, is_inserted: bool
+    make_slot: Make, late: int, is_inserted: bool
 ) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, time_range_ms=5_000)
     assert declined(slot, A, scores=[slot.now_ms + 5_000 - late]) != is_inserted
     assert slot.zset("store") == ({A: slot.now_ms + 5_000 - late} if is_inserted else {})
 
 
-def test_a_debounced_message_is_looked_at(make_slot: MakeSlot) -> None:
+def test_a_debounced_message_is_looked_at(make_slot: Make) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, time_range_ms=5_000, debounce=True, max_wait_ms=60_000)
     assert declined(slot, A)
 
@@ -172,7 +170,7 @@ def test_it_wakes_who_sleeps_longer(slot: Slot) -> None:
     assert b"sleeping_until" not in slot.hash("control")
 
 
-def test_what_merges_wakes_nobody(make_slot: MakeSlot) -> None:
+def test_what_merges_wakes_nobody(make_slot: Make) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, time_range_ms=5_000)
     ear = Ear(slot)
     slot.insert(A)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
 
 def key(slot: Slot, text: str) -> bytes:
     return text.replace("K", slot.keys.store.decode()).encode()
 
 
-def test_every_key_of_a_slot_has_the_documented_name(make_slot: MakeSlot) -> None:
+def test_every_key_of_a_slot_has_the_documented_name(make_slot: Make) -> None:
     slot = make_slot(name="price", index=3)
     prefix = slot.broker.prefix
     assert slot.keys.store == f"{prefix}price_3".encode()
@@ -46,7 +42,7 @@ def test_the_slot_is_javas_crc_32_modulo_the_slot_count() -> None:
     ],
 )
 def test_a_send_is_one_member_of_store_with_due_time_or_priority(
-    make_slot: MakeSlot, kind: TopicType, score: int
+    make_slot: Make, kind: TopicType, score: int
 ) -> None:
     slot = make_slot(kind)
     slot.send(b'{"sku":1}', score=60_000 if kind is TopicType.RANGE_MERGE else score)
@@ -55,13 +51,9 @@ def test_a_send_is_one_member_of_store_with_due_time_or_priority(
     assert dump[key(slot, "stats_{K}")] == {b"stored": b"1"}
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_the_keys_and_values_of_a_whole_life(
-    make_slot: MakeSlot, kind: TopicType, identity: str, clock: Clock
-) -> None:
+@slot_of_each(TYPES, identity=BOTH, max_retries=1, backoff=CONSTANT, timeout=30)
+def test_the_keys_and_values_of_a_whole_life(slot: Slot, clock: Clock) -> None:
     """One message fails twice and dies; every key is as documented at every step."""
-    slot = make_slot(kind, max_retries=1, identity=identity, backoff=CONSTANT, timeout=30)
     slot.send(b"m", body=b"the body")
     score = slot.zset("store")[b"m"]
     text = b"%d" % score
@@ -70,7 +62,7 @@ def test_the_keys_and_values_of_a_whole_life(
     assert envelope in (None, b"0 {}\nthe body")
     clock.advance("1500ms")
     control = {b"slots": b"1", b"timeout": b"30", b"max_retries": b"1"}
-    since = {b"undrained_since": b"1800000000000"} if kind is TopicType.PRIORITY else {}
+    since = {b"undrained_since": b"1800000000000"} if slot.topic.is_priority else {}
     assert slot.hash("control").items() >= since.items()
 
     slot.take_one("owner-1")
@@ -97,7 +89,7 @@ def test_the_keys_and_values_of_a_whole_life(
 
     clock.advance(1)
     slot.promote()
-    retry = score + 1 / 1024 if kind is TopicType.PRIORITY else 1
+    retry = score + 1 / 1024 if slot.topic.is_priority else 1
     assert slot.zset("store") == {b"m": retry}
 
     receipt, delivery = slot.take_one("owner-1")
@@ -141,7 +133,7 @@ def test_a_plain_zadd_is_served_like_a_send(slot: Slot) -> None:
     slot.strangers = 0
 
 
-def test_the_definitions_of_all_topics_are_one_hash(make_slot: MakeSlot) -> None:
+def test_the_definitions_of_all_topics_are_one_hash(make_slot: Make) -> None:
     slot = make_slot()
     broker, topic = slot.broker, slot.topic
     assert broker.definitions() == {}

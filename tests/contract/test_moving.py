@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,9 @@ import redis
 from django_rmq.core.model.replies import CopyReply
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Make, Slot, slot_of_each
 from tests.support.brokers import Broker
 
-Make = Callable[..., Slot]
 LATE = 60_000
 
 
@@ -182,14 +180,11 @@ def test_every_state_arrives_as_it_left(make_slot: Make, kind: TopicType, identi
     source.fail_one(b"again", delay_ms=0)
     source.send(b"fresh", body=b"mine")
     names = ("store", "retry", "dead", "deaths", "failures", "body")
-    before = [
-        source.zset(name) if name in ("store", "retry", "dead") else source.hash(name) for name in names
-    ]
+    before = source.read(*names)
     shut(source, target)
     members = [("retry", b"resting"), ("store", b"again"), ("store", b"fresh"), ("dead", b"dead")]
     hand_over(source, target, *members)
-    after = [target.zset(name) if name in ("store", "retry", "dead") else target.hash(name) for name in names]
-    assert after == before
+    assert target.read(*names) == before
     assert [source.where(member) for _, member in members] == ["-"] * 4
     assert not any(source.hash(name) for name in ("deaths", "failures", "body"))
     assert (source.counted("moved_out"), target.counted("moved_in")) == (3, 3)

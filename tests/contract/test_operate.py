@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from django_rmq.core.model.replies import Death, FailureRecord
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
-MakeSlot = Callable[..., Slot]
-kinds = pytest.mark.parametrize("kind", TYPES)
+A = b"a"
 
 
 def death(slot: Slot, member: bytes) -> Death:
@@ -136,7 +133,7 @@ def test_replay_gives_the_full_budget_and_the_old_priority(slot: Slot) -> None:
 
 
 @pytest.mark.parametrize("score", [float("-inf"), -3.0, 0.0, 5.0, 16.0, 1e300, float("inf")])
-def test_replay_of_what_had_a_strangers_score_is_a_fresh_priority(make_slot: MakeSlot, score: float) -> None:
+def test_replay_of_what_had_a_strangers_score_is_a_fresh_priority(make_slot: Make, score: float) -> None:
     slot = make_slot()
     slot.zadd(b"a", score)
     slot.bury([b"a"])
@@ -154,7 +151,7 @@ def test_replay_may_bring_a_new_body(slot: Slot) -> None:
     assert slot.hash("body") == {b"a": slot.envelope(b"new"), b"b": slot.envelope(b"old")}
 
 
-def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: MakeSlot) -> None:
+def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: Make) -> None:
     slot = make_slot()
     slot.keyspace.zadd(slot.keys.dead, b"a", 12_345)
     assert slot.replay([b"a"]) == ["replayed"]
@@ -197,7 +194,7 @@ def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(slot: Slot, st
     assert not slot.hash("body") and not slot.hash("deaths")
 
 
-def test_purge_never_takes_what_is_in_flight(make_slot: MakeSlot) -> None:
+def test_purge_never_takes_what_is_in_flight(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     slot.take_one()
@@ -248,7 +245,7 @@ def all_loose(slot: Slot, kind: str, *, repair: bool = False) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["inflight", "deaths", "failures", "body"])
-def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: MakeSlot, kind: str) -> None:
+def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make, kind: str) -> None:
     slot = make_slot(backoff=CONSTANT, identity="key")
     slot.send(b"dead")
     slot.kill(b"dead")
@@ -271,7 +268,7 @@ def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make
     assert slot.hash(kind) == kept and all_loose(slot, kind) == []
 
 
-def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
+def test_what_spark_holds_keeps_its_records(make_slot: Make) -> None:
     slot = make_slot(identity="key", backoff=NO_BACKOFF)
     slot.send(b"a")
     slot.fail_one(b"a")
@@ -290,7 +287,7 @@ def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
     return [member for kind in kinds for member in slot.find_orphans(kind, "0", repair).members]
 
 
-def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Callable[..., Slot]) -> None:
+def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     slot.fail_one(b"a", delay_ms=0)
@@ -304,7 +301,7 @@ def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Callabl
 @pytest.mark.parametrize(("before", "after"), [(16, 20), (3, 17), (20, 16), (20, 21)])
 @pytest.mark.parametrize("prepared", [True, False])
 def test_the_retries_of_a_priority_topic_change_only_where_no_live_score_would_read_otherwise(
-    make_slot: MakeSlot, before: int, after: int, prepared: bool
+    make_slot: Make, before: int, after: int, prepared: bool
 ) -> None:
     slot = make_slot(max_retries=before)
     slot.send(b"a", score=21)
@@ -356,7 +353,7 @@ def test_the_first_prepare_settles_time_out_retries_and_slots(slot: Slot) -> Non
     assert slot.hash("control") == control
 
 
-def test_adopting_books_what_strangers_sent_once(make_slot: MakeSlot) -> None:
+def test_adopting_books_what_strangers_sent_once(make_slot: Make) -> None:
     slot = make_slot()
     slot.zadd(b"a", 50)
     slot.zadd(b"b", 50)
@@ -368,47 +365,20 @@ def test_adopting_books_what_strangers_sent_once(make_slot: MakeSlot) -> None:
     slot.strangers = 0
 
 
-A = b"a"
-
-
-def waiting(slot: Slot) -> None:
-    slot.send(A)
-
-
-def in_flight(slot: Slot) -> None:
-    slot.send(A)
-    slot.take_one()
-
-
-def resting(slot: Slot) -> None:
-    slot.send(A)
-    slot.fail_one(A, delay_ms=60_000)
-
-
-def dead(slot: Slot) -> None:
-    slot.send(A)
-    slot.kill(A)
-
-
-def claimed(slot: Slot) -> None:
-    slot.send(A)
-    assert slot.claim("spark", 1, 60_000, 100).taken == 1
-
-
-@pytest.mark.parametrize("hold", [waiting, in_flight, resting, dead, claimed])
+@pytest.mark.parametrize("state", ["W", "F", "T", "D", "C"])
 @pytest.mark.parametrize("identity", ["body", "key"])
-def test_a_slot_that_holds_messages_is_not_forgotten(
-    make_slot: MakeSlot, hold: Callable[[Slot], None], identity: str
-) -> None:
+def test_a_slot_that_holds_messages_is_not_forgotten(make_slot: Make, state: str, identity: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, identity=identity)
-    hold(slot)
+    slot.bring("W" if state == "D" else state)
+    if state == "D":
+        slot.kill(A)
     before = slot.snapshot()
     assert slot.retire() == "holds"
     assert slot.snapshot() == before
 
 
 @pytest.mark.parametrize("identity", ["body", "key"])
-def test_an_empty_slot_leaves_nothing_behind(make_slot: MakeSlot, identity: str) -> None:
+def test_an_empty_slot_leaves_nothing_behind(make_slot: Make, identity: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, identity=identity)
     slot.acquire()
     slot.send(A)

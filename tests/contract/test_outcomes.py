@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,20 +9,19 @@ import pytest
 from django_rmq.core.model.replies import Outcome, Progress, digest, parse
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot, slot_of_each
+from tests.contract.slots import NO_BACKOFF, TYPES, Make, Slot, slot_of_each
 from tests.oracle.slot import MOST_OUTCOMES
 
-MakeSlot = Callable[..., Slot]
 HOUR = 3_600_000
 
 
 @pytest.fixture(params=[*TYPES, TopicType.FIFO], ids=lambda kind: kind.value)
-def kept(request: pytest.FixtureRequest, make_slot: MakeSlot) -> Slot:
+def kept(request: pytest.FixtureRequest, make_slot: Make) -> Slot:
     """A slot of each type that keeps outcomes for an hour."""
     return keeping(make_slot, request.param)
 
 
-def keeping(make_slot: MakeSlot, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
+def keeping(make_slot: Make, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
     return make_slot(
         kind, **{"outcome_retention_ms": HOUR, "backoff": NO_BACKOFF, "order": "loose", **options}
     )
@@ -117,7 +115,7 @@ def test_attempts_and_the_last_error_are_those_of_the_failures_before(kept: Slot
 
 
 @pytest.mark.parametrize("kind", ["failed", "undecodable", "timed_out"])
-def test_a_message_that_fails_for_the_last_time_is_kept_as_dead(make_slot: MakeSlot, kind: str) -> None:
+def test_a_message_that_fails_for_the_last_time_is_kept_as_dead(make_slot: Make, kind: str) -> None:
     slot = keeping(make_slot, max_retries=0)
     slot.send(b"a")
     slot.fail(slot.take().receipt, b"a", kind=kind, error="shop.Bad: no")
@@ -133,7 +131,7 @@ def test_a_failure_that_is_tried_again_leaves_nothing(kept: Slot) -> None:
 
 @pytest.mark.parametrize("by", ["time_out", "prepare"])
 def test_a_delivery_that_times_out_for_the_last_time_names_the_worker_that_had_it(
-    make_slot: MakeSlot, clock: Clock, by: str
+    make_slot: Make, clock: Clock, by: str
 ) -> None:
     slot = keeping(make_slot, max_retries=0)
     slot.send(b"a")
@@ -144,7 +142,7 @@ def test_a_delivery_that_times_out_for_the_last_time_names_the_worker_that_had_i
     assert outcome(slot).worker == "dead one"
 
 
-def test_what_expires_before_its_delivery_is_kept_without_one(make_slot: MakeSlot, clock: Clock) -> None:
+def test_what_expires_before_its_delivery_is_kept_without_one(make_slot: Make, clock: Clock) -> None:
     slot = keeping(make_slot, identity="key")
     envelope = slot.envelope(expires_ms=slot.now_ms + 5)
     slot.send_replace([slot.now_ms], [b"a"], [envelope])
@@ -153,9 +151,7 @@ def test_what_expires_before_its_delivery_is_kept_without_one(make_slot: MakeSlo
     assert outcome(slot) == Outcome("dead", "lapsed", 0, None, slot.now_ms, "", "")
 
 
-def test_what_fails_and_expires_in_one_call_ended_without_a_delivery(
-    make_slot: MakeSlot, clock: Clock
-) -> None:
+def test_what_fails_and_expires_in_one_call_ended_without_a_delivery(make_slot: Make, clock: Clock) -> None:
     slot = keeping(make_slot, identity="key")
     slot.send_replace([slot.now_ms], [b"a"], [slot.envelope(expires_ms=slot.now_ms + 9_000)])
     slot.take()
@@ -189,7 +185,7 @@ def test_what_was_done_once_and_is_cancelled_before_it_runs_again_is_no_longer_d
 
 
 @pytest.mark.parametrize("act", ["remove", "cancel"])
-def test_a_removed_copy_behind_one_that_runs_leaves_nothing(make_slot: MakeSlot, act: str) -> None:
+def test_a_removed_copy_behind_one_that_runs_leaves_nothing(make_slot: Make, act: str) -> None:
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.take()
@@ -217,7 +213,7 @@ def test_a_buried_delivery_is_kept_when_it_ends(kept: Slot) -> None:
     assert outcome(kept)[:3] == ("dead", "buried", 1)
 
 
-def test_what_a_lost_claim_kills_is_kept(make_slot: MakeSlot, clock: Clock) -> None:
+def test_what_a_lost_claim_kills_is_kept(make_slot: Make, clock: Clock) -> None:
     slot = keeping(make_slot, max_retries=0)
     slot.send(b"a")
     slot.claim("spark", 1, 1_000, 10)
@@ -282,7 +278,7 @@ def test_a_whole_delivery_that_is_too_old_cannot_be_seen_and_goes_with_the_next_
     assert len(kept.zset("delivery_outcomes")) == 1
 
 
-def test_a_slot_keeps_the_deliveries_of_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_slot_keeps_the_deliveries_of_the_latest_ten_thousand(make_slot: Make, clock: Clock) -> None:
     slot = keeping(make_slot)
     names = [b"%05d" % n for n in range(MOST_OUTCOMES + 1_500)]
     for start in range(0, len(names), 500):
@@ -293,7 +289,7 @@ def test_a_slot_keeps_the_deliveries_of_the_latest_ten_thousand(make_slot: MakeS
     assert outcome(slot, names[1_500]).state == "done"
 
 
-def test_a_slot_keeps_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_slot_keeps_the_latest_ten_thousand(make_slot: Make, clock: Clock) -> None:
     slot = keeping(make_slot)
     names = [b"%05d" % n for n in range(MOST_OUTCOMES + 500)]
     for start in range(0, len(names), 500):
@@ -305,7 +301,7 @@ def test_a_slot_keeps_the_latest_ten_thousand(make_slot: MakeSlot, clock: Clock)
     assert slot.status(names[500]).outcome is not None
 
 
-def test_the_keys_go_by_themselves(make_slot: MakeSlot) -> None:
+def test_the_keys_go_by_themselves(make_slot: Make) -> None:
     slot = keeping(make_slot, outcome_retention_ms=60_000)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
@@ -328,14 +324,14 @@ def test_a_topic_without_it_keeps_nothing_and_has_no_such_keys(slot: Slot) -> No
     assert slot.status(b"a").outcome is None
 
 
-def test_a_topic_that_no_longer_keeps_outcomes_shows_none(make_slot: MakeSlot) -> None:
+def test_a_topic_that_no_longer_keeps_outcomes_shows_none(make_slot: Make) -> None:
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])
     assert slot.with_topic(outcome_retention_ms=None).status(b"a").outcome is None
 
 
-def test_a_status_shows_every_state_and_no_body(make_slot: MakeSlot) -> None:
+def test_a_status_shows_every_state_and_no_body(make_slot: Make) -> None:
     slot = keeping(make_slot, identity="key", max_retries=3)
     slot.send(b"dead", b"flying", body=b"secret")
     receipt = slot.take(owner="W").receipt
@@ -351,7 +347,7 @@ def test_a_status_shows_every_state_and_no_body(make_slot: MakeSlot) -> None:
     assert slot.status(b"nobody")[:8] == (None,) * 8
 
 
-def test_retiring_a_slot_forgets_its_outcomes(make_slot: MakeSlot) -> None:
+def test_retiring_a_slot_forgets_its_outcomes(make_slot: Make) -> None:
     slot = keeping(make_slot)
     slot.send(b"a")
     slot.commit(slot.take().receipt, [b"a"])

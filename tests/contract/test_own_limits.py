@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, Make, Slot
 from tests.oracle.operate import RESTAMPED
 
 KINDS = [
@@ -21,7 +20,7 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
+def make(request: pytest.FixtureRequest, make_slot: Make) -> Make:
     return lambda **options: make_slot(
         **{**request.param, "identity": "key", "backoff": NO_BACKOFF, "on_duplicate": "replace", **options}
     )
@@ -37,14 +36,14 @@ def send(slot: Slot, *members: bytes, **limits: Any) -> None:
 @pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT], ids=["at once", "resting"])
 @pytest.mark.parametrize("own", [0, 1, 3, 16])
 def test_a_message_that_always_fails_is_tried_as_often_as_it_says(
-    make: Callable[..., Slot], own: int, backoff: BackOff
+    make: Make, own: int, backoff: BackOff
 ) -> None:
     slot = make(backoff=backoff)
     send(slot, b"a", max_retries=own)
     assert slot.fail_to_death(b"a") == list(range(own, -1, -1))
 
 
-def test_other_messages_have_the_retries_of_the_topic(make: Callable[..., Slot]) -> None:
+def test_other_messages_have_the_retries_of_the_topic(make: Make) -> None:
     slot = make(serial=False, order="loose")
     send(slot, b"a", max_retries=1)
     send(slot, b"b")
@@ -53,13 +52,13 @@ def test_other_messages_have_the_retries_of_the_topic(make: Callable[..., Slot])
     assert {each.member: each.retries_left for each in prepared.deliveries} == {b"a": 1, b"b": 16, b"c": 16}
 
 
-def test_a_number_above_that_of_the_topic_counts_as_that_of_the_topic(make: Callable[..., Slot]) -> None:
+def test_a_number_above_that_of_the_topic_counts_as_that_of_the_topic(make: Make) -> None:
     slot = make(max_retries=2)
     send(slot, b"a", max_retries=900)
     assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
-def test_the_rests_between_few_retries_begin_with_the_shortest(make: Callable[..., Slot]) -> None:
+def test_the_rests_between_few_retries_begin_with_the_shortest(make: Make) -> None:
     slot = make(backoff=BackOff(1_000, 64_000))
     send(slot, b"a", max_retries=2)
     rests = []
@@ -71,7 +70,7 @@ def test_the_rests_between_few_retries_begin_with_the_shortest(make: Callable[..
     assert 500 <= rests[0] <= 1_000 <= rests[1] <= 2_000
 
 
-def test_a_later_send_brings_its_own_limits(make: Callable[..., Slot]) -> None:
+def test_a_later_send_brings_its_own_limits(make: Make) -> None:
     slot = make()
     send(slot, b"a", max_retries=1, timeout=3)
     send(slot, b"a", max_retries=4)
@@ -80,7 +79,7 @@ def test_a_later_send_brings_its_own_limits(make: Callable[..., Slot]) -> None:
     assert prepared.timeout is None
 
 
-def test_a_replay_has_the_retries_of_the_message_again(make: Callable[..., Slot]) -> None:
+def test_a_replay_has_the_retries_of_the_message_again(make: Make) -> None:
     slot = make()
     send(slot, b"a", max_retries=2)
     assert slot.fail_to_death(b"a") == [2, 1, 0]
@@ -88,7 +87,7 @@ def test_a_replay_has_the_retries_of_the_message_again(make: Callable[..., Slot]
     assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
-def test_what_is_released_has_its_retries_again(make: Callable[..., Slot]) -> None:
+def test_what_is_released_has_its_retries_again(make: Make) -> None:
     slot = make()
     send(slot, b"a", max_retries=2)
     receipt, _ = slot.take_one()
@@ -96,7 +95,7 @@ def test_what_is_released_has_its_retries_again(make: Callable[..., Slot]) -> No
     assert slot.fail_to_death(b"a") == [2, 1, 0]
 
 
-def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[..., Slot]) -> None:
+def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Make) -> None:
     slot = make()
     send(slot, b"a", max_retries=1)
     for number in (1, 2):
@@ -110,7 +109,7 @@ def test_a_lost_claim_counts_against_the_retries_of_the_message(make: Callable[.
 # --- time-outs
 
 
-def test_a_delivery_times_out_by_the_time_out_of_its_message(make: Callable[..., Slot], clock: Clock) -> None:
+def test_a_delivery_times_out_by_the_time_out_of_its_message(make: Make, clock: Clock) -> None:
     slot = make(timeout=30, serial=False, order="loose")
     send(slot, b"a", timeout=5)
     send(slot, b"b")
@@ -123,9 +122,7 @@ def test_a_delivery_times_out_by_the_time_out_of_its_message(make: Callable[...,
     assert slot.counted("expired") == 1
 
 
-def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(
-    make: Callable[..., Slot], clock: Clock
-) -> None:
+def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(make: Make, clock: Clock) -> None:
     slot = make(timeout=5)
     send(slot, b"a", timeout=900)
     assert slot.take().timeout == 5
@@ -135,7 +132,7 @@ def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(
 
 @pytest.mark.parametrize("timeout_of_topic", [30, 60])
 def test_extending_restarts_the_time_out_of_the_message(
-    make: Callable[..., Slot], clock: Clock, timeout_of_topic: int
+    make: Make, clock: Clock, timeout_of_topic: int
 ) -> None:
     slot = make(timeout=30)
     send(slot, b"a", max_retries=3, timeout=5)
@@ -153,7 +150,7 @@ def test_extending_restarts_the_time_out_of_the_message(
 
 @pytest.mark.parametrize(("before", "after"), [(30, 60), (60, 30), (30, 3), (3, 30)])
 def test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes(
-    make: Callable[..., Slot], clock: Clock, before: int, after: int
+    make: Make, clock: Clock, before: int, after: int
 ) -> None:
     slot = make(timeout=before, serial=False, order="loose")
     send(slot, b"a", timeout=5)
@@ -172,7 +169,7 @@ def test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes
 
 
 def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_again(
-    make: Callable[..., Slot], clock: Clock
+    make: Make, clock: Clock
 ) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=5)
@@ -186,7 +183,7 @@ def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_aga
 
 
 def test_of_many_deliveries_those_that_time_out_first_keep_their_time_outs(
-    make_slot: Callable[..., Slot],
+    make_slot: Make,
 ) -> None:
     slot = make_slot(
         TopicType.FIXED_TIME, identity="key", timeout=30, serial=False, max_prepared=10_000, max_retries=0
@@ -203,7 +200,7 @@ def test_of_many_deliveries_those_that_time_out_first_keep_their_time_outs(
     assert stamps[names[-1]] == START_MS - 25_000
 
 
-def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -> None:
+def test_the_time_out_outlives_a_mark(make: Make, clock: Clock) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=5)
     receipt, _ = slot.take_one()
@@ -214,7 +211,7 @@ def test_the_time_out_outlives_a_mark(make: Callable[..., Slot], clock: Clock) -
     assert slot.where(b"a") == "D"
 
 
-def test_a_message_that_timed_out_waits_with_the_score_it_had(make: Callable[..., Slot]) -> None:
+def test_a_message_that_timed_out_waits_with_the_score_it_had(make: Make) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=5)
     score = slot.zset("store")[b"a"]
@@ -224,7 +221,7 @@ def test_a_message_that_timed_out_waits_with_the_score_it_had(make: Callable[...
 
 
 def test_who_takes_and_who_asks_what_he_holds_is_told_the_shortest_time_out(
-    make: Callable[..., Slot],
+    make: Make,
 ) -> None:
     slot = make(timeout=30, order="loose")
     send(slot, b"a", timeout=9)
@@ -235,7 +232,7 @@ def test_who_takes_and_who_asks_what_he_holds_is_told_the_shortest_time_out(
     assert {one.delivery.member: one.timeout for one in held} == {b"a": 9, b"b": 4, b"c": None}
 
 
-def test_a_suspect_is_told_with_its_time_out(make: Callable[..., Slot], clock: Clock) -> None:
+def test_a_suspect_is_told_with_its_time_out(make: Make, clock: Clock) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=4)
     slot.take_one()
@@ -244,9 +241,7 @@ def test_a_suspect_is_told_with_its_time_out(make: Callable[..., Slot], clock: C
     assert (prepared.is_suspect, prepared.timeout) == (True, 4)
 
 
-def test_the_next_look_at_a_slot_is_when_the_shortest_time_out_is_over(
-    make: Callable[..., Slot], clock: Clock
-) -> None:
+def test_the_next_look_at_a_slot_is_when_the_shortest_time_out_is_over(make: Make, clock: Clock) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=4)
     slot.take_one()
@@ -260,7 +255,7 @@ def test_the_next_look_at_a_slot_is_when_the_shortest_time_out_is_over(
 # --- without limits
 
 
-def test_a_message_without_limits_leaves_no_trace_of_them(make: Callable[..., Slot]) -> None:
+def test_a_message_without_limits_leaves_no_trace_of_them(make: Make) -> None:
     slot = make()
     send(slot, b"a", headers={"!": "5 5"})
     prepared = slot.take()
@@ -269,16 +264,14 @@ def test_a_message_without_limits_leaves_no_trace_of_them(make: Callable[..., Sl
 
 
 @pytest.mark.parametrize("head", [b'0 {"!":5}', b'0 {"!":"x y"}', b'0 {"!":"5"}', b"0 !", b'0 {"!'])
-def test_limits_that_cannot_be_read_are_those_of_the_topic(make: Callable[..., Slot], head: bytes) -> None:
+def test_limits_that_cannot_be_read_are_those_of_the_topic(make: Make, head: bytes) -> None:
     slot = make()
     slot.send(b"a", envelope=head + b"\nbody")
     prepared = slot.take()
     assert (prepared.timeout, prepared.deliveries[0].retries_left) == (None, 16)
 
 
-def test_collected_bodies_have_the_limits_of_the_last_send(
-    make_slot: Callable[..., Slot], clock: Clock
-) -> None:
+def test_collected_bodies_have_the_limits_of_the_last_send(make_slot: Make, clock: Clock) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, identity="key", accumulate=10, backoff=NO_BACKOFF)
     for own in (5, 1):
         slot.send_merge(0, [b"a"], [slot.envelope(b"x", bodies=(b"x",), max_retries=own, timeout=own)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +11,17 @@ from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot, slot_of_each
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import (
+    BOTH,
+    CONSTANT,
+    NO_BACKOFF,
+    START_MS,
+    TIME_TYPES,
+    TYPES,
+    Make,
+    Slot,
+    slot_of_each,
+)
 
 
 def pages(slot: Slot, state: str, **options: object) -> list[bytes]:
@@ -37,7 +44,7 @@ def fill(slot: Slot, members: dict[bytes, float]) -> None:
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 7, 100])
-def test_pages_show_every_entry_once_in_order(make_slot: MakeSlot, descending: bool, limit: int) -> None:
+def test_pages_show_every_entry_once_in_order(make_slot: Make, descending: bool, limit: int) -> None:
     slot = make_slot()
     members = {b"%02d" % n: 50.0 + n // 5 for n in range(23)} | {b"": 50.0, b"\0": 50.0, b"\xff": 54.0}
     fill(slot, members)
@@ -46,9 +53,7 @@ def test_pages_show_every_entry_once_in_order(make_slot: MakeSlot, descending: b
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_entries_that_stay_are_shown_once_while_others_come_and_go(
-    make_slot: MakeSlot, descending: bool
-) -> None:
+def test_entries_that_stay_are_shown_once_while_others_come_and_go(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
     staying = {b"s%03d" % n: float(17 + n // 40) for n in range(300)}
     fill(slot, staying)
@@ -72,9 +77,7 @@ def test_entries_that_stay_are_shown_once_while_others_come_and_go(
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(
-    make_slot: MakeSlot, descending: bool
-) -> None:
+def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
     fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60})
     order = [b"d", b"c", b"b", b"a"] if descending else [b"a", b"b", b"c", b"d"]
@@ -89,7 +92,7 @@ def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_pages_keep_to_their_scores(make_slot: MakeSlot, descending: bool) -> None:
+def test_pages_keep_to_their_scores(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
     fill(slot, {b"%02d" % n: float(n) for n in range(30)})
     between = [b"%02d" % n for n in range(10, 20)]
@@ -98,7 +101,7 @@ def test_pages_keep_to_their_scores(make_slot: MakeSlot, descending: bool) -> No
     assert pages(slot, "store", min_score=40) == []
 
 
-def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: MakeSlot) -> None:
+def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: Make) -> None:
     slot = make_slot()
     fill(slot, {b"%d" % n * 100: 20 + n for n in range(5)})
     page = slot.list_messages("store", max_bytes=150)
@@ -139,7 +142,7 @@ def test_every_state_shows_what_belongs_to_it(slot: Slot) -> None:
     assert looked[4] == DescribeReply(None, None, None, None)
 
 
-def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
+def test_a_look_shows_all_copies_of_a_member(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"\xff\x00")
     slot.kill(b"\xff\x00")
@@ -159,7 +162,7 @@ def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
         slot.describe_messages([b"m%d" % n for n in range(101)])
 
 
-def test_messages_are_counted_between_two_scores(make_slot: MakeSlot) -> None:
+def test_messages_are_counted_between_two_scores(make_slot: Make) -> None:
     slot = make_slot()
     for n, score in enumerate([-math.inf, 0, 999, 1000, 1000.5, 2000, math.inf]):
         slot.zadd(b"%d" % n, score)
@@ -170,7 +173,7 @@ def test_messages_are_counted_between_two_scores(make_slot: MakeSlot) -> None:
     assert slot.count_between("store", 3, 2) == 0 and slot.count_between("dead") == 0
 
 
-def test_a_count_says_whether_a_slot_is_paused(make_slot: MakeSlot) -> None:
+def test_a_count_says_whether_a_slot_is_paused(make_slot: Make) -> None:
     slot = make_slot()
     assert not slot.count().paused
     slot.pause()
@@ -182,7 +185,7 @@ def test_a_count_says_whether_a_slot_is_paused(make_slot: MakeSlot) -> None:
 # --- find
 
 
-def test_find_looks_into_members_bodies_and_records(make_slot: MakeSlot) -> None:
+def test_find_looks_into_members_bodies_and_records(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     slot.send(b"one needle", b"two")
     slot.send(b"three", body=b"a needle too")
@@ -196,7 +199,7 @@ def test_find_looks_into_members_bodies_and_records(make_slot: MakeSlot) -> None
 
 
 @pytest.mark.parametrize("text", [b".", b"%", b"[a", b"\0", b"(", b"\xff"])
-def test_find_takes_text_as_it_is(make_slot: MakeSlot, text: bytes) -> None:
+def test_find_takes_text_as_it_is(make_slot: Make, text: bytes) -> None:
     slot = make_slot()
     fill(slot, {b"x" + text + b"y": 20, b"plain": 21})
     assert [entry.member for entry in slot.search_messages("store", text).entries] == [b"x" + text + b"y"]
@@ -205,7 +208,7 @@ def test_find_takes_text_as_it_is(make_slot: MakeSlot, text: bytes) -> None:
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize(("limit", "scan"), [(1, 1), (1, 5), (3, 7), (100, 4), (100, 1_000)])
 def test_find_goes_on_where_it_stopped_and_finds_each_once(
-    make_slot: MakeSlot, descending: bool, limit: int, scan: int
+    make_slot: Make, descending: bool, limit: int, scan: int
 ) -> None:
     slot = make_slot()
     fill(slot, {b"%02d%s" % (n, b"!" if n % 6 == 0 else b""): 20.0 + n // 4 for n in range(50)})
@@ -307,7 +310,7 @@ def test_what_is_claimed_is_due_when_its_lease_has_ended_though_nobody_has_looke
     assert slot.count().due == slot.count().store == 3
 
 
-def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot) -> None:
+def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: Make) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send(b"a")
     slot.fail_one(b"a")
@@ -319,12 +322,8 @@ def test_what_is_left_of_an_acknowledged_claim_is_never_due(make_slot: MakeSlot)
     assert waits_since(slot, 0, None)
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("kind", TYPES)
-def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(
-    make_slot: MakeSlot, kind: TopicType, keyed: bool
-) -> None:
-    slot = make_slot(kind, identity="key" if keyed else "body", timeout=5, serial=False)
+@slot_of_each(TYPES, identity=BOTH, timeout=5, serial=False)
+def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(slot: Slot) -> None:
     assert slot.count().running_since_ms is None
     slot.send(b"a", b"b", b"c")
     began = slot.now_ms
@@ -342,7 +341,7 @@ def test_what_runs_has_run_since_its_delivery_however_often_it_was_extended(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: Make, kind: TopicType) -> None:
     empty = make_slot(kind, slots=16, backoff=CONSTANT, timeout=5)
     due, resting, running = (
         Slot(empty.broker, empty.keyspace, empty.clock, empty.topic, n) for n in (1, 2, 3)
@@ -359,7 +358,7 @@ def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, k
     assert running.with_topic(timeout=99).broker.heads(empty.topic, [3])[0] == (now // 1000 + 6) * 1000
 
 
-def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: MakeSlot) -> None:
+def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: Make) -> None:
     slot = make_slot(slots=1_024, index=0)
     paused, foreign = (Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2))
     assert slot.broker.find_occupied([AtSlots(slot.topic, range(1_024))]) == [False] * 1_024
@@ -380,7 +379,7 @@ def test_many_slots_say_which_hold_messages_and_how_many_are_paused(make_slot: M
     assert slot.broker.find_paused([AtSlots(slot.topic, [0, 1, 2])]) == ((0,), ())
 
 
-def test_many_slots_are_counted_as_each_of_them_is(make_slot: MakeSlot) -> None:
+def test_many_slots_are_counted_as_each_of_them_is(make_slot: Make) -> None:
     slot = make_slot(slots=4, index=0)
     paused, foreign, control = (
         Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, n) for n in (1, 2, 3)
@@ -429,7 +428,7 @@ def test_a_slot_is_empty_while_it_has_no_message_in_any_state(slot: Slot) -> Non
     assert not has_messages()
 
 
-def test_heads_answers_1024_slots_at_once(make_slot: MakeSlot) -> None:
+def test_heads_answers_1024_slots_at_once(make_slot: Make) -> None:
     slot = make_slot(slots=1_024, index=0)
     slot.send(b"a")
     assert slot.broker.heads(slot.topic, range(1_024)) == [0] + [None] * 1_023

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
 
-def test_the_highest_priority_is_taken_first(make_slot: MakeSlot) -> None:
+def test_the_highest_priority_is_taken_first(make_slot: Make) -> None:
     slot = make_slot()
     slot.send_replace([50, MAX_PRIORITY, 17, 51], [b"a", b"b", b"c", b"d"])
     assert [slot.take_one()[1].member for _ in range(4)] == [b"b", b"d", b"a", b"c"]
 
 
-def test_one_prepare_is_in_order_of_priority(make_slot: MakeSlot) -> None:
+def test_one_prepare_is_in_order_of_priority(make_slot: Make) -> None:
     slot = make_slot()
     slot.send_replace([50, 90, 70, 60], [b"a", b"b", b"c", b"d"])
     assert [delivery.member for delivery in slot.take(3).deliveries] == [b"b", b"c", b"d"]
 
 
-def test_the_last_priority_sent_counts(make_slot: MakeSlot) -> None:
+def test_the_last_priority_sent_counts(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a", score=90)
     slot.send(b"b", score=50)
@@ -35,7 +32,7 @@ def test_the_last_priority_sent_counts(make_slot: MakeSlot) -> None:
     assert slot.take_one()[1].member == b"b"
 
 
-def test_among_equals_each_comes_first_about_equally_often(make_slot: MakeSlot, clock: Clock) -> None:
+def test_among_equals_each_comes_first_about_equally_often(make_slot: Make, clock: Clock) -> None:
     slot = make_slot()
     members = [b"%d" % n for n in range(8)]
     slot.send(*members, score=50)
@@ -51,7 +48,7 @@ def test_among_equals_each_comes_first_about_equally_often(make_slot: MakeSlot, 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 8, 9])
 def test_a_prepare_that_cuts_a_group_of_equals_takes_all_above_it_and_fills_up_from_it(
-    make_slot: MakeSlot, clock: Clock, limit: int
+    make_slot: Make, clock: Clock, limit: int
 ) -> None:
     slot = make_slot()
     high, equal, low = [b"h1", b"h2"], [b"e%d" % n for n in range(6)], [b"l1"]
@@ -68,7 +65,7 @@ def test_a_prepare_that_cuts_a_group_of_equals_takes_all_above_it_and_fills_up_f
 
 
 def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(
-    make_slot: MakeSlot, clock: Clock
+    make_slot: Make, clock: Clock
 ) -> None:
     slot = make_slot()
     members = [b"%02d" % n for n in range(30)]
@@ -87,7 +84,7 @@ def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(
     assert slot.count().due == 30
 
 
-def test_a_retry_comes_back_at_its_own_priority(make_slot: MakeSlot) -> None:
+def test_a_retry_comes_back_at_its_own_priority(make_slot: Make) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send_replace([90, 50], [b"high", b"low"])
     slot.fail_one(b"high")
@@ -97,7 +94,7 @@ def test_a_retry_comes_back_at_its_own_priority(make_slot: MakeSlot) -> None:
 
 @pytest.mark.parametrize("retry_priority", ["original", "lowest"])
 def test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each(
-    make_slot: MakeSlot, retry_priority: str
+    make_slot: Make, retry_priority: str
 ) -> None:
     slot = make_slot(backoff=NO_BACKOFF, retry_priority=retry_priority, max_retries=5)
     slot.send_replace([90, 90, 50], [b"first", b"failed", b"last"])
@@ -110,7 +107,7 @@ def test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each(
 
 @pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT])
 def test_the_articles_retry_waits_below_all_fresh_messages(
-    make_slot: MakeSlot, clock: Clock, backoff: object
+    make_slot: Make, clock: Clock, backoff: object
 ) -> None:
     slot = make_slot(backoff=backoff, retry_priority="lowest")
     slot.send_replace([90, 17], [b"high", b"low"])
@@ -122,7 +119,7 @@ def test_the_articles_retry_waits_below_all_fresh_messages(
 
 
 def test_a_retry_that_was_the_articles_dies_with_its_own_priority_and_is_replayed_with_it(
-    make_slot: MakeSlot,
+    make_slot: Make,
 ) -> None:
     slot = make_slot(backoff=NO_BACKOFF, retry_priority="lowest", max_retries=1)
     slot.send(b"a", score=90)
@@ -162,13 +159,9 @@ def test_a_prepare_that_left_something_says_so(slot: Slot) -> None:
     assert slot.take(2).next_due == (slot.now_ms // 1000 + 31) * 1000
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("keyed", [True, False])
-def test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message(
-    make_slot: MakeSlot, kind: TopicType, keyed: bool
-) -> None:
-    slot = make_slot(kind, identity="key" if keyed else "body")
-    members = [letter * (2 if keyed else 100) for letter in (b"a", b"b", b"c")]
+@slot_of_each(TYPES, identity=BOTH)
+def test_a_prepare_takes_at_most_so_many_bytes_but_at_least_one_message(slot: Slot) -> None:
+    members = [letter * (2 if slot.topic.keyed else 100) for letter in (b"a", b"b", b"c")]
     slot.send(*members, body=b"x" * 93)
     answer = slot.take(3, max_bytes=250)
     assert len(answer.deliveries) == 2 and answer.next_due == slot.now_ms

@@ -13,9 +13,8 @@ from django_rmq.core.model.replies import Prepared, Pushed
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import WrongType
 from tests.contract.conftest import BROKERS
-from tests.contract.slots import NO_BACKOFF, Slot, slot_of_each
+from tests.contract.slots import NO_BACKOFF, Make, Slot, slot_of_each
 
-MakeSlot = Callable[..., Slot]
 # A cluster has no inboxes: a script learns only of the subscribers of its own node.
 pytestmark = pytest.mark.parametrize(
     "broker", [broker for broker in BROKERS if broker != "cluster"], indirect=True
@@ -130,9 +129,7 @@ def test_a_pushed_message_that_fails_rests_and_comes_again_by_a_prepare(
     assert slot.where(b"b") in ("W", "w"), "nothing is pushed beside a retry"
 
 
-def test_only_a_slot_in_which_a_delivery_began_lately_gets_pushes(
-    make_slot: MakeSlot, owners: MakeOwner
-) -> None:
+def test_only_a_slot_in_which_a_delivery_began_lately_gets_pushes(make_slot: Make, owners: MakeOwner) -> None:
     owner = owners(make_slot(TopicType.FIFO))
     owner.work()
     owner.slot.clock.advance("1998ms")
@@ -144,7 +141,7 @@ def test_only_a_slot_in_which_a_delivery_began_lately_gets_pushes(
 
 
 def test_nothing_is_pushed_where_the_receipt_is_ahead_of_the_clock(
-    make_slot: MakeSlot, owners: MakeOwner
+    make_slot: Make, owners: MakeOwner
 ) -> None:
     owner = owners(make_slot(TopicType.PRIORITY))
     owner.work()
@@ -154,7 +151,7 @@ def test_nothing_is_pushed_where_the_receipt_is_ahead_of_the_clock(
 
 @pytest.mark.parametrize("ms", [2, 60_000])
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME, TopicType.FIFO])
-def test_what_is_not_due_waits(make_slot: MakeSlot, kind: TopicType, ms: int, owners: MakeOwner) -> None:
+def test_what_is_not_due_waits(make_slot: Make, kind: TopicType, ms: int, owners: MakeOwner) -> None:
     owner = owners(make_slot(kind))
     owner.work()
     at = owner.slot.now_ms + ms if kind is TopicType.FIXED_TIME else ms
@@ -162,7 +159,7 @@ def test_what_is_not_due_waits(make_slot: MakeSlot, kind: TopicType, ms: int, ow
 
 
 @pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY, TopicType.FIFO])
-def test_several_messages_of_one_send_wait(make_slot: MakeSlot, kind: TopicType, owners: MakeOwner) -> None:
+def test_several_messages_of_one_send_wait(make_slot: Make, kind: TopicType, owners: MakeOwner) -> None:
     owner = owners(make_slot(kind))
     owner.work()
     owner.slot.send(b"a", b"b")
@@ -171,9 +168,7 @@ def test_several_messages_of_one_send_wait(make_slot: MakeSlot, kind: TopicType,
 
 
 @every_type
-def test_messages_with_a_body_of_their_own_wait(
-    make_slot: MakeSlot, kind: TopicType, owners: MakeOwner
-) -> None:
+def test_messages_with_a_body_of_their_own_wait(make_slot: Make, kind: TopicType, owners: MakeOwner) -> None:
     owner = owners(make_slot(kind, identity="key"))
     owner.slot.send(b"first")
     owner.slot.commit(owner.take().receipt, [b"first"])
@@ -182,7 +177,7 @@ def test_messages_with_a_body_of_their_own_wait(
 
 @pytest.mark.parametrize("changes", [{"inbox": b""}, {"epoch": None}], ids=["no-inbox", "no-epoch"])
 def test_nothing_is_pushed_without_an_offer_or_an_epoch(
-    make_slot: MakeSlot, owners: MakeOwner, changes: dict[str, Any]
+    make_slot: Make, owners: MakeOwner, changes: dict[str, Any]
 ) -> None:
     owner = owners(make_slot(TopicType.FIFO))
     owner.slot.send(b"first")
@@ -190,7 +185,7 @@ def test_nothing_is_pushed_without_an_offer_or_an_epoch(
     assert wakes(owner)
 
 
-def test_who_asks_without_an_offer_withdraws_the_earlier_one(make_slot: MakeSlot, owners: MakeOwner) -> None:
+def test_who_asks_without_an_offer_withdraws_the_earlier_one(make_slot: Make, owners: MakeOwner) -> None:
     owner = owners(make_slot(TopicType.PRIORITY))
     owner.work()
     assert owner.slot.hash("control")[b"inbox"] == owner.inbox
@@ -200,7 +195,7 @@ def test_who_asks_without_an_offer_withdraws_the_earlier_one(make_slot: MakeSlot
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["by-itself", "by-another"])
-def test_an_offer_ends_when_the_slot_is_acquired(make_slot: MakeSlot, owners: MakeOwner, again: bool) -> None:
+def test_an_offer_ends_when_the_slot_is_acquired(make_slot: Make, owners: MakeOwner, again: bool) -> None:
     owner = owners(make_slot(TopicType.FIFO))
     owner.work()
     slot = owner.slot
@@ -211,7 +206,7 @@ def test_an_offer_ends_when_the_slot_is_acquired(make_slot: MakeSlot, owners: Ma
     assert wakes(owner)
 
 
-def test_an_offer_ends_when_somebody_else_takes(make_slot: MakeSlot, owners: MakeOwner) -> None:
+def test_an_offer_ends_when_somebody_else_takes(make_slot: Make, owners: MakeOwner) -> None:
     owner = owners(make_slot(TopicType.FIFO))
     owner.work()
     # A worker of an earlier version, or a Spark consumer, says nothing of offers.
@@ -220,16 +215,14 @@ def test_an_offer_ends_when_somebody_else_takes(make_slot: MakeSlot, owners: Mak
 
 
 @pytest.mark.parametrize("state", ["paused", "moving", "inserting"])
-def test_nothing_is_pushed_into_a_slot_that_is_shut(
-    make_slot: MakeSlot, owners: MakeOwner, state: str
-) -> None:
+def test_nothing_is_pushed_into_a_slot_that_is_shut(make_slot: Make, owners: MakeOwner, state: str) -> None:
     owner = owners(make_slot(TopicType.RANGE_MERGE))
     owner.work()
     owner.slot.keyspace.hset(owner.slot.keys.control, state.encode(), b"1")
     assert wakes(owner)
 
 
-def test_nothing_is_pushed_to_an_owner_that_has_gone(make_slot: MakeSlot, owners: MakeOwner) -> None:
+def test_nothing_is_pushed_to_an_owner_that_has_gone(make_slot: Make, owners: MakeOwner) -> None:
     slot = make_slot(TopicType.FIFO)
     owner, ear = owners(slot), slot.broker.wakeups([slot.topic])
     owner.work()
@@ -243,7 +236,7 @@ def test_nothing_is_pushed_to_an_owner_that_has_gone(make_slot: MakeSlot, owners
 
 
 def test_who_refuses_pushes_still_reads_those_that_were_made_before(
-    make_slot: MakeSlot, owners: MakeOwner
+    make_slot: Make, owners: MakeOwner
 ) -> None:
     owner = owners(make_slot(TopicType.FIFO))
     owner.work()
@@ -258,7 +251,7 @@ def test_who_refuses_pushes_still_reads_those_that_were_made_before(
 
 @pytest.mark.parametrize("key", ["prepare", "inflight"])
 def test_a_message_waits_where_another_program_has_put_a_key(
-    make_slot: MakeSlot, owners: MakeOwner, key: str
+    make_slot: Make, owners: MakeOwner, key: str
 ) -> None:
     owner = owners(make_slot(TopicType.RANGE_MERGE))
     slot = owner.slot
@@ -271,7 +264,7 @@ def test_a_message_waits_where_another_program_has_put_a_key(
 
 @pytest.mark.parametrize("key", ["retry", "body", "stats"])
 def test_a_send_that_finds_a_key_of_another_type_is_refused_and_pushes_nothing(
-    make_slot: MakeSlot, owners: MakeOwner, key: str
+    make_slot: Make, owners: MakeOwner, key: str
 ) -> None:
     owner = owners(make_slot(TopicType.RANGE_MERGE))
     slot = owner.slot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 from django_rmq.core.model.replies import Area, DeadGroup
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused
-from tests.contract.slots import CONSTANT, Slot
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import CONSTANT, Make, Slot
 
 
 def digest(member: bytes) -> bytes:
@@ -27,7 +24,7 @@ def fill(slot: Slot, members: dict[bytes, float]) -> None:
         slot.zadd(member, score)
 
 
-def test_ranks_are_those_among_equal_scores(make_slot: MakeSlot) -> None:
+def test_ranks_are_those_among_equal_scores(make_slot: Make) -> None:
     slot = make_slot()
     fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60, b"e": 20.5, b"\xff": 60, b"": math.inf})
     asked = [b"c", b"a", b"d", b"e", b"\xff", b"", b"nobody"]
@@ -37,7 +34,7 @@ def test_ranks_are_those_among_equal_scores(make_slot: MakeSlot) -> None:
         slot.ranks("store", [b"m"] * 1_001)
 
 
-def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: MakeSlot) -> None:
+def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%03d" % n for n in range(300)]
     fill(slot, dict.fromkeys(members, 50.0) | {b"other": 40.0})
@@ -51,7 +48,7 @@ def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: MakeSlot)
     assert slot.snapshot() == before
 
 
-def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(make_slot: MakeSlot) -> None:
+def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(1_000)]
     fill(slot, dict.fromkeys(members, 50.0))
@@ -64,7 +61,7 @@ def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(ma
         ]
 
 
-def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
+def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(500)]
     fill(slot, dict.fromkeys(members, 50.0))
@@ -86,7 +83,7 @@ def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
     assert slot.find_by_digest([digest(b"nobody")], [Area("dead")]).left == [None]
 
 
-def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: MakeSlot) -> None:
+def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%02d" % n + b"x" * 1_000 for n in range(60)]
     fill(slot, dict.fromkeys(members, 50.0))
@@ -99,7 +96,7 @@ def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: MakeSlot) -> None
 
 
 def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_others(
-    make_slot: MakeSlot,
+    make_slot: Make,
 ) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(2_500)]
@@ -111,7 +108,7 @@ def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_
     assert sought.members == [None, *(members[rank] for rank in asked)]
 
 
-def test_whole_states_are_looked_through_from_their_last_entry(make_slot: MakeSlot) -> None:
+def test_whole_states_are_looked_through_from_their_last_entry(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
     for sent in (b"dead", b"resting", b"flying", b"waiting"):
         slot.send(sent)
@@ -134,7 +131,7 @@ def test_whole_states_are_looked_through_from_their_last_entry(make_slot: MakeSl
     assert slot.find_by_digest([digest(newest)], [Area("store")], scan=1).members == [newest]
 
 
-def test_a_look_takes_a_hundred_areas(make_slot: MakeSlot) -> None:
+def test_a_look_takes_a_hundred_areas(make_slot: Make) -> None:
     slot = make_slot()
     assert len(slot.find_by_digest([digest(b"a")], [Area("store", 50, n) for n in range(100)]).left) == 100
     with pytest.raises(ServerRefused):
@@ -173,7 +170,7 @@ def failed_with(slot: Slot, member: bytes, error: str, *, dead: bool) -> None:
     ],
 )
 def test_a_class_is_compared_whole_or_by_its_last_part(
-    make_slot: MakeSlot, error: str, is_found: bool, dead: bool
+    make_slot: Make, error: str, is_found: bool, dead: bool
 ) -> None:
     slot = make_slot(identity="key", backoff=CONSTANT)
     failed_with(slot, b"Boom", error, dead=dead)
@@ -183,7 +180,7 @@ def test_a_class_is_compared_whole_or_by_its_last_part(
 
 @pytest.mark.parametrize("identity", ["key", "body"])
 def test_a_search_by_class_goes_as_far_whatever_members_and_bodies_hold(
-    make_slot: MakeSlot, identity: str
+    make_slot: Make, identity: str
 ) -> None:
     slot = make_slot(identity=identity, backoff=CONSTANT)
     for n in range(30):
@@ -197,9 +194,7 @@ def test_a_search_by_class_goes_as_far_whatever_members_and_bodies_hold(
 
 
 @pytest.mark.parametrize("record", [b"", b"\n", b"no record", b"failed 1 2 3 4", b"a b c d e f g\nBoom: x"])
-def test_a_search_by_class_passes_over_records_that_strangers_wrote(
-    make_slot: MakeSlot, record: bytes
-) -> None:
+def test_a_search_by_class_passes_over_records_that_strangers_wrote(make_slot: Make, record: bytes) -> None:
     slot = make_slot()
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.failures, b"a", record)
@@ -217,7 +212,7 @@ def grouped(slot: Slot, **options: Any) -> list[DeadGroup]:
         page = slot.group_deaths(skip=page.skip, **options)
 
 
-def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: MakeSlot) -> None:
+def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     errors = [
         "shop.Boom2: order 17 failed at 3.25\nTraceback: 4",
@@ -240,7 +235,7 @@ def test_deaths_are_grouped_by_the_first_line_of_their_error(make_slot: MakeSlot
     }
 
 
-def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: MakeSlot) -> None:
+def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: Make) -> None:
     slot = make_slot()
     failed_with(slot, b"x", "Boom: 1", dead=True)
     slot.clock.advance(3_600)
@@ -268,7 +263,7 @@ def test_groups_of_deaths_have_their_hours_and_name_their_last_ones(make_slot: M
 @pytest.mark.parametrize(
     "record", [b"", b"\n", b"no record", b"failed 1 2 3 4", b"failed 1 2 3 4 9\nBoom: x"]
 )
-def test_deaths_that_strangers_wrote_have_no_line(make_slot: MakeSlot, record: bytes) -> None:
+def test_deaths_that_strangers_wrote_have_no_line(make_slot: Make, record: bytes) -> None:
     slot = make_slot()
     for score in (-math.inf, 5.5, math.inf):
         member = b"%f" % score
@@ -279,14 +274,14 @@ def test_deaths_that_strangers_wrote_have_no_line(make_slot: MakeSlot, record: b
     assert grouped(slot)[0].hours == [(0, 1)]
 
 
-def test_the_body_of_a_dead_message_is_no_part_of_its_group(make_slot: MakeSlot) -> None:
+def test_the_body_of_a_dead_message_is_no_part_of_its_group(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     failed_with(slot, b"a", "Boom: no end", dead=True)
     (only,) = slot.group_deaths().groups
     assert only.line == b"Boom: no end"
 
 
-def test_the_body_of_a_dead_message_completes_no_class(make_slot: MakeSlot) -> None:
+def test_the_body_of_a_dead_message_completes_no_class(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.body, b"a", b": a stranger's body")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from django_rmq.core.model.replies import Sent
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock
-from tests.contract.slots import NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
-
-MakeSlot = Callable[..., Slot]
+from tests.contract.slots import NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
 
 def ensure(slot: Slot, *members: bytes) -> list[str]:
@@ -57,12 +54,12 @@ def test_what_rests_counts_as_backlog_and_what_runs_does_not(slot: Slot) -> None
     assert slot.send(delivery.member)[0].status == "superseded"
 
 
-def test_the_backlog_of_a_topic_is_split_by_its_slots_rounded_up(make_slot: MakeSlot) -> None:
+def test_the_backlog_of_a_topic_is_split_by_its_slots_rounded_up(make_slot: Make) -> None:
     slot = make_slot(slots=4, max_backlog=5)
     assert [sent.status for sent in slot.send(b"a", b"b", b"c")] == ["stored", "stored", "refused"]
 
 
-def test_a_refused_keyed_message_leaves_no_body(make_slot: MakeSlot) -> None:
+def test_a_refused_keyed_message_leaves_no_body(make_slot: Make) -> None:
     slot = make_slot(identity="key", max_backlog=1)
     slot.send(b"a", b"b")
     assert slot.hash("body") == {b"a": slot.envelope()}
@@ -106,7 +103,7 @@ def test_scores_that_no_sender_may_use_are_refused_as_a_whole(slot: Slot, seen: 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_first_priority_settles_retries_where_only_the_slot_count_is_known(
-    make_slot: MakeSlot, count: int
+    make_slot: Make, count: int
 ) -> None:
     slot = make_slot(TopicType.PRIORITY, slots=2, max_retries=5)
     slot.shut(1)
@@ -117,9 +114,7 @@ def test_the_first_priority_settles_retries_where_only_the_slot_count_is_known(
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("identity", ["key", "body"])
-def test_one_by_one_comes_to_the_same_as_together(
-    make_slot: MakeSlot, kind: TopicType, identity: str
-) -> None:
+def test_one_by_one_comes_to_the_same_as_together(make_slot: Make, kind: TopicType, identity: str) -> None:
     one_by_one, together = (make_slot(kind, identity=identity, name=name) for name in ("one", "all"))
     members = [b"a", b"b", b"a", b"c"]
     score = 5_000 if kind is TopicType.RANGE_MERGE else one_by_one.fresh_score()
@@ -161,7 +156,7 @@ def test_slots_of_one_topic_know_nothing_of_each_other(slot: Slot) -> None:
 
 
 def test_the_first_priority_settles_which_scores_are_retries_whatever_else_is_noted(
-    make_slot: Callable[..., Slot],
+    make_slot: Make,
 ) -> None:
     slot = make_slot(max_retries=5)
     slot.keyspace.hset(slot.keys.control, b"undrained_since", b"%d" % slot.now_ms)
@@ -176,14 +171,14 @@ def test_a_member_sent_twice_in_one_call_is_stored_once(slot: Slot) -> None:
     assert set(slot.zset("store")) == {b"a", b"b"}
 
 
-def test_of_two_priorities_in_one_call_the_last_counts(make_slot: MakeSlot) -> None:
+def test_of_two_priorities_in_one_call_the_last_counts(make_slot: Make) -> None:
     slot = make_slot()
     sent = slot.send_replace([50, 70], [b"a", b"a"])
     assert [(one.status, one.score) for one in sent] == [("stored", 50), ("replaced", 70)]
     assert slot.zset("store") == {b"a": 70}
 
 
-def test_of_two_bodies_in_one_call_the_last_counts(make_slot: MakeSlot) -> None:
+def test_of_two_bodies_in_one_call_the_last_counts(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     first, second = slot.envelope(b"1"), slot.envelope(b"2")
     slot.send_replace([50, 50], [b"a", b"a"], [first, second])
@@ -204,12 +199,12 @@ def scatter(slot: Slot, *members: bytes, range_ms: int = 0) -> list[Sent | None]
     return [None if answer is None else Sent(*answer[0]) for answer in answers]
 
 
-def slots(make_slot: MakeSlot, count: int) -> list[Slot]:
+def slots(make_slot: Make, count: int) -> list[Slot]:
     options = {"identity": "body", "slots": 4, "backoff": NO_BACKOFF}
     return [make_slot(TopicType.RANGE_MERGE, name="topic", index=i, **options) for i in range(count)]
 
 
-def test_it_leaves_in_each_slot_what_a_send_leaves(make_slot: MakeSlot) -> None:
+def test_it_leaves_in_each_slot_what_a_send_leaves(make_slot: Make) -> None:
     some = slots(make_slot, 3)
     due = some[0].now_ms + 500
     assert scatter(some[0], b"a", b"b", b"c", range_ms=500) == [Sent("stored", due)] * 3
@@ -221,7 +216,7 @@ def test_it_leaves_in_each_slot_what_a_send_leaves(make_slot: MakeSlot) -> None:
         assert slot.hash("stats") == {b"stored": b"1"}
 
 
-def test_a_copy_that_waits_keeps_its_time(make_slot: MakeSlot) -> None:
+def test_a_copy_that_waits_keeps_its_time(make_slot: Make) -> None:
     one, other = slots(make_slot, 2)
     first = one.now_ms + 500
     one.send_merge(500, [b"a"])
@@ -230,7 +225,7 @@ def test_a_copy_that_waits_keeps_its_time(make_slot: MakeSlot) -> None:
     assert other.hash("stats") == {b"stored": b"1"}
 
 
-def test_each_slot_wakes_its_own_sleeper_if_that_sleeps_longer(make_slot: MakeSlot) -> None:
+def test_each_slot_wakes_its_own_sleeper_if_that_sleeps_longer(make_slot: Make) -> None:
     some = slots(make_slot, 4)
     some[2].send_merge(100, [b"early"])
     for slot in some[1:]:
@@ -247,7 +242,7 @@ def test_each_slot_wakes_its_own_sleeper_if_that_sleeps_longer(make_slot: MakeSl
 
 
 @pytest.mark.parametrize("what", ["rests", "waits as a retry", "has moved", "has a fraction"])
-def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: MakeSlot, what: str) -> None:
+def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: Make, what: str) -> None:
     one, other = slots(make_slot, 2)
     if what in ("rests", "waits as a retry"):
         one.send(b"a")
@@ -266,7 +261,7 @@ def test_a_slot_that_needs_another_step_is_left_as_it_is(make_slot: MakeSlot, wh
     assert other.zset("store") == {b"b": one.now_ms}
 
 
-def test_what_rests_in_a_slot_keeps_no_other_message_from_it(make_slot: MakeSlot) -> None:
+def test_what_rests_in_a_slot_keeps_no_other_message_from_it(make_slot: Make) -> None:
     (slot,) = slots(make_slot, 1)
     slot.send(b"a")
     slot.fail_one(b"a", delay_ms=60_000)
@@ -276,7 +271,7 @@ def test_what_rests_in_a_slot_keeps_no_other_message_from_it(make_slot: MakeSlot
 
 
 @pytest.mark.parametrize("name", ["store", "retry", "body", "stats", "control"])
-def test_a_foreign_key_concerns_its_slot_only(make_slot: MakeSlot, name: str) -> None:
+def test_a_foreign_key_concerns_its_slot_only(make_slot: Make, name: str) -> None:
     one, other = slots(make_slot, 2)
     with one.foreign(name):
         before = one.snapshot()
@@ -287,14 +282,14 @@ def test_a_foreign_key_concerns_its_slot_only(make_slot: MakeSlot, name: str) ->
 
 
 @pytest.mark.parametrize("range_ms", [-1, 10**15])
-def test_a_wait_that_no_sender_may_use_is_refused(make_slot: MakeSlot, range_ms: int) -> None:
+def test_a_wait_that_no_sender_may_use_is_refused(make_slot: Make, range_ms: int) -> None:
     (slot,) = slots(make_slot, 1)
     with pytest.raises(ServerRefused):
         scatter(slot, b"a", range_ms=range_ms)
     assert not slot.zset("store")
 
 
-def debounced(make_slot: MakeSlot, max_wait_ms: int = 10_000, **options: Any) -> Slot:
+def debounced(make_slot: Make, max_wait_ms: int = 10_000, **options: Any) -> Slot:
     return make_slot(TopicType.RANGE_MERGE, debounce=True, max_wait_ms=max_wait_ms, **options)
 
 
@@ -307,7 +302,7 @@ def now(clock: Clock) -> int:
     return clock() // 1_000
 
 
-def test_each_send_starts_the_wait_again(make_slot: MakeSlot, clock: Clock) -> None:
+def test_each_send_starts_the_wait_again(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot)
     for _ in range(5):
         slot.send(b"a", score=1_000)
@@ -319,7 +314,7 @@ def test_each_send_starts_the_wait_again(make_slot: MakeSlot, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("max_wait_ms", [1_500, 10_000, 86_400_000])
-def test_no_message_waits_longer_than_max_wait(make_slot: MakeSlot, clock: Clock, max_wait_ms: int) -> None:
+def test_no_message_waits_longer_than_max_wait(make_slot: Make, clock: Clock, max_wait_ms: int) -> None:
     slot = debounced(make_slot, max_wait_ms)
     latest = now(clock) + max_wait_ms
     for _ in range(400):
@@ -330,7 +325,7 @@ def test_no_message_waits_longer_than_max_wait(make_slot: MakeSlot, clock: Clock
     assert len(slot.take().deliveries) == 1
 
 
-def test_messages_of_one_slot_have_deadlines_of_their_own(make_slot: MakeSlot, clock: Clock) -> None:
+def test_messages_of_one_slot_have_deadlines_of_their_own(make_slot: Make, clock: Clock) -> None:
     slot, rng = debounced(make_slot, 60_000), random.Random(7)
     latest: dict[bytes, int] = {}
     for _ in range(300):
@@ -345,13 +340,13 @@ def test_messages_of_one_slot_have_deadlines_of_their_own(make_slot: MakeSlot, c
             slot.commit(taken.receipt, [given.member])
 
 
-def test_a_longer_range_than_max_wait_waits_no_longer(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_longer_range_than_max_wait_waits_no_longer(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot, 2_000)
     slot.send(b"a", score=30_000)
     assert now(clock) + 1_998 <= due(slot) <= now(clock) + 2_000
 
 
-def test_several_sends_of_a_message_in_one_call_are_one(make_slot: MakeSlot, clock: Clock) -> None:
+def test_several_sends_of_a_message_in_one_call_are_one(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot)
     assert [sent.status for sent in slot.send(b"a", b"b", b"a", score=1_000)] == [
         "stored",
@@ -364,9 +359,7 @@ def test_several_sends_of_a_message_in_one_call_are_one(make_slot: MakeSlot, clo
     assert [given.member for given in slot.take().deliveries] == [b"a"]
 
 
-def test_an_ensure_starts_no_wait_again_and_its_message_has_a_deadline(
-    make_slot: MakeSlot, clock: Clock
-) -> None:
+def test_an_ensure_starts_no_wait_again_and_its_message_has_a_deadline(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot, 2_000)
     slot.ensure([1_000], [b"a"], slot.envelopes(1, b"body"))
     first = now(clock)
@@ -379,7 +372,7 @@ def test_an_ensure_starts_no_wait_again_and_its_message_has_a_deadline(
     assert first + 1_998 <= due(slot) <= first + 2_000
 
 
-def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot, 5_000, backoff=NO_BACKOFF)
     slot.send(b"a", score=1_000)
     clock.advance(1.1)
@@ -388,7 +381,7 @@ def test_a_retry_is_superseded_and_waits_from_then_on(make_slot: MakeSlot, clock
     assert due(slot) == now(clock) + 1_000
 
 
-def test_a_message_in_flight_does_not_prolong_its_newer_copy(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_message_in_flight_does_not_prolong_its_newer_copy(make_slot: Make, clock: Clock) -> None:
     slot = debounced(make_slot)
     slot.send(b"a", score=1_000)
     clock.advance(1.1)
@@ -401,7 +394,7 @@ def test_a_message_in_flight_does_not_prolong_its_newer_copy(make_slot: MakeSlot
 
 @pytest.mark.parametrize("score", [0.5, 99.75, 1e15, 1e300, math.inf])
 def test_a_foreign_score_is_prolonged_to_no_more_than_max_wait(
-    make_slot: MakeSlot, clock: Clock, score: float
+    make_slot: Make, clock: Clock, score: float
 ) -> None:
     slot = debounced(make_slot, 2_000)
     slot.zadd(b"a", score)
@@ -409,7 +402,7 @@ def test_a_foreign_score_is_prolonged_to_no_more_than_max_wait(
     assert due(slot) <= now(clock) + 2_000
 
 
-def test_others_keep_the_time_of_the_first_send(make_slot: MakeSlot, clock: Clock) -> None:
+def test_others_keep_the_time_of_the_first_send(make_slot: Make, clock: Clock) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, debounce=False, max_wait_ms=10_000)
     slot.send(b"a", score=1_000)
     first = due(slot)
@@ -418,7 +411,7 @@ def test_others_keep_the_time_of_the_first_send(make_slot: MakeSlot, clock: Cloc
     assert due(slot) == first
 
 
-def test_what_was_sent_is_the_sum_of_what_sends_became(make_slot: MakeSlot) -> None:
+def test_what_was_sent_is_the_sum_of_what_sends_became(make_slot: Make) -> None:
     one, other = slots(make_slot, 2)
     one.send_merge(500, [b"a", b"b"])
     first, _ = scatter(one, b"a", b"c", range_ms=900)

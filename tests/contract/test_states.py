@@ -13,9 +13,8 @@ import pytest
 
 from django_rmq.core.model.keys import read_wakeup
 from django_rmq.core.model.topic import TopicType
-from tests.contract.slots import NO_BACKOFF, Slot
+from tests.contract.slots import NO_BACKOFF, Make, Slot
 
-MakeSlot = Callable[..., Slot]
 A = b"a"
 B = b"b"
 NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME: 1_800_000_000_700}
@@ -23,22 +22,6 @@ NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME
 states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW"])
 not_in_flight = pytest.mark.parametrize("state", ["-", "W", "w", "T"])
 in_flight = pytest.mark.parametrize("state", ["F", "FW"])
-
-
-def bring(slot: Slot, state: str) -> int:
-    """Bring message a into a state; return the receipt of its delivery, or one that was never given."""
-    receipt = 77
-    if state != "-":
-        slot.send(A)
-    if state in ("w", "T"):
-        failed, _ = slot.take_one()
-        assert slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000) == ["ok"]
-    if "F" in state:
-        receipt, _ = slot.take_one()
-    if state == "FW":
-        slot.send(A)
-    assert slot.where(A) == state
-    return receipt
 
 
 def waiting_score(slot: Slot) -> float:
@@ -57,7 +40,7 @@ def assert_stale_and_unchanged(slot: Slot, call: Callable[[], list[str] | None])
 
 @states
 def test_send(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before = slot.zset("store").get(A)
     merges = slot.topic.type is TopicType.RANGE_MERGE
     [sent] = slot.send(A, score=NEW[slot.topic.type], body=b"new")
@@ -74,7 +57,7 @@ def test_send(slot: Slot, state: str) -> None:
 
 @states
 def test_ensure(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before, body = slot.zset("store").get(A), slot.hash("body")
     [sent] = slot.ensure([NEW[slot.topic.type]], [A], slot.envelopes(1, b"new"))
     if state == "-":
@@ -92,7 +75,7 @@ def test_ensure(slot: Slot, state: str) -> None:
 @states
 @pytest.mark.parametrize("owner", ["A", "B"])
 def test_prepare(slot: Slot, state: str, owner: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     answer = slot.take(owner=owner)
     if state in ("W", "w"):
         [delivery] = answer.deliveries
@@ -109,7 +92,7 @@ def test_prepare(slot: Slot, state: str, owner: str) -> None:
 @not_in_flight
 @pytest.mark.parametrize("event", ["commit", "release", "extend", "rollback", "reject"])
 def test_phase_two_is_stale_where_nothing_is_in_flight(slot: Slot, state: str, event: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert_stale_and_unchanged(
         slot, lambda: slot.extend(receipt, [A]) if event == "extend" else slot.end(event, receipt, A)
     )
@@ -117,7 +100,7 @@ def test_phase_two_is_stale_where_nothing_is_in_flight(slot: Slot, state: str, e
 
 @in_flight
 def test_commit(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.commit(receipt, [A]) == ["ok"]
     assert slot.where(A) == ("W" if state == "FW" else "-")
     assert_stale_and_unchanged(slot, lambda: slot.commit(receipt, [A]))
@@ -128,7 +111,7 @@ def test_commit(slot: Slot, state: str) -> None:
 @in_flight
 @pytest.mark.parametrize(("delay_ms", "back"), [(0, "w"), (None, "T"), (700, "T")])
 def test_rollback_with_retries_left(slot: Slot, state: str, delay_ms: int | None, back: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     before = slot.zset("store")
     assert slot.fail(receipt, A, delay_ms=delay_ms) == ["ok"]
     if state == "FW":
@@ -140,24 +123,24 @@ def test_rollback_with_retries_left(slot: Slot, state: str, delay_ms: int | None
 
 
 @in_flight
-def test_rollback_without_back_off_waits_at_once(make: MakeSlot, state: str) -> None:
+def test_rollback_without_back_off_waits_at_once(make: Make, state: str) -> None:
     slot = make(backoff=NO_BACKOFF)
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     slot.fail(receipt, A)
     assert slot.where(A) == ("w" if state == "F" else "W")
 
 
 @in_flight
-def test_rollback_without_retries_left(make: MakeSlot, state: str) -> None:
+def test_rollback_without_retries_left(make: Make, state: str) -> None:
     slot = make(max_retries=0)
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.fail(receipt, A) == ["ok"]
     assert slot.where(A) == ("D" if state == "F" else "W")
 
 
 @in_flight
 def test_reject(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.reject(receipt, A) == ["ok"]
     assert slot.where(A) == ("D" if state == "F" else "WD")
     if slot.topic.keyed and state == "FW":
@@ -166,11 +149,11 @@ def test_reject(slot: Slot, state: str) -> None:
 
 @states
 @pytest.mark.parametrize("max_retries", [0, 16])
-def test_time_out(make: MakeSlot, state: str, max_retries: int) -> None:
+def test_time_out(make: Make, state: str, max_retries: int) -> None:
     slot = make(max_retries=max_retries)
     if max_retries == 0 and state in ("w", "T"):
         slot = make(max_retries=1)
-    bring(slot, state)
+    slot.bring(state)
     slot.clock.advance(31)
     assert slot.time_out() == (1 if "F" in state else 0)
     expected = {"F": "T" if max_retries else "D", "FW": "W"}.get(state, state)
@@ -180,7 +163,7 @@ def test_time_out(make: MakeSlot, state: str, max_retries: int) -> None:
 
 @states
 def test_time_out_touches_nothing_that_may_still_run(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before = slot.snapshot()
     assert slot.time_out() == 0
     assert slot.snapshot() == before
@@ -203,7 +186,7 @@ def test_release(slot: Slot, state: str) -> None:
 
 
 def test_release_of_a_retry_gives_back_its_retry(slot: Slot) -> None:
-    bring(slot, "w")
+    slot.bring("w")
     before = slot.zset("store")
     receipt, delivery = slot.take_one()
     assert delivery.retries_left == 15
@@ -214,7 +197,7 @@ def test_release_of_a_retry_gives_back_its_retry(slot: Slot) -> None:
 
 @in_flight
 def test_extend(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     before = slot.snapshot()
     slot.clock.advance(7)
     assert slot.extend(receipt, [A]) == ["ok"]
@@ -227,7 +210,7 @@ def test_extend(slot: Slot, state: str) -> None:
 
 @states
 def test_promote(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     assert slot.promote() == 0
     slot.clock.advance(5)
     assert slot.promote() == (1 if state == "T" else 0)
@@ -241,7 +224,7 @@ def test_promote(slot: Slot, state: str) -> None:
 def test_replay(slot: Slot, state: str) -> None:
     slot.send(A, body=b"dead")
     slot.kill(A)
-    bring_alive(slot, state)
+    slot.bring(state, dead=True)
     # Where bodies differ, the one that runs is the newer one.
     alive = state in ("W", "w", "T", "FW") or (state == "F" and slot.topic.keyed)
     body, delivered = slot.hash("body"), slot.hash("prepare_body")
@@ -255,25 +238,12 @@ def test_replay(slot: Slot, state: str) -> None:
         assert slot.take_one()[1].retries_left == 16
 
 
-def bring_alive(slot: Slot, state: str) -> None:
-    """As ``bring``, with the member dead already."""
-    if state != "-":
-        slot.send(A)
-    if state in ("w", "T"):
-        slot.fail_one(A, delay_ms=0 if state == "w" else 5_000)
-    if "F" in state:
-        slot.take_one()
-    if state == "FW":
-        slot.send(A)
-    assert slot.where(A) == ("" if state == "-" else state) + "D"
-
-
 @states
 def test_a_dead_copy_goes_along_with_every_state(slot: Slot, state: str) -> None:
     slot.send(A, body=b"dead")
     slot.kill(A)
     deaths, dead = slot.hash("deaths"), slot.zset("dead")
-    bring_alive(slot, state)
+    slot.bring(state, dead=True)
     slot.send(A)
     slot.take(), slot.promote(), slot.time_out()
     slot.remove([A], "live")
@@ -282,7 +252,7 @@ def test_a_dead_copy_goes_along_with_every_state(slot: Slot, state: str) -> None
 
 @states
 def test_replay_of_what_is_not_dead(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     before = slot.snapshot()
     assert slot.replay([A]) == ["not_found"]
     assert slot.snapshot() == before
@@ -301,7 +271,7 @@ def assert_body_is_kept_for(slot: Slot, flies: bool) -> None:
 
 @states
 def test_bury(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.bury([A], "by hand") == [FOUND_AS[state]]
     assert slot.where(A) == {"-": "-", "F": "F", "FW": "FD"}.get(state, "D")
     assert_body_is_kept_for(slot, "F" in state)
@@ -315,7 +285,7 @@ def test_bury(slot: Slot, state: str) -> None:
 
 @states
 def test_remove(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.remove([A]) == [FOUND_AS[state]]
     assert slot.where(A) == ("F" if "F" in state else "-")
     assert_body_is_kept_for(slot, "F" in state)
@@ -327,7 +297,7 @@ def test_remove(slot: Slot, state: str) -> None:
 
 @states
 def test_cancel(slot: Slot, state: str) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     assert slot.cancel([A]) == [FOUND_AS[state]]
     assert slot.where(A) == ("F" if "F" in state else "-")
     assert_body_is_kept_for(slot, "F" in state)
@@ -344,7 +314,7 @@ def test_cancel(slot: Slot, state: str) -> None:
 def test_remove_with_a_dead_copy(slot: Slot, state: str, which: str) -> None:
     slot.send(A)
     slot.kill(A)
-    bring_alive(slot, state)
+    slot.bring(state, dead=True)
     live = state != "-" and which != "dead"
     found = FOUND_AS[state] if live else "not_found" if which == "live" else "dead"
     assert slot.remove([A], which) == [found]
@@ -357,7 +327,7 @@ def test_remove_with_a_dead_copy(slot: Slot, state: str, which: str) -> None:
 
 @states
 def test_reschedule(slot: Slot, state: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     new = 300 if slot.topic.is_priority else slot.now_ms + 9_000
     [word] = slot.reschedule([new], [A])
     if state in ("W", "FW"):
@@ -377,7 +347,7 @@ def test_reschedule(slot: Slot, state: str) -> None:
 @states
 @pytest.mark.parametrize("emptied", ["store", "retry", "dead"])
 def test_purge(slot: Slot, state: str, emptied: str) -> None:
-    bring(slot, state)
+    slot.bring(state)
     gone = {"store": state in ("W", "w", "FW"), "retry": state == "T", "dead": False}[emptied]
     assert slot.purge(emptied) == gone
     left = "F" if state == "FW" else "-"
@@ -394,7 +364,7 @@ def test_purge(slot: Slot, state: str, emptied: str) -> None:
 def test_purge_of_dead(slot: Slot, state: str) -> None:
     slot.send(A)
     slot.kill(A)
-    bring_alive(slot, state)
+    slot.bring(state, dead=True)
     assert slot.purge("dead") == 1
     assert slot.where(A) == state
 
@@ -405,7 +375,7 @@ def test_purge_of_dead(slot: Slot, state: str) -> None:
 def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
     slot: Slot, state: str, mark: str, end: str
 ) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     getattr(slot, mark)([A])
     dead = mark == "bury" and state == "FW"
     assert slot.where(A) == ("FD" if dead else "F")
@@ -423,7 +393,7 @@ def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
 def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
     slot: Slot, state: str, end: str
 ) -> None:
-    receipt = bring(slot, state)
+    receipt = slot.bring(state)
     slot.cancel([A])
     if slot.topic.serial:
         assert slot.take(owner="B").status == "busy"
@@ -438,13 +408,13 @@ def test_a_cancelled_delivery_that_does_not_succeed_ends_as_cancelled(
 def test_a_listener_that_stopped_because_it_was_cancelled_is_not_called_again_though_the_mark_was_lost(
     slot: Slot,
 ) -> None:
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     assert slot.fail(receipt, A, kind="cancelled") == ["ok"]
     assert (slot.where(A), slot.counted("cancelled"), slot.counted("failed")) == ("-", 1, 0)
 
 
 def test_only_the_delivery_that_runs_is_cancelled(slot: Slot) -> None:
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     slot.cancel([A])
     slot.send(A, body=b"new")
     assert slot.fail(receipt, A) == ["cancelled"]
@@ -455,7 +425,7 @@ def test_only_the_delivery_that_runs_is_cancelled(slot: Slot) -> None:
 
 
 def test_a_removal_does_not_withdraw_a_cancellation_and_a_burial_does(slot: Slot) -> None:
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     slot.cancel([A])
     slot.remove([A])
     assert slot.extend(receipt, [A]) == ["cancelled"]
@@ -467,7 +437,7 @@ def test_a_removal_does_not_withdraw_a_cancellation_and_a_burial_does(slot: Slot
 
 def test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else(slot: Slot) -> None:
     wakeups = slot.broker.wakeups([slot.topic])
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     slot.remove([A])
     slot.send(B)
     slot.cancel([B, b"absent"])
@@ -482,7 +452,7 @@ def test_consumers_are_told_of_what_is_cancelled_in_flight_and_of_nothing_else(s
 
 
 def test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted(slot: Slot) -> None:
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     assert slot.fail(receipt, A, kind="overran", delay_ms=0, error="HardTimeout: 5 s") == ["ok"]
     assert (slot.counted("failed"), slot.counted("overran")) == (1, 1)
     slot.send(B, score=50 if slot.topic.is_priority else None)
@@ -496,7 +466,7 @@ def test_a_message_that_ran_for_too_long_comes_back_alone_and_is_counted(slot: S
 
 @pytest.mark.parametrize("mark", ["bury", "remove"])
 def test_what_is_sent_after_the_mark_lives(slot: Slot, mark: str) -> None:
-    receipt = bring(slot, "F")
+    receipt = slot.bring("F")
     getattr(slot, mark)([A])
     slot.send(A, body=b"new")
     assert slot.where(A) == "FW"

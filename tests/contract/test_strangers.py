@@ -11,9 +11,8 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.testing import Clock
 from tests.contract.keyspaces import in_one_form
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
-MakeSlot = Callable[..., Slot]
 INFINITE = float("inf")
 
 
@@ -24,12 +23,8 @@ def resting_and_sent_by_a_stranger(slot: Slot, score: float | None = None) -> No
     assert sorted(slot.where(b"a")) == sorted("WT" if score is None else "wT")
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_a_strangers_send_supersedes_the_resting_retry_when_it_is_taken(
-    make_slot: MakeSlot, kind: TopicType, identity: str
-) -> None:
-    slot = make_slot(kind, identity=identity)
+@slot_of_each(TYPES, identity=BOTH)
+def test_a_strangers_send_supersedes_the_resting_retry_when_it_is_taken(slot: Slot) -> None:
     resting_and_sent_by_a_stranger(slot)
     receipt, delivery = slot.take_one()
     assert (delivery.retries_left, delivery.envelope) == (16, slot.envelope())
@@ -87,7 +82,7 @@ def test_a_person_acts_on_both_live_copies_at_once(slot: Slot, action: str) -> N
     assert not slot.hash("body") and not slot.hash("failures")
 
 
-def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: MakeSlot) -> None:
+def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     resting_and_sent_by_a_stranger(slot, 7)
     assert slot.reschedule([slot.now_ms + 9_000], [b"a"]) == ["resting"]
@@ -96,7 +91,7 @@ def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: M
 
 
 def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(
-    make_slot: MakeSlot, clock: Clock
+    make_slot: Make, clock: Clock
 ) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [b"a"], [slot.envelope(expires_ms=slot.now_ms + 1_000)])
@@ -134,7 +129,7 @@ def test_a_delivery_whose_newer_copy_rests_ends_without_touching_it(slot: Slot, 
     ],
 )
 def test_a_dead_message_has_its_score_in_one_form_whatever_the_version_of_redis(
-    make_slot: MakeSlot, score: float, text: bytes
+    make_slot: Make, score: float, text: bytes
 ) -> None:
     slot = make_slot()
     slot.zadd(b"a", score)
@@ -186,13 +181,9 @@ def test_the_smallest_and_largest_scores_do_not_stop_what_is_between(slot: Slot)
 MEMBERS = [b"", b"\0", b"\0\xff", b"\xff\xfe not UTF-8", b"a\nb", b" ", b"{}", b"%d %s", b"x" * 1_000_000]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("identity", ["body", "key"])
+@slot_of_each(TYPES, identity=BOTH, backoff=CONSTANT, max_retries=1)
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: repr(member[:9]))
-def test_any_member_lives_a_whole_life(
-    make_slot: MakeSlot, kind: TopicType, identity: str, member: bytes
-) -> None:
-    slot = make_slot(kind, identity=identity, backoff=CONSTANT, max_retries=1)
+def test_any_member_lives_a_whole_life(slot: Slot, member: bytes) -> None:
     slot.zadd(member, slot.fresh_score())
     receipt, delivery = slot.take_one()
     assert (delivery.member, delivery.envelope) == (member, None)
@@ -219,7 +210,7 @@ def test_any_member_lives_a_whole_life(
     ["send", "ensure", "prepare", "commit", "rollback", "release", "time_out", "audit_ledger", "purge"],
 )
 def test_a_key_of_another_type_is_named_and_nothing_is_changed(
-    make_slot: MakeSlot, name: str, action: str
+    make_slot: Make, name: str, action: str
 ) -> None:
     slot = make_slot()
     slot.send(b"a", b"b")
@@ -250,7 +241,7 @@ def test_a_key_of_another_type_is_named_and_nothing_is_changed(
             assert slot.snapshot() == before
 
 
-def test_heads_reads_a_key_of_another_type_as_due(make_slot: MakeSlot) -> None:
+def test_heads_reads_a_key_of_another_type_as_due(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     with slot.foreign("store"):
         assert slot.broker.heads(slot.topic, [0, 1]) == [0, None]
@@ -271,9 +262,7 @@ def test_a_foreign_lease_without_an_end_is_read_as_late_as_an_instant_can_be(
 
 
 @pytest.mark.parametrize("epoch", [b"", b"x", b"1.5"])
-def test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner(
-    make_slot: MakeSlot, epoch: bytes
-) -> None:
+def test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner(make_slot: Make, epoch: bytes) -> None:
     wrong, fine = make_slot(index=1, name="t"), make_slot(index=2, name="t")
     wrong.keyspace.hset(wrong.keys.control, b"epoch", epoch)
     assert wrong.broker.acquire_slots(wrong.topic, [1, 2]) == [Acquired(None, False), Acquired(1, True)]

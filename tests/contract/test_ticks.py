@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,13 +9,12 @@ import pytest
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from django_rmq.testing import Clock
-from tests.contract.slots import TIME_TYPES, Slot
+from tests.contract.slots import TIME_TYPES, Make, Slot
 
-MakeSlot = Callable[..., Slot]
 time_kinds = pytest.mark.parametrize("kind", TIME_TYPES)
 
 
-def keyed(make_slot: MakeSlot, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
+def keyed(make_slot: Make, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
     return make_slot(kind, identity="key", **options)
 
 
@@ -30,7 +28,7 @@ def retract(slot: Slot, instant: int, generation: int = 2) -> Any:
 
 @time_kinds
 def test_a_tick_is_one_message_that_is_due_at_its_instant(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock
+    make_slot: Make, kind: TopicType, clock: Clock
 ) -> None:
     slot = keyed(make_slot, kind)
     instant = slot.now_ms + 5_000
@@ -47,21 +45,21 @@ def test_a_tick_is_one_message_that_is_due_at_its_instant(
     assert slot.where(delivery.member) == "-"
 
 
-def test_an_earlier_tick_is_not_written_after_a_later_one(make_slot: MakeSlot) -> None:
+def test_an_earlier_tick_is_not_written_after_a_later_one(make_slot: Make) -> None:
     slot = keyed(make_slot)
     now = slot.now_ms
     assert [tick(slot, now + 2), tick(slot, now + 1), tick(slot, now + 3)] == ["stored", "known", "stored"]
     assert set(slot.zset("store").values()) == {now + 2, now + 3}
 
 
-def test_schedules_of_one_slot_do_not_know_each_other(make_slot: MakeSlot) -> None:
+def test_schedules_of_one_slot_do_not_know_each_other(make_slot: Make) -> None:
     slot = keyed(make_slot)
     assert tick(slot, slot.now_ms + 9) == "stored"
     assert slot.put_tick("hourly", 1, slot.now_ms + 5, b"hourly@5", slot.envelope()) == "stored"
     assert len(slot.zset("store")) == 2
 
 
-def test_a_tick_wakes_who_sleeps_past_it(make_slot: MakeSlot) -> None:
+def test_a_tick_wakes_who_sleeps_past_it(make_slot: Make) -> None:
     slot = keyed(make_slot)
     slot.acquire()
     slot.take()
@@ -69,7 +67,7 @@ def test_a_tick_wakes_who_sleeps_past_it(make_slot: MakeSlot) -> None:
         tick(slot, slot.now_ms)
 
 
-def test_a_tick_of_an_earlier_generation_is_refused(make_slot: MakeSlot) -> None:
+def test_a_tick_of_an_earlier_generation_is_refused(make_slot: Make) -> None:
     slot = keyed(make_slot)
     assert tick(slot, slot.now_ms + 1, generation=3) == "stored"
     assert tick(slot, slot.now_ms + 2, generation=2) == "stale"
@@ -78,7 +76,7 @@ def test_a_tick_of_an_earlier_generation_is_refused(make_slot: MakeSlot) -> None
 
 
 def test_a_tick_follows_its_topic_to_another_slot_count_unless_it_was_written_before(
-    make_slot: MakeSlot,
+    make_slot: Make,
 ) -> None:
     slot = keyed(make_slot)
     tick(slot, slot.now_ms + 1)
@@ -88,7 +86,7 @@ def test_a_tick_follows_its_topic_to_another_slot_count_unless_it_was_written_be
         tick(other, slot.now_ms + 2)
 
 
-def test_a_tick_that_finds_its_slot_full_is_written_later(make_slot: MakeSlot) -> None:
+def test_a_tick_that_finds_its_slot_full_is_written_later(make_slot: Make) -> None:
     slot = keyed(make_slot, max_backlog=1)
     slot.send(b"other")
     assert [tick(slot, slot.now_ms + 1), tick(slot, slot.now_ms + 1)] == ["full", "full"]
@@ -97,7 +95,7 @@ def test_a_tick_that_finds_its_slot_full_is_written_later(make_slot: MakeSlot) -
 
 
 @pytest.mark.parametrize("kind", [TopicType.PRIORITY, TopicType.FIFO])
-def test_a_topic_without_due_times_has_no_ticks(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_a_topic_without_due_times_has_no_ticks(make_slot: Make, kind: TopicType) -> None:
     slot = keyed(make_slot, kind)
     with pytest.raises(ServerRefused, match="out of bounds"):
         tick(slot, slot.now_ms)
@@ -110,7 +108,7 @@ def test_a_topic_without_due_times_has_no_ticks(make_slot: MakeSlot, kind: Topic
 
 @time_kinds
 def test_a_tick_that_waits_is_taken_back_with_its_body_and_late_writers_are_refused(
-    make_slot: MakeSlot, kind: TopicType
+    make_slot: Make, kind: TopicType
 ) -> None:
     slot = keyed(make_slot, kind)
     instant = slot.now_ms + 5
@@ -121,14 +119,14 @@ def test_a_tick_that_waits_is_taken_back_with_its_body_and_late_writers_are_refu
     assert [tick(slot, instant, 2), tick(slot, instant, 2)] == ["stored", "known"]
 
 
-def test_a_tick_that_was_never_written_is_fenced(make_slot: MakeSlot) -> None:
+def test_a_tick_that_was_never_written_is_fenced(make_slot: Make) -> None:
     slot = keyed(make_slot)
     assert [retract(slot, slot.now_ms), retract(slot, slot.now_ms)] == ["unwritten", "unwritten"]
     assert tick(slot, slot.now_ms) == "stale"
     assert slot.zset("store") == {}
 
 
-def test_what_was_taken_is_not_taken_back(make_slot: MakeSlot, clock: Clock) -> None:
+def test_what_was_taken_is_not_taken_back(make_slot: Make, clock: Clock) -> None:
     slot = keyed(make_slot)
     instant = slot.now_ms
     tick(slot, instant)
@@ -145,7 +143,7 @@ def test_what_was_taken_is_not_taken_back(make_slot: MakeSlot, clock: Clock) -> 
 
 
 def test_a_slot_that_a_tick_has_left_does_not_count_for_what_is_planned_after_a_change(
-    make_slot: MakeSlot,
+    make_slot: Make,
 ) -> None:
     """A re-slotting took it to another slot, and there it was taken back."""
     slot = keyed(make_slot)
@@ -159,7 +157,7 @@ def test_a_slot_that_a_tick_has_left_does_not_count_for_what_is_planned_after_a_
     assert [tick(slot, instant, 2), tick(slot, instant, 2)] == ["stored", "known"]
 
 
-def test_a_retraction_remembers_what_the_one_before_did(make_slot: MakeSlot) -> None:
+def test_a_retraction_remembers_what_the_one_before_did(make_slot: Make) -> None:
     """A worker died between the two, and the schedule was changed again."""
     slot = keyed(make_slot)
     instant = slot.now_ms + 5
@@ -168,7 +166,7 @@ def test_a_retraction_remembers_what_the_one_before_did(make_slot: MakeSlot) -> 
     assert retract(slot, instant + 1, 4) == "unwritten"
 
 
-def test_a_late_retraction_leaves_the_tick_of_a_later_generation(make_slot: MakeSlot) -> None:
+def test_a_late_retraction_leaves_the_tick_of_a_later_generation(make_slot: Make) -> None:
     slot = keyed(make_slot)
     instant = slot.now_ms + 5
     tick(slot, instant, 3)
@@ -177,7 +175,7 @@ def test_a_late_retraction_leaves_the_tick_of_a_later_generation(make_slot: Make
     assert len(slot.zset("store")) == 1
 
 
-def test_a_retraction_forgets_the_failures_of_what_was_replayed(make_slot: MakeSlot) -> None:
+def test_a_retraction_forgets_the_failures_of_what_was_replayed(make_slot: Make) -> None:
     slot = keyed(make_slot)
     instant = slot.now_ms
     tick(slot, instant)

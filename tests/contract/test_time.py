@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from django_rmq.core.model.topic import BackOff, TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, slot_of_each
-
-MakeSlot = Callable[..., Slot]
-kinds = pytest.mark.parametrize("kind", TYPES)
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Make, Slot, slot_of_each
 
 
 @slot_of_each(TIME_TYPES)
 def test_a_message_is_taken_at_its_millisecond_and_not_before(slot: Slot, clock: Clock) -> None:
     due = slot.now_ms + 5_000
-    slot.send(b"a", score=5_000 if slot.topic.type is TopicType.RANGE_MERGE else due)
+    slot.send(b"a", score=slot.due_in(5_000))
     clock.advance("4999ms")
     answer = slot.take()
     assert (answer.status, answer.next_due) == ("empty", due)
@@ -27,7 +22,7 @@ def test_a_message_is_taken_at_its_millisecond_and_not_before(slot: Slot, clock:
     assert slot.take().status == "ok"
 
 
-def test_range_merge_keeps_the_first_time_and_fixed_time_the_last(make_slot: MakeSlot, clock: Clock) -> None:
+def test_range_merge_keeps_the_first_time_and_fixed_time_the_last(make_slot: Make, clock: Clock) -> None:
     merge, fixed = make_slot(TopicType.RANGE_MERGE), make_slot(TopicType.FIXED_TIME)
     now = merge.now_ms
     merge.send(b"a", score=1_000)
@@ -51,24 +46,21 @@ def test_what_is_due_longest_is_taken_first(slot: Slot, clock: Clock) -> None:
 # --- time-outs
 
 
-@kinds
-@pytest.mark.parametrize("timeout", [1, 30, 3600])
+@slot_of_each(TYPES, timeout=[1, 30, 3600], max_retries=[0, 16, 999], backoff=NO_BACKOFF)
 @pytest.mark.parametrize("millis", [0, 1, 999])
-@pytest.mark.parametrize("max_retries", [0, 16, 999])
 def test_a_delivery_times_out_when_more_than_the_time_out_has_passed_in_whole_seconds(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock, timeout: int, millis: int, max_retries: int
+    slot: Slot, clock: Clock, millis: int
 ) -> None:
     clock.advance(millis / 1000)
-    slot = make_slot(kind, timeout=timeout, max_retries=max_retries, backoff=NO_BACKOFF)
-    slot.send(b"a", score=2_000 if kind is TopicType.PRIORITY else None)
+    slot.send(b"a", score=2_000 if slot.topic.is_priority else None)
     slot.take_one()
     taken_s = slot.now_ms // 1000
-    clock.advance(((taken_s + timeout + 1) * 1000 - slot.now_ms - 1) / 1000)
+    clock.advance(((taken_s + slot.topic.timeout + 1) * 1000 - slot.now_ms - 1) / 1000)
     assert slot.time_out() == 0
     assert slot.take(owner="B").status in ("busy", "empty")
     clock.advance("1ms")
     assert slot.time_out() == 1
-    assert slot.where(b"a") == ("w" if max_retries else "D")
+    assert slot.where(b"a") == ("w" if slot.topic.max_retries else "D")
 
 
 @slot_of_each(TYPES, timeout=30)
@@ -127,12 +119,8 @@ def test_prepare_does_the_upkeep_first_even_at_a_shut_gate_and_while_paused(slot
 # --- after a time-out
 
 
-@kinds
-@pytest.mark.parametrize("serial", [True, False])
-def test_a_message_that_timed_out_is_handed_out_alone(
-    make_slot: MakeSlot, kind: TopicType, clock: Clock, serial: bool
-) -> None:
-    slot = make_slot(kind, serial=serial, backoff=NO_BACKOFF)
+@slot_of_each(TYPES, serial=[True, False], backoff=NO_BACKOFF)
+def test_a_message_that_timed_out_is_handed_out_alone(slot: Slot, clock: Clock) -> None:
     slot.send(b"bad")
     slot.take_one()
     clock.advance(31)
@@ -145,7 +133,7 @@ def test_a_message_that_timed_out_is_handed_out_alone(
         assert answer.is_suspect is (seen[-1] == [b"bad"])
         if not seen[-1]:
             break
-        if serial and seen[-1] == [b"bad"]:
+        if slot.topic.serial and seen[-1] == [b"bad"]:
             assert slot.take(10).status == "busy"
         slot.commit(answer.receipt, seen[-1])
     assert [b"bad"] in seen

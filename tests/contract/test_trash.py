@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from django_rmq.core.model.keys import trash_key
 from django_rmq.core.model.replies import Restored
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import SlotMoved
-from tests.contract.keyspaces import SETS, RedisKeyspace
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot, each_type, slot_of_each
+from tests.contract.keyspaces import RedisKeyspace
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TYPES, Make, Slot, each_type, slot_of_each
 
-MakeSlot = Callable[..., Slot]
-kinds = pytest.mark.parametrize("kind", TYPES)
 ACT = TrashShare("act", 1_000, 1_000_000)
 
 
@@ -43,13 +40,9 @@ def restore(slot: Slot, act: str = "act", limit: int = 250) -> tuple[int, int]:
     return back, merged
 
 
-@kinds
-@pytest.mark.parametrize("identity", ["body", "key"])
+@slot_of_each(TYPES, identity=BOTH, backoff=CONSTANT, max_retries=3)
 @pytest.mark.parametrize("how", ["delete", "purge"])
-def test_what_was_deleted_comes_back_as_it_was(
-    make_slot: MakeSlot, kind: TopicType, identity: str, how: str
-) -> None:
-    slot = make_slot(kind, identity=identity, backoff=CONSTANT, max_retries=3)
+def test_what_was_deleted_comes_back_as_it_was(slot: Slot, how: str) -> None:
     slot.send(b"dead")
     slot.bury([b"dead"], "why")
     slot.send(b"rest")
@@ -80,7 +73,7 @@ def test_a_retry_that_waits_comes_back_with_the_retries_that_it_had(slot: Slot) 
     assert slot.take_one()[1].retries_left == 2
 
 
-def test_only_the_act_that_deleted_a_message_brings_it_back(make_slot: MakeSlot) -> None:
+def test_only_the_act_that_deleted_a_message_brings_it_back(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a", b"b")
     delete(slot, b"a", into=ACT._replace(act="one"))
@@ -89,7 +82,7 @@ def test_only_the_act_that_deleted_a_message_brings_it_back(make_slot: MakeSlot)
     assert (slot.where(b"a"), slot.where(b"b")) == ("-", "W")
 
 
-def test_a_deletion_without_an_act_keeps_nothing(make_slot: MakeSlot) -> None:
+def test_a_deletion_without_an_act_keeps_nothing(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a", b"b")
     slot.bury([b"b"])
@@ -101,7 +94,7 @@ def test_a_deletion_without_an_act_keeps_nothing(make_slot: MakeSlot) -> None:
     assert set(slot.snapshot()) == {slot.keys.stats, slot.keys.control}
 
 
-def test_an_act_keeps_as_many_as_it_may_and_the_rest_is_deleted_for_good(make_slot: MakeSlot) -> None:
+def test_an_act_keeps_as_many_as_it_may_and_the_rest_is_deleted_for_good(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"m%d" % n for n in range(10)]
     slot.send(*members)
@@ -137,18 +130,14 @@ def test_a_copy_that_was_sent_since_stays(slot: Slot) -> None:
     slot.clock.advance(1e-3)
     slot.bury([b"dead"], "new")
     states = ("store", "retry", "dead", "body", "deaths", "failures")
-    before = [slot.zset(state) if state in SETS else slot.hash(state) for state in states]
+    before = slot.read(*states)
     assert restore(slot) == (0, 3)
-    assert [slot.zset(state) if state in SETS else slot.hash(state) for state in states] == before
+    assert slot.read(*states) == before
     assert (slot.counted("dropped"), slot.counted("dead_merged")) == (2, 1)
 
 
-@kinds
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_what_waited_behind_a_delivery_waits_behind_it_again(
-    make_slot: MakeSlot, kind: TopicType, identity: str
-) -> None:
-    slot = make_slot(kind, identity=identity)
+@slot_of_each(TYPES, identity=BOTH)
+def test_what_waited_behind_a_delivery_waits_behind_it_again(slot: Slot) -> None:
     slot.send(b"a", body=b"old")
     receipt, _ = slot.take_one()
     slot.clock.advance(1)
@@ -161,12 +150,8 @@ def test_what_waited_behind_a_delivery_waits_behind_it_again(
     assert slot.take_one()[1].envelope == slot.envelope(b"new")
 
 
-@kinds
-@pytest.mark.parametrize("identity", ["body", "key"])
-def test_a_delivery_that_began_since_is_the_newer_copy(
-    make_slot: MakeSlot, kind: TopicType, identity: str
-) -> None:
-    slot = make_slot(kind, identity=identity)
+@slot_of_each(TYPES, identity=BOTH)
+def test_a_delivery_that_began_since_is_the_newer_copy(slot: Slot) -> None:
     slot.send(b"a", body=b"old")
     purge(slot, "store")
     slot.clock.advance(1)
@@ -206,9 +191,7 @@ def test_a_delivery_that_a_person_has_marked_is_no_newer_copy(slot: Slot) -> Non
 
 
 @pytest.mark.parametrize(("identity", "where"), [("body", "CW"), ("key", "C")])
-def test_beside_a_claim_only_what_has_no_body_comes_back(
-    make_slot: MakeSlot, identity: str, where: str
-) -> None:
+def test_beside_a_claim_only_what_has_no_body_comes_back(make_slot: Make, identity: str, where: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, identity=identity)
     slot.send(b"a", body=b"old")
     slot.claim("spark", 1, 60_000, 10)
@@ -235,7 +218,7 @@ def test_what_runs_keeps_its_failures(slot: Slot) -> None:
     assert slot.hash("failures") == {}
 
 
-def test_fifo_messages_get_their_old_place(make_slot: MakeSlot) -> None:
+def test_fifo_messages_get_their_old_place(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIFO, order="strict", identity="key")
     for member in (b"a", b"b"):
         slot.send(member)
@@ -250,7 +233,7 @@ def test_fifo_messages_get_their_old_place(make_slot: MakeSlot) -> None:
 
 
 @pytest.mark.parametrize("state", ["store", "dead"])
-def test_collected_bodies_come_before_those_of_the_newer_copy(make_slot: MakeSlot, state: str) -> None:
+def test_collected_bodies_come_before_those_of_the_newer_copy(make_slot: Make, state: str) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, identity="key", accumulate=5)
 
     def send(body: bytes) -> None:
@@ -268,7 +251,7 @@ def test_collected_bodies_come_before_those_of_the_newer_copy(make_slot: MakeSlo
     assert slot.hash("body")[b"a"].endswith(b"000000002 1:11:2")
 
 
-def test_collected_bodies_come_back_behind_a_newer_delivery(make_slot: MakeSlot) -> None:
+def test_collected_bodies_come_back_behind_a_newer_delivery(make_slot: Make) -> None:
     slot = make_slot(TopicType.RANGE_MERGE, identity="key", accumulate=5)
     slot.send_merge(0, [b"a"], [slot.envelope(b"1", bodies=(b"1",))])
     purge(slot, "store")
@@ -290,7 +273,7 @@ def test_who_sleeps_is_woken_by_what_comes_back(slot: Slot) -> None:
     assert b"sleeping_until" not in slot.hash("control")
 
 
-def test_a_slot_with_another_slot_count_takes_nothing_back(make_slot: MakeSlot) -> None:
+def test_a_slot_with_another_slot_count_takes_nothing_back(make_slot: Make) -> None:
     slot = make_slot(slots=4)
     slot.send(b"a")
     delete(slot, b"a")
@@ -300,7 +283,7 @@ def test_a_slot_with_another_slot_count_takes_nothing_back(make_slot: MakeSlot) 
     assert slot.snapshot() == before
 
 
-def test_many_messages_come_back_in_steps(make_slot: MakeSlot) -> None:
+def test_many_messages_come_back_in_steps(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"m%03d" % n for n in range(900)]
     slot.send(*members, score=100)
@@ -312,7 +295,7 @@ def test_many_messages_come_back_in_steps(make_slot: MakeSlot) -> None:
     assert set(slot.zset("store")) == set(members) and trash(slot) == {}
 
 
-def test_what_was_deleted_is_forgotten_after_an_hour(make_slot: MakeSlot) -> None:
+def test_what_was_deleted_is_forgotten_after_an_hour(make_slot: Make) -> None:
     slot = make_slot()
     slot.send(b"a")
     delete(slot, b"a")
@@ -321,7 +304,7 @@ def test_what_was_deleted_is_forgotten_after_an_hour(make_slot: MakeSlot) -> Non
         assert 3_590_000 < slot.keyspace.client.pttl(key) <= 3_600_000
 
 
-def test_what_a_stranger_wrote_into_the_trash_stays_there(make_slot: MakeSlot) -> None:
+def test_what_a_stranger_wrote_into_the_trash_stays_there(make_slot: Make) -> None:
     slot = make_slot()
     key = trash_key(slot.broker.prefix, slot.topic.name, 0, "act")
     if isinstance(slot.keyspace, RedisKeyspace):

@@ -9,14 +9,13 @@ import pytest
 
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import TopicType
-from tests.contract.slots import NO_BACKOFF, START_MS, TIME_TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, START_MS, TIME_TYPES, Make, Slot
 
-MakeSlot = Callable[..., Slot]
 A, B = b"a", b"b"
 
 
 @pytest.fixture
-def slot(make_slot: MakeSlot) -> Slot:
+def slot(make_slot: Make) -> Slot:
     return make_slot(backoff=NO_BACKOFF)
 
 
@@ -51,7 +50,7 @@ def test_sends_do_not_move_it_until_all_that_waited_is_taken(slot: Slot) -> None
     assert since(slot) == 5_000
 
 
-def test_a_batch_and_an_ensured_message_begin_it(make_slot: MakeSlot) -> None:
+def test_a_batch_and_an_ensured_message_begin_it(make_slot: Make) -> None:
     for call in (lambda slot: slot.send_replace([50, 60], [A, B]), lambda slot: slot.ensure([50], [A])):
         slot = make_slot()
         at = slot.now_ms - START_MS
@@ -120,7 +119,7 @@ def test_what_a_person_sends_again_begins_it(slot: Slot) -> None:
 
 
 @pytest.mark.parametrize("how", ["bury", "remove", "purge", "expire", "claimed_expire"])
-def test_whatever_empties_store_ends_it(make_slot: MakeSlot, how: str) -> None:
+def test_whatever_empties_store_ends_it(make_slot: Make, how: str) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [A], [slot.envelope(expires_ms=slot.now_ms + 500)])
     assert since(slot) == 0
@@ -144,7 +143,7 @@ def test_whatever_takes_a_part_leaves_it(slot: Slot, how: str) -> None:
     assert since(slot) == 0
 
 
-def test_a_move_ends_it_here_and_begins_it_there(make_slot: MakeSlot) -> None:
+def test_a_move_ends_it_here_and_begins_it_there(make_slot: Make) -> None:
     source = make_slot(name="moving", slots=1)
     target = make_slot(name="moving", index=1, slots=2)
     source.send(A)
@@ -191,7 +190,7 @@ def test_a_call_that_ends_nothing_notes_nothing(slot: Slot, call: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TIME_TYPES)
-def test_topics_of_time_note_nothing(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_topics_of_time_note_nothing(make_slot: Make, kind: TopicType) -> None:
     slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.send(A, B)
     slot.ensure([slot.now_ms], [b"c"])
@@ -202,7 +201,7 @@ def test_topics_of_time_note_nothing(make_slot: MakeSlot, kind: TopicType) -> No
     assert slot.broker.sample(slot.topic, [0]).undrained_since_ms is None
 
 
-def test_a_sample_of_slots_has_the_one_that_was_not_empty_for_the_longest(make_slot: MakeSlot) -> None:
+def test_a_sample_of_slots_has_the_one_that_was_not_empty_for_the_longest(make_slot: Make) -> None:
     slots = [make_slot(name="many", index=index) for index in (3, 1, 2)]
     for slot in slots[:2]:
         slot.send(A)

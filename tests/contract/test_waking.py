@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -13,11 +13,9 @@ from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import TopicType
 from django_rmq.testing import Clock
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot, each_type, slot_of_each
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Make, Slot, each_type, slot_of_each
 from tests.oracle.slot import GATE
 from tests.support.brokers import ClusterBroker
-
-MakeSlot = Callable[..., Slot]
 
 
 class Ear:
@@ -104,18 +102,14 @@ def test_who_takes_the_last_message_sleeps_and_is_woken_by_the_next_one(slot: Sl
 
 @slot_of_each(TIME_TYPES)
 def test_who_takes_the_last_message_that_is_due_sleeps_until_the_next_one(slot: Slot, ear: Ear) -> None:
-
-    def send(member: bytes, ms: int) -> None:
-        slot.send(member, score=ms if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + ms)
-
     slot.send(b"a")
-    send(b"b", 90_000)
+    slot.send(b"b", score=slot.due_in(90_000))
     answer = slot.take()
     assert answer.sleeping_until == slot.now_ms + 90_000 == sleeping_until(slot)
     assert answer.next_due == (slot.now_ms // 1000 + 31) * 1000, "its own delivery times out before"
-    send(b"c", 90_001)
+    slot.send(b"c", score=slot.due_in(90_001))
     assert ear.heard() == 0
-    send(b"d", 60_000)
+    slot.send(b"d", score=slot.due_in(60_000))
     assert ear.heard() == 1
 
 
@@ -164,17 +158,13 @@ def test_who_sleeps_while_its_message_runs_is_woken_by_its_failure(slot: Slot, e
 
 @slot_of_each(TIME_TYPES)
 def test_only_what_is_due_earlier_wakes(slot: Slot, ear: Ear) -> None:
-
-    def send(member: bytes, ms: int) -> None:
-        slot.send(member, score=ms if slot.topic.type is TopicType.RANGE_MERGE else slot.now_ms + ms)
-
-    send(b"a", 5_000)
+    slot.send(b"a", score=slot.due_in(5_000))
     assert slot.take().next_due == slot.now_ms + 5_000 == sleeping_until(slot)
-    send(b"b", 5_000)
-    send(b"c", 9_000)
+    slot.send(b"b", score=slot.due_in(5_000))
+    slot.send(b"c", score=slot.due_in(9_000))
     assert ear.heard() == 0
-    send(b"d", 4_999)
-    send(b"e", 10)
+    slot.send(b"d", score=slot.due_in(4_999))
+    slot.send(b"e", score=slot.due_in(10))
     assert ear.heard() == 1
 
 
@@ -284,14 +274,14 @@ def test_resuming_wakes_once_and_pausing_is_told_once(slot: Slot, ear: Ear) -> N
 
 
 @slot_of_each([TopicType.PRIORITY])
-def test_wake_ups_of_other_topics_are_not_heard(slot: Slot, ear: Ear, make_slot: MakeSlot) -> None:
+def test_wake_ups_of_other_topics_are_not_heard(slot: Slot, ear: Ear, make_slot: Make) -> None:
     other = make_slot()
     other.take()
     other.send(b"a")
     assert ear.heard() == 0
 
 
-def test_several_topics_are_heard_by_one_subscription(make_slot: MakeSlot) -> None:
+def test_several_topics_are_heard_by_one_subscription(make_slot: Make) -> None:
     slots = [make_slot(index=n) for n in (0, 5)]
     wakeups = slots[0].broker.wakeups([slot.topic for slot in slots])
     for slot in slots:

@@ -336,8 +336,11 @@ def _check_redis(
             with contextlib.suppress(RmqError):
                 yield from () if figures.problem else judge_workers(worker_overview(context), names)
         if names is None:
-            for left in undeclared_topics.stranded(context):
-                yield from judge_undeclared(left)
+            try:
+                for left in undeclared_topics.stranded(context):
+                    yield from judge_undeclared(left)
+            except WrongType as error:
+                yield Finding("undeclared", "", Severity.BAD, str(error))
         if context.config.coordinator == "redis":
             # The checks of the topics have used a part of the patience.
             spent = time.monotonic() - began
@@ -416,7 +419,9 @@ def judge_workers(overview: WorkerOverview, names: Collection[str] | None = None
 
 
 def judge_undeclared(one: UndeclaredTopic) -> Iterator[Finding]:
-    """Find whether a topic that the settings do not declare holds messages."""
+    """Find whether a topic that the settings do not declare holds messages, or cannot be read."""
+    for problem in one.problems:
+        yield Finding("undeclared", one.topic.name, Severity.BAD, problem, runbook="rmqunreadable")
     if one.held:
         text = _("holds messages (%(messages)s) and is not in the settings") % {"messages": one}
         yield Finding("undeclared", one.topic.name, Severity.BAD, text, one.held)

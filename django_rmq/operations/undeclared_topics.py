@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django_rmq.core.commands import inspect, limits, operate, reslot
-from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.commands.broker_interface import Broker, attempt, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.replies import Death, Entry, read_record
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import InvalidRequest, OperationRefused
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, WrongType
 from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
 from django_rmq.operations.message_view import from_entry
@@ -47,7 +47,9 @@ class UndeclaredTopic:
     resting: int
     dead: int
     is_partial: bool = False
-    """Whether only a part of the slots was read, so that there may be more."""
+    """Whether not all slots were read, so that there may be more."""
+    problems: tuple[str, ...] = ()
+    """Slots that cannot be read, and the reasons."""
 
     @property
     def held(self) -> int:
@@ -103,7 +105,11 @@ def find_undeclared(context: OperationContext, name: str) -> UndeclaredTopic:
         raise OperationRefused(
             f"topic {name} is being re-slotted: declare it, and let `rmqreslot` finish first"
         )
-    return _undeclared_topic(broker, name, definition)
+    undeclared = _undeclared_topic(broker, name, definition)
+    if undeclared.problems:
+        # A topic of which a part cannot be read is not forgotten.
+        raise WrongType(f"topic {name}: {undeclared.problems[0]}")
+    return undeclared
 
 
 def _undeclared_topic(
@@ -117,7 +123,14 @@ def _undeclared_topic(
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     counted: Counter[str] = Counter()
     chosen_slots = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)
-    for counts in walk(broker, (inspect.count(topic, slot) for slot in chosen_slots)):
+    problems = []
+    answers = attempt(broker, (inspect.count(topic, slot) for slot in chosen_slots))
+    for slot, counts in zip(chosen_slots, answers, strict=True):
+        if isinstance(counts, ServerTrouble):
+            raise counts
+        if isinstance(counts, RmqError):
+            problems.append(f"slot {slot}: {counts}")
+            continue
         counted["waiting"] += counts.store
         counted["running"] += counts.prepare + counts.claimed
         counted["resting"] += counts.retry
@@ -128,7 +141,8 @@ def _undeclared_topic(
         counted["running"],
         counted["resting"],
         counted["dead"],
-        len(chosen_slots) < topic.slots,
+        len(chosen_slots) - len(problems) < topic.slots,
+        tuple(problems),
     )
 
 

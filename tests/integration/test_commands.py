@@ -646,6 +646,15 @@ def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: R
     assert "nothing to do" in run("rmqclaims", "renders", "--return")
 
 
+def test_rmqclaims_names_a_topic_that_it_cannot_read_and_goes_on(broker: Broker, run: Run) -> None:
+    claimed(broker, 20)
+    broker.client.set(slot_keys(broker.prefix, "orders", 1).claimants, "foreign")
+    text = run("rmqclaims", code=1)
+    assert "renders  query" in text and "orders: the key" in text
+    assert "renders" in run("rmqclaims", "--json", code=1)
+    assert "no Spark query" not in run("rmqclaims", "orders", code=1)
+
+
 def test_rmqclaims_says_where_a_query_runs_and_frees_its_name(broker: Broker, run: Run) -> None:
     topic = get_config().topic("renders")
     assert broker.hold_consumer(topic, "query", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None
@@ -881,6 +890,20 @@ def test_rmqaudit_tells_what_is_late(broker: Broker, run: Run) -> None:
     assert json.loads(run("rmqaudit", "orders", "--json"))[0]["overdue_deliveries"] == 0
     broker.client.zadd(slot_keys(broker.prefix, "orders", 1).prepare, {b"2": now - 600_000 - now % 1000})
     assert "1 deliveries are past their time-out" in run("rmqaudit", "orders")
+
+
+@pytest.mark.parametrize("options", [(), ("--strays",), ("--strays", "--repair", "--adopt")])
+def test_rmqaudit_names_a_topic_that_it_cannot_read_and_goes_on(
+    broker: Broker, run: Run, options: tuple[str, ...]
+) -> None:
+    broker.client.lpush(slot_keys(broker.prefix, "orders", 1).claims, "foreign")
+    text = run("rmqaudit", *options, code=1)
+    assert text.startswith("orders: the key") and "not all could be read, in orders" in text
+    assert "renders: balanced" in text and "blobs: balanced" in text
+    printed, _ = json.JSONDecoder().raw_decode(run("rmqaudit", *options, "--json", code=1))
+    rows = {row["topic"]: row for row in printed}
+    assert "holds data that RMQ did not write" in rows["orders"]["problem"]
+    assert (rows["renders"]["problem"], rows["renders"]["drifting"]) == ("", [])
 
 
 def test_rmqaudit_counts_the_consumers_of_spark(broker: Broker, run: Run) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from django.core.management import CommandError, call_command
 from django.test import AsyncRequestFactory, override_settings
@@ -29,6 +30,7 @@ from django_rmq.api import topics as topic_responses
 from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
 from django_rmq.connections import coordinators
+from django_rmq.core.model.keys import slot_keys, topics_key
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
@@ -255,6 +257,34 @@ def test_a_topic_that_left_the_settings_is_reported_by_the_command() -> None:
         with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"new": {"TYPE": "fixed_time"}}}):
             lines, _ = run("--no-workers")
             assert "BAD  undeclared   old: holds messages (1 waiting) and is not in the settings" in lines
+
+
+def test_a_topic_that_left_the_settings_and_cannot_be_read_hides_no_other(
+    redis_url: str, redis_client: redis.Redis, prefix: str
+) -> None:
+    def shop(*names: str) -> Any:
+        topics = {name: {"TYPE": "fixed_time", "SLOTS": 2} for name in names}
+        return override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": topics})
+
+    with shop("old", "older"):
+        call_command("rmqtopics", "--apply", stdout=io.StringIO())
+        redis_client.zadd(slot_keys(prefix, "older", 1).store, {b"1": 1})
+        redis_client.lpush(slot_keys(prefix, "old", 1).dead, "foreign")
+    problem = f"slot 1: WRONGTYPE dead_{{{prefix}old_1}} is a list, not a zset"
+    with shop("new"):
+        lines, _ = run()
+        assert "BAD  undeclared   older: holds messages (1 waiting) and is not in the settings" in lines
+        assert f"BAD  undeclared   old: {problem}" in lines
+        output = io.StringIO()
+        with pytest.raises(CommandError, match=re.escape("older (1 waiting). Declare")) as caught:
+            call_command("rmqtopics", "--apply", stdout=output)
+        assert f"topic old: {problem}" in str(caught.value) and "older" in output.getvalue()
+        with pytest.raises(CommandError, match=re.escape(f"topic old: {problem}")):
+            call_command("rmqtopics", "old", "--retire", "--delete", "--no-input")
+        redis_client.delete(topics_key(prefix))
+        redis_client.lpush(topics_key(prefix), "foreign")
+        lines, _ = run()
+        assert "BAD  undeclared   the key" in lines and "BAD  workers      new" in lines
 
 
 def test_the_usual_limits_are_those_of_the_alerts() -> None:

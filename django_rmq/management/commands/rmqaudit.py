@@ -8,7 +8,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from django_rmq.core.model.keys import Definitions
 from django_rmq.core.model.topic import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, ago, one_line
 from django_rmq.operations import Operations
 from django_rmq.operations.topic_audit import DRIFTS, Audit, audit, check_is_settled, find_strays, overdue
@@ -30,8 +32,9 @@ class Command(RmqCommand):
     help = (
         "Check that the ledger of every slot balances: messages in = messages out + messages held. Only "
         "reads. Exits with 1 on any drift: above zero, another program "
-        "added messages; below zero, messages are lost. Also reports how long the oldest message has been "
-        "due. --strays also finds records without a message, and messages in the wrong slot."
+        "added messages; below zero, messages are lost; also if a topic cannot be read. Also reports how long "
+        "the oldest message has been due. --strays also finds records without a message, and messages in the "
+        "wrong slot."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -64,45 +67,53 @@ class Command(RmqCommand):
             options["adopt"] = options["repair"] = False
         operations = self.operations()
         registered = operations.broker.definitions()
-        audits = [
-            audit(operations.broker, topic, registered.get(topic.name, {}), adopt=options["adopt"])
-            for topic in self.topics(options["topics"])
+        rows = [
+            self._audited(operations, topic, registered, options) for topic in self.topics(options["topics"])
         ]
-        rows, strays = [_row(one) for one in audits], 0
-        for topic_audit, row in zip(audits, rows, strict=True):
-            if options["strays"]:
-                check_is_settled(topic_audit.topic, registered.get(topic_audit.topic.name, {}))
-            strays += self._add_overdue_and_strays(operations, topic_audit.topic, row, options)
         if options["json"]:
             self.print_json(rows)
         else:
             self._print(rows)
-        drifting = [row for row in rows if row["drifting"]]
-        if drifting:
+        if drifting := [row for row in rows if row.get("drifting")]:
             slots = sum(len(row["drifting"]) for row in drifting)
             names = ", ".join(row["topic"] for row in drifting)
             raise CommandError(f"{slots} slots do not balance, in {names}", returncode=1)
-        if strays:
+        if unread := [row["topic"] for row in rows if row["problem"]]:
+            raise CommandError(f"not all could be read, in {', '.join(unread)}", returncode=1)
+        if strays := sum(row["strays"]["left"] for row in rows if "strays" in row):
             raise CommandError(f"{strays} strays are left; use --repair", returncode=1)
 
-    def _add_overdue_and_strays(
-        self, operations: Operations, topic: Topic, row: _Row, options: Options
-    ) -> int:
-        """Add overdue messages and strays to ``row``; return how many strays are left."""
-        row |= asdict(overdue(operations.broker, topic))
-        if not options["strays"]:
-            return 0
-        *_, strays = find_strays(operations.broker, topic, repair=options["repair"])
-        row["strays"] = {
-            "loose": dict(strays.loose),
-            "misplaced": strays.misplaced,
-            "mended": strays.mended,
-            "problems": strays.problems,
-        }
-        return strays.found - strays.mended + len(strays.problems)
+    def _audited(
+        self, operations: Operations, topic: Topic, registered: Definitions, options: Options
+    ) -> _Row:
+        """Return the row of a topic. A key that another program has written hides no other topic."""
+        broker = operations.broker
+        try:
+            definition = registered.of(topic.name) or {}
+            if options["strays"]:
+                check_is_settled(topic, definition)
+            topic_audit = audit(broker, topic, definition, adopt=options["adopt"])
+            row = _row(topic_audit) | asdict(overdue(broker, topic_audit.topic))
+            if options["strays"]:
+                *_, strays = find_strays(broker, topic_audit.topic, repair=options["repair"])
+                row["strays"] = {
+                    "loose": dict(strays.loose),
+                    "misplaced": strays.misplaced,
+                    "mended": strays.mended,
+                    "left": strays.found - strays.mended + len(strays.problems),
+                    "problems": strays.problems,
+                }
+            return row
+        except RmqError as error:
+            if isinstance(error, ServerTrouble):
+                raise
+            return {"topic": topic.name, "problem": str(error)}
 
     def _print(self, rows: list[_Row]) -> None:
         for row in rows:
+            if row["problem"]:
+                self.stdout.write(f"{row['topic']}: {self.style.ERROR(one_line(row['problem']))}")
+                continue
             balance = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
             held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
             adopted = f", {row['adopted']} adopted as foreign" if row["adopted"] else ""
@@ -149,6 +160,7 @@ class Command(RmqCommand):
 def _row(audit: Audit) -> _Row:
     return {
         "topic": audit.topic.name,
+        "problem": "",
         "slots": audit.topic.slots,
         "counters": audit.counters,
         "depths": audit.depths,

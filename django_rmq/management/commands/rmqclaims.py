@@ -7,6 +7,9 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
+from django.core.management.base import CommandError
+
+from django_rmq.exceptions import WrongType
 from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, ago, one_line
 from django_rmq.operations import ClaimStats
 
@@ -42,16 +45,23 @@ class Command(RmqCommand):
         if options["consumer"] or options["spent"]:
             raise UsageError("--consumer and --spent need --return")
         operations = self.operations()
-        claims = [one for topic in self.topics(options["topics"]) for one in operations.claims(topic.name)]
+        claims, problems = list[ClaimStats](), []
+        for topic in self.topics(options["topics"]):
+            try:
+                claims += operations.claims(topic.name)
+            except WrongType as error:
+                # A key that another program has written hides no other topic.
+                problems.append(f"{topic.name}: {error}")
         if options["json"]:
             self.print_json([asdict(one) for one in claims])
-            return
-        if not claims:
+        elif claims:
+            now_ms = time.time() * 1000
+            heads = ("topic", "consumer", "claim", "state", "slots", "messages", "lease", "query")
+            self.print_table([heads, *_rows(claims, now_ms)], right=(2, 4, 5, 6))
+        elif not problems:
             self.stdout.write("no Spark query holds messages")
-            return
-        now_ms = time.time() * 1000
-        heads = ("topic", "consumer", "claim", "state", "slots", "messages", "lease", "query")
-        self.print_table([heads, *_rows(claims, now_ms)], right=(2, 4, 5, 6))
+        if problems:
+            raise CommandError(one_line("; ".join(problems)), returncode=1)
 
     def _return(self, options: Options) -> None:
         if len(options["topics"]) != 1:

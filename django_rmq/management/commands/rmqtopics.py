@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
-from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration
+from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration, one_line
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined
@@ -106,8 +106,9 @@ class Command(RmqCommand):
                 f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use "
                 "--retire"
             )
+        problems += [f"topic {one.topic.name}: {problem}" for one in stranded for problem in one.problems]
         if problems:
-            raise CommandError(". ".join(problems), returncode=1)
+            raise CommandError(one_line(". ".join(problems)), returncode=1)
 
     def _change_limits(self, operations: Operations, options: Options) -> bool:
         """Change or reset limits of the named topics, and return whether that was asked for."""
@@ -221,4 +222,4 @@ def _row(defined: Defined, changed: ChangedLimits | None) -> _Row:
 
 def _left_row(undeclared: UndeclaredTopic, registered: dict[str, object]) -> _Row:
     row = _row(Defined(undeclared.topic, "undeclared", registered), None)
-    return {**row, "declared": None, "holds": undeclared.held}
+    return {**row, "declared": None, "holds": undeclared.held, "problems": list(undeclared.problems)}

@@ -425,9 +425,9 @@ background_view, background_live_view = live_page(
 
 
 def _may(operations: Operations, name: str, kind: str) -> bool:
-    """Return whether the actor may do this to a topic, which the settings may no longer have."""
-    topic = operations.config.topics.get(name)
-    return topic is not None and operations.may(topic, PERMISSION_OF[kind])
+    """Return whether the actor may do this to a topic; if the settings no longer have it, only the permission counts."""
+    topic, permission = operations.config.topics.get(name), PERMISSION_OF[kind]
+    return operations.actor.may(permission) if topic is None else operations.may(topic, permission)
 
 
 def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[str, object]:
@@ -435,7 +435,7 @@ def _deletion_line(pages: Pages, operations: Operations, one: Deletion) -> dict[
         "row": readable(one),
         "kind": _DELETION_KINDS[one.kind],
         "url": pages.url("change", quote(one.topic)),
-        "may_undo": _may(operations, one.topic, one.kind),
+        "may_undo": one.topic in operations.config.topics and _may(operations, one.topic, one.kind),
     }
 
 

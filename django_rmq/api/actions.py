@@ -309,7 +309,7 @@ class BackgroundView(RmqView):
     @route("background", Permission.VIEW, answers={200: BackgroundActionsAnswer})
     def get(self) -> Json:
         """List the actions in the background, the oldest first."""
-        now_ms, actions = self.operations.broker.now_ms(), self.operations.background_actions(self.known())
+        now_ms, actions = self.operations.broker.now_ms(), self.operations.background_actions()
         return {"results": [background_action(one, now_ms) for one in actions]}
 
 
@@ -333,5 +333,5 @@ class StopActionView(RmqView):
     @route("stop_action", Permission.VIEW, answers={202: BackgroundActionAnswer})
     def post(self, action: str) -> Json:
         """Stop an action in the background, with its own permission; what it has done stays done."""
-        stopped = self.operations.stop_action(action, self.known())
+        stopped = self.operations.stop_action(action)
         return background_action(stopped, self.operations.broker.now_ms())

@@ -361,16 +361,23 @@ def stop_action(
 ) -> ActionProgress:
     """Stop an action in the background; what it has done stays done. Its own permission is needed.
 
-    Raises ``OperationRefused`` if it is unknown or has ended.
+    Its topic may have left the settings. Raises ``OperationRefused`` if the action is unknown or has ended.
     """
     stored = next((one for one in background_actions(context, names) if one.action.id == action), None)
     if stored is None or stored.ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
-    context.declared(stored.action.topic, PERMISSION_OF[stored.action.kind])
-    context.broker.run(stored_actions.write_action(action, "stopped", context.actor.name))
+    permission = PERMISSION_OF[stored.action.kind]
+    if stored.action.topic in context.config.topics:
+        context.declared(stored.action.topic, permission)
+    else:
+        context.actor.require(permission)
+    stored.stopped_by = context.actor.name
+    context.broker.run(stored_actions.write_action(action, "stopped", stored.stopped_by))
     # If no worker does a part now, perhaps there is none, and this ends it.
     run_part(context, action, "", lambda: True)
-    return next(one for one in context.broker.run(stored_actions.read_actions()) if one.action.id == action)
+    actions = context.broker.run(stored_actions.read_actions())
+    # A process that starts an action may have forgotten this one meanwhile, to make room.
+    return next((one for one in actions if one.action.id == action), stored)
 
 
 def _make_room(broker: Broker) -> None:

@@ -219,6 +219,46 @@ def test_a_worker_sees_an_action_with_its_report_and_writes_one_row(
     steps.close()
 
 
+def test_an_action_that_is_forgotten_while_it_is_stopped_is_answered_as_it_was(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dead(shop, 3)
+    action = operations().start_action("letters", "replay").action.id
+    do_part = bulk_actions.run_part
+
+    def forget_then(*arguments: Any) -> bool:
+        shop.run(stored_actions.delete_action(one()))
+        return do_part(*arguments)
+
+    monkeypatch.setattr(bulk_actions, "run_part", forget_then)
+    stopped = operations().stop_action(action)
+    assert (stopped.action.id, stopped.stopped_by, stopped.ended_ms) == (action, "ada", None)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("by", ["page", "rest", "command"])
+def test_an_action_of_a_topic_that_has_left_the_settings_is_stopped(
+    shop: Any, staff: Callable[..., Client], by: str
+) -> None:
+    make_dead(shop, 3)
+    action = operations().start_action("letters", "replay").action.id
+    with project_on(shop, TOPICS={"other": TOPICS["other"]}):
+        table = reverse("admin:django_rmq_topic_background")
+        stranger = staff("view_topic", "purge_topic")
+        assert f'value="{action}"' not in stranger.get(table).content.decode()
+        assert stranger.post(f"/api/rmq/background/{action}/stop/").status_code == 403
+        client = staff("view_topic", "replay_messages")
+        assert client.get("/api/rmq/background/").json()["results"][0]["action_id"] == action
+        if by == "page":
+            assert f'value="{action}"' in client.get(table).content.decode()
+            client.post(table, {"action": action})
+        elif by == "rest":
+            assert client.post(f"/api/rmq/background/{action}/stop/").json()["status"] == "stopped"
+        else:
+            call_command("rmqworkers", "--stop-action", action, stdout=io.StringIO())
+        assert one().state(shop.now_ms()) == "stopped"
+
+
 @pytest.mark.django_db
 def test_an_action_is_started_watched_and_stopped_from_pages(shop: Any, staff: Callable[..., Client]) -> None:
     make_dead(shop, 3)

@@ -250,6 +250,34 @@ def test_it_ends_on_sigterm_while_changed_code_blocks(start: Start, broker: Brok
     assert is_gone(trial)
 
 
+def test_signals_about_its_processes_do_not_end_a_worker_that_has_none_yet(
+    start: Start, tmp_path: Path
+) -> None:
+    app, begun, done = tmp_path / "slow_app", tmp_path / "begun", tmp_path / "done"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "listeners.py").write_text(f"""
+import pathlib, time
+from django_rmq import listener
+
+def load_slowly():
+    pathlib.Path({str(begun)!r}).touch()
+    while not pathlib.Path({str(done)!r}).exists():
+        time.sleep(0.01)
+
+load_slowly()
+listener("work")(print)
+""")
+    worker = start(WORKER_APP="slow_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    eventually(begun.exists, "loading the project")
+    worker.signal(signal.SIGHUP)
+    worker.signal(signal.SIGUSR1)
+    eventually(lambda: "in load_slowly" in worker.output, "the stack")
+    done.touch()
+    worker.ready()
+    worker.end()
+
+
 # --- it cannot start
 
 

@@ -12,6 +12,7 @@ SIGHUP replaces all processes, SIGUSR1 writes the stack of every thread to stand
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -96,6 +97,12 @@ class Command(RmqCommand):
         'Defaults of the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
     requires_system_checks = "__all__"
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command. While it loads the project, it has no processes to replace, but a stack to write."""
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, _heed_while_loading)
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = _settings()
@@ -243,6 +250,13 @@ _REASONS = {
     4: "the watchdog killed the last live worker process",
     5: "a listener exceeded HARD_TIMEOUT while its process was ending; see the log above",
 }
+
+
+def _heed_while_loading(number: int, frame: object) -> None:
+    """Write the stack of every thread at SIGUSR1, and do nothing at SIGHUP. By default either ends a process."""
+    if number == signal.SIGUSR1:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            faulthandler.dump_traceback(all_threads=True)
 
 
 def _run_parts(worker: str, is_over: Callable[[], bool]) -> bool:

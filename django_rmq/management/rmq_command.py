@@ -5,6 +5,7 @@ Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 UNREAD = 128 + signal.SIGPIPE
 """The exit code of a command whose output nobody reads any more: that of a Unix tool which ended by SIGPIPE."""
 
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why output is not written: the disk is full, a quota or the largest size of a file is reached, or the device fails."""
 
 Options = Mapping[str, Any]
 """The options of a command as argparse has read them."""
@@ -101,17 +105,28 @@ class RmqCommand(BaseCommand):
             discard_output(sys.stderr)
 
     def execute(self, *args: object, **options: object) -> str | None:
-        """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
+        """Run the command; raises ``CommandError`` for any error of RMQ or the settings, and for failed system checks."""
         try:
-            return super().execute(*args, **options)
+            try:
+                return super().execute(*args, **options)
+            finally:
+                # Python would report at its end that what is left in a buffer cannot be written, with an exit code of its own.
+                self.stdout.flush()
         except SystemCheckError as error:
             error.returncode = 2
             raise
         except RmqError as error:
             raise CommandError(one_line(str(error)), returncode=exit_code_of(type(error))) from error
+        except ImproperlyConfigured as error:  # Such as a project without DATABASES
+            raise CommandError(one_line(str(error)), returncode=2) from error
         except BrokenPipeError:
             discard_output(sys.stdout)
             raise SystemExit(UNREAD) from None
+        except OSError as error:
+            if error.errno not in UNWRITTEN:
+                raise
+            discard_output(sys.stdout)
+            raise CommandError(f"not all was written: {error.strerror}", returncode=1) from error
 
     def operations(self, *, as_shown: bool = False) -> Operations:
         """Return the operations of a shell, to which everything is permitted. The audit trail names its user.

@@ -168,8 +168,30 @@ def test_a_worker_runs_although_nobody_has_read_anything_of_it(
     assert run_unread("runrmqconsumers nonsense", environment, unread)[0] == 2
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("command", ["rmqstats", "rmqhealth"])
 def test_a_command_whose_output_nobody_reads_ends_quietly_like_any_tool(
-    environment: dict[str, str], command: str
+    environment: dict[str, str], command: str, buffered: bool
 ) -> None:
+    environment |= {"PYTHONUNBUFFERED": "" if buffered else "1"}
     assert run_unread(command, environment, "stdout") == (141, "")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("command", ["rmqstats", "rmqhealth"])
+def test_a_command_whose_output_does_not_fit_on_the_disk_says_so(
+    environment: dict[str, str], command: str, buffered: bool
+) -> None:
+    environment |= {"PYTHONUNBUFFERED": "" if buffered else "1"}
+    with Path("/dev/full").open("w") as full:
+        how = {
+            "stdin": subprocess.DEVNULL,
+            "capture_output": False,
+            "stdout": full,
+            "stderr": subprocess.PIPE,
+        }
+        done = completed([sys.executable, "manage.py", command], environment, **how)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "CommandError: not all was written: No space left on device\n",
+    )

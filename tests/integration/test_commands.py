@@ -1078,6 +1078,23 @@ def test_redis_being_away_is_exit_3_in_one_line(run: Run, command: str) -> None:
         assert "does not answer" in run(command, *COMMANDS[command], code=3)
 
 
+def test_a_project_without_databases_is_exit_2(redis_url: str, prefix: str) -> None:
+    code = """
+import sys
+from django.conf import settings
+
+settings.configure(INSTALLED_APPS=["django_rmq"], RMQ={"REDIS": sys.argv[1], "KEY_PREFIX": sys.argv[2], "TOPICS": {}})
+from django.core.management import execute_from_command_line
+
+execute_from_command_line(["manage.py", *sys.argv[3:]])
+"""
+    for arguments in (["rmqoutbox"], ["rmqoutbox", "--once"], ["rmqhealth", "--max-outbox-age", "5"]):
+        command = [sys.executable, "-c", code, redis_url, prefix, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch("CommandError: settings.DATABASES is improperly configured.*\n", done.stderr)
+
+
 def test_a_reader_that_goes_away_is_no_traceback(redis_url: str, prefix: str) -> None:
     environment = {**os.environ, "REDIS_URL": redis_url, "RMQ_KEY_PREFIX": prefix}
     process = subprocess.Popen(

@@ -19,6 +19,7 @@ from django_rmq.core import lua
 from django_rmq.core.cluster import cluster_broker
 from django_rmq.core.cluster.cluster_broker import Cluster, NodeTrip, RoutedCommand
 from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.commands.script_call import RedisCommand, Single
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.send_results import Durability
 from django_rmq.core.model.topic import Topic, TopicType
@@ -151,8 +152,12 @@ def test_what_is_read_behind_a_call_that_did_not_run_is_read_after_it(
     pipeline = broker.pipeline()
     pipeline.send_merge(WORK, 0, 0, [b"b"])
     pipeline.count(WORK, 0)
-    (sent,), counts = pipeline.execute()
+    counter = Single(lambda prefix: b"{" + slot_keys(prefix, WORK.name, 0).store + b"}_counter")
+    pipeline.add(RedisCommand("HINCRBY", counter, ("field", 5), int))
+    (sent,), counts, added = pipeline.execute()
     assert (sent.status, counts.store) == ("stored", 2)
+    # A plain command that writes has run, so it is not repeated.
+    assert added == 5
     if isinstance(broker, ClusterBroker):
         broker.close()
 

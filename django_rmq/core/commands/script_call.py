@@ -264,8 +264,8 @@ _COMMANDS = {
 }
 """The keys of plain commands whose place has several keys."""
 
-_OF_TRANSACTIONS = {"MULTI", "EXEC", "ZADD", "TIME"}
-"""Plain commands that must not be repeated one by one; all others only read."""
+_READERS = {"EXISTS", "HGETALL", "HLEN", "HMGET", "ZRANGE", "ZRANK"}
+"""The plain commands that may run twice, because they change nothing and belong to no transaction."""
 
 
 class Signature(NamedTuple):
@@ -283,7 +283,7 @@ class Signature(NamedTuple):
 def signature(script: str) -> Signature:
     """Return the signature in the header of ``script``, or that of a plain command."""
     if script not in lua.all_names():
-        return Signature(_COMMANDS.get(script, ()), (), script not in _OF_TRANSACTIONS)
+        return Signature(_COMMANDS.get(script, ()), (), script in _READERS)
     declared = lua.declaration(script)
     names = [argument.name for argument in declared.arguments]
     facts = [name if name in FACTS else "" for name in names]

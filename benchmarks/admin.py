@@ -26,7 +26,8 @@ from benchmarks.harness import command_line, conditions, redis_seconds, server, 
 from django_rmq.core.commands import ack, fetch
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
-from django_rmq.core.coordination.stored_plan import AssignmentPlan, write_record
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.keys import history_keys, worker_keys
 from django_rmq.core.monitoring.history import HOUR_MINUTES, LONGEST_GAP_MINUTES
 

@@ -25,7 +25,8 @@ from django.utils.translation import ngettext, override
 from django_rmq.connections import coordinators
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.coordination.stored_plan import AssignmentPlan, members_of_roster
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
+from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.replies import Roster
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.database_access import ParallelReads

@@ -20,7 +20,8 @@ from django_rmq.core.commands import history, inspect, membership
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline, run_all
 from django_rmq.core.commands.script_call import Answer, AtSlots, Call
 from django_rmq.core.coordination import Member, Worker
-from django_rmq.core.coordination.stored_plan import AssignmentPlan, Span, members_of_roster, plan_of_roster
+from django_rmq.core.coordination.stored_plan import AssignmentPlan, Span, plan_of_roster
+from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.replies import Counts, Roster
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable

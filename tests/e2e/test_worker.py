@@ -14,7 +14,7 @@ import pytest
 
 from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
-from django_rmq.core.coordination.stored_plan import members_of_roster
+from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.topic import Topic
 from tests.e2e.processes import (
     ONE_SLOT,

@@ -30,7 +30,7 @@ from django_rmq.core.commands import membership
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
-from django_rmq.core.coordination.stored_plan import write_record
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.body_codec import ExactNumber
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import slot_keys, worker_keys

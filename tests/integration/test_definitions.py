@@ -31,7 +31,7 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core import topic_registration
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.coordination.stored_plan import write_record
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer import producer

@@ -22,7 +22,8 @@ from django_rmq.core import lua
 from django_rmq.core.commands.membership import assign, roster
 from django_rmq.core.commands.reports import write_report
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.coordination.stored_plan import AssignmentPlan, Span, write_record
+from django_rmq.core.coordination.stored_plan import AssignmentPlan, Span
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic, TopicType

@@ -24,7 +24,7 @@ from django.test import override_settings
 from django_rmq.conf import get_config
 from django_rmq.core.commands import membership, reports
 from django_rmq.core.coordination import Worker as WorkerRecord
-from django_rmq.core.coordination.stored_plan import write_record
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
 from django_rmq.core.model.keys import slot_keys

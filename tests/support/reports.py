@@ -10,7 +10,7 @@ from django_rmq.core.commands import membership
 from django_rmq.core.commands.reports import write_report
 from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
-from django_rmq.core.coordination.stored_plan import write_record
+from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.worker_report import RunningCall, WorkerReport
 from tests.support.workers import LONG
 

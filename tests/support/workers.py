@@ -21,7 +21,8 @@ from django_rmq.core.cluster.cluster_broker import Cluster
 from django_rmq.core.commands import inspect, membership
 from django_rmq.core.consumer import AssignmentCallbacks, Dispatcher, WorkerCallbacks, WorkerOptions
 from django_rmq.core.coordination import Holding, Member
-from django_rmq.core.coordination.stored_plan import members_of_roster, plan_of_roster
+from django_rmq.core.coordination.stored_plan import plan_of_roster
+from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.topic import Topic

@@ -5,16 +5,20 @@ It says who shall own a slot; ``core.consumer.slot_acquisition`` makes that bind
 It decides in two steps. ``round_quotas`` decides how many slots each worker gets: quotas are rounded so that everything is
 balanced and few slots move. ``lay_out`` decides which slots those are, so that each worker keeps as many of its own as possible.
 
-Slots are held as runs, so that 2**20 of them cost as much as a few thousand runs. This module does not know how workers find each
-other or how an assignment is stored. It needs only the standard library.
+Which slots a topic has while it is being re-slotted is decided here, too (``served_topics``). Slots are held as runs, so that
+2**20 of them cost as much as a few thousand runs. This module does not know how workers find each other or how an assignment is
+stored.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import lcm
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from django_rmq.core.model.topic import slot_counts
 
 Owner = TypeVar("Owner")
 
@@ -254,6 +258,25 @@ class TopicSlots(NamedTuple):
     slots: int
     serial: bool = True
     """Whether slots are assigned. If not, all workers that serve the topic share all of its slots."""
+
+
+def served_topics(
+    served: Iterable[Iterable[TopicSlots]], registered: Mapping[str, Mapping[str, object]]
+) -> list[TopicSlots]:
+    """Return the topics that any worker serves, as registered, otherwise as the first worker has them.
+
+    ``served``: the topics of each worker.
+    """
+    slots_of: dict[str, TopicSlots] = {}
+    for topic in chain.from_iterable(served):
+        slots_of.setdefault(topic.name, topic)
+    for name, topic in slots_of.items():
+        definition = registered.get(name, {})
+        # While a topic is being re-slotted, messages are in old and in new slots, so all of them are assigned.
+        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **definition})
+        if all(isinstance(slots, int) and slots > 0 for slots in counts):
+            slots_of[name] = TopicSlots(name, max(counts), bool(definition.get("serial", topic.serial)))
+    return list(slots_of.values())
 
 
 class WorkerCapacity(NamedTuple):

@@ -18,21 +18,15 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.commands import membership
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.coordination import Member, Slots, Worker
-from django_rmq.core.coordination.assignment import assign
+from django_rmq.core.coordination.assignment import assign, served_topics
 from django_rmq.core.coordination.shared_coordinator import (
     AUDIT_SECONDS,
     SETTLE_SECONDS,
     SharedCoordinator,
     log_assigned,
 )
-from django_rmq.core.coordination.stored_plan import (
-    AssignmentPlan,
-    members_of_roster,
-    read_workers,
-    served_topics,
-    whose,
-    write_record,
-)
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
+from django_rmq.core.coordination.worker_records import members_of_roster, read_workers, whose, write_record
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.replies import Beat
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
@@ -208,7 +202,9 @@ class RedisCoordinator(SharedCoordinator):
         return super()._flaw() or ("" if is_vetted else self._plan_flaw)
 
     def _assign(self, why: str) -> None:
-        topics = served_topics(self._live_workers, self.broker.definitions())
+        topics = served_topics(
+            (worker.topics for worker in self._live_workers.values()), self.broker.definitions()
+        )
         live_workers = [worker.capacity for worker in self._live_workers.values()]
         assignment = assign(topics, live_workers, self._last_plan.runs())
         is_new = self._plan is None or self._basis != self._members_version or assignment != self._plan.runs()

@@ -1,116 +1,26 @@
 """The plan of an assignment (``AssignmentPlan``), which says which worker owns which slots since when, as coordinators store it.
 
-Which worker gets which slots is decided by ``assignment``. Here are also the records by which workers know each other. A plan is
-compact JSON:
+Which worker gets which slots is decided by ``assignment``. The records by which workers know each other are in
+``worker_records``. A plan is compact JSON:
 
     {"workers": [id, …], "times": [s, …], "topics": {name: [length, worker, time, length, worker, time, …]}}
 
 The spans of a topic follow each other from slot 0, so only their lengths are written; ``worker`` and ``time`` are indexes. 2**20
-slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of workers came and went. A record is a token and
-compact JSON. Where both are stored is the subject of the coordinators.
+slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of workers came and went. Where the plan is stored
+is the subject of the coordinators.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django_rmq.core.coordination import Holding, Member, Owned, Worker
-from django_rmq.core.coordination.assignment import Assignment, SlotRun, TopicSlots, join_neighbours
+from django_rmq.core.coordination import Holding, Owned, Worker
+from django_rmq.core.coordination.assignment import Assignment, SlotRun, join_neighbours
 from django_rmq.core.model.replies import Roster
-from django_rmq.core.model.topic import slot_counts
-
-
-def write_record(token: str, worker: Worker) -> str:
-    """Return a record for ``read_record``. It begins with the token, which separates workers with the same id."""
-    fields = {
-        "host": worker.host,
-        "pid": worker.pid,
-        "started": worker.started,
-        "threads": worker.threads,
-        **({"full": sorted(worker.full)} if worker.full else {}),
-        "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
-    }
-    return f"{token} {json.dumps(fields, separators=(',', ':'))}"
-
-
-def read_record(worker: str, record: bytes) -> Worker:
-    """Return the worker of this record. Raises ``ValueError`` for anything else."""
-    head, _, topics = record.partition(b" ")[2].partition(_TOPICS)
-    try:
-        fields = json.loads(head + b"}")
-        return Worker(
-            worker,
-            str(fields["host"]),
-            int(fields["pid"]),
-            float(fields["started"]),
-            max(1, int(fields["threads"])),
-            _read_topics(topics),
-            frozenset(map(str, fields.get("full", ()))),
-        )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error
-
-
-_TOPICS = b',"topics":'
-"""The text before the topics in a record. They are its last part, and most of it. No text in JSON contains these quotes."""
-
-
-@lru_cache(maxsize=64)
-def _read_topics(text: bytes) -> tuple[TopicSlots, ...]:
-    """Return the topics at the end of a record. Workers with the same text share one object."""
-    return tuple(
-        sorted(
-            TopicSlots(name, max(1, int(slots)), bool(serial))
-            for name, (slots, serial) in json.loads(text.removesuffix(b"}")).items()
-        )
-    )
-
-
-def whose(record: bytes) -> str:
-    """Return host and pid of a worker, as far as its record shows them."""
-    try:
-        worker = read_record("", record)
-    except ValueError:
-        return "process unknown"
-    return f"process {worker.pid} on {worker.host}"
-
-
-def served_topics(
-    live_workers: Mapping[str, Worker], registered: Mapping[str, Mapping[str, object]]
-) -> list[TopicSlots]:
-    """Return the topics that the workers (by id) serve, as registered, otherwise as the first worker has them."""
-    slots_of: dict[str, TopicSlots] = {}
-    for _, worker in sorted(live_workers.items()):
-        for topic in worker.topics:
-            slots_of.setdefault(topic.name, topic)
-    for name, topic in slots_of.items():
-        definition = registered.get(name, {})
-        # While a topic is being re-slotted, messages are in old and in new slots, so all of them are assigned.
-        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **definition})
-        if all(isinstance(slots, int) and slots > 0 for slots in counts):
-            slots_of[name] = TopicSlots(name, max(counts), bool(definition.get("serial", topic.serial)))
-    return list(slots_of.values())
-
-
-def read_workers(
-    records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
-) -> dict[str, Worker]:
-    """Return the workers whose records can be read."""
-    live_workers = {}
-    for worker, record in records.items():
-        try:
-            live_workers[worker] = read_record(worker, record)
-        except ValueError as error:
-            # A foreign program or another version wrote the record. The other workers still get their slots.
-            complain(
-                f"worker/{worker}", "A worker's record cannot be read, so the worker gets no slots: %s", error
-            )
-    return live_workers
-
 
 MAX_SPANS = 20_000
 """The maximum number of spans of a topic, which limits the size of the text. Beyond it, neighbours of one
@@ -252,21 +162,6 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
             since = max(before, since)
         merged.append(Span(start, stop, worker, since))
     return merged
-
-
-# --- what Redis answers about all workers
-
-
-def members_of_roster(roster: Roster) -> list[Member]:
-    """Return the workers of a roster whose sessions are active, by id."""
-    members = []
-    for worker, ends_ms, record in roster.sessions:
-        try:
-            members.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
-        except ValueError:
-            # A foreign program wrote the record; the other workers are still listed.
-            continue
-    return sorted((one for one in members if one.session_left > 0), key=lambda one: one.worker.id)
 
 
 def plan_of_roster(roster: Roster) -> AssignmentPlan:

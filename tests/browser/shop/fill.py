@@ -231,7 +231,7 @@ def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in half an hour."""
     from django_rmq.conf import get_config
     from django_rmq.core.coordination import Worker, topic_slots
-    from django_rmq.core.coordination.stored_plan import write_record
+    from django_rmq.core.coordination.worker_records import write_record
     from tests.support.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))

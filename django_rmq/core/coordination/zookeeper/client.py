@@ -24,7 +24,8 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from django_rmq.core.coordination import Member
-from django_rmq.core.coordination.stored_plan import AssignmentPlan, read_workers
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
+from django_rmq.core.coordination.worker_records import read_workers
 from django_rmq.core.log import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 

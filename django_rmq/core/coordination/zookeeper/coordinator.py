@@ -19,15 +19,10 @@ from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Member, Slots, Worker
-from django_rmq.core.coordination.assignment import assign
+from django_rmq.core.coordination.assignment import assign, served_topics
 from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
-from django_rmq.core.coordination.stored_plan import (
-    AssignmentPlan,
-    read_workers,
-    served_topics,
-    whose,
-    write_record,
-)
+from django_rmq.core.coordination.stored_plan import AssignmentPlan
+from django_rmq.core.coordination.worker_records import read_workers, whose, write_record
 from django_rmq.core.coordination.zookeeper import client
 from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger
@@ -418,7 +413,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._live_workers = read_workers(records, self._log_throttled)
             self._live_workers_of = self._members_version
         topics = served_topics(
-            self._live_workers, self._definitions.known(session, self._live_workers.values())
+            (worker.topics for worker in self._live_workers.values()),
+            self._definitions.known(session, self._live_workers.values()),
         )
         live_workers = [worker.capacity for worker in self._live_workers.values()]
         before, now = self._last_plan, int(time.time())

@@ -21,10 +21,9 @@ from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
 from django_rmq.core.consumer.executor_pool import ExecutorPool, ExecutorThread
 from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
+from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded, WakeupSubscriber
 from django_rmq.core.consumer.shared_notes import SPARE, SharedNotes, mark_of
 from django_rmq.core.consumer.slots import ConsumedSlot
-from django_rmq.core.consumer.wakeups import WakeupSubscriber
 from django_rmq.core.consumer.watchdog import ThreadLost
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots

@@ -2,7 +2,7 @@
 
 A slot that Redis refuses is left alone for a while, and so are the slots of a node that does not answer. The round trips
 are made by ``fetch_round_trips``: one trip sends acknowledgements and asks for messages. ``SlotErrors`` serves the other calls of
-slots, too: those of ``slot_acquisition`` and ``wakeups``.
+slots, too: those of ``slot_acquisition`` and ``due_poll``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Each turn is one round trip: one pipeline acknowledges the deliveries that liste
 that are due. When nothing is due the dispatcher sleeps until the next due time, a wake-up, a report of a thread, or
 the slow poll. This module puts the parts of a worker together and runs the loop; the parts decide what each turn does:
 ``slots`` when a slot is due, ``fetch_planner`` what is fetched, ``fetch_round_trips`` what an answer means, ``executor_pool``
-where a batch runs, ``acks`` how it is settled, ``wakeups`` what ends the sleep, and ``shutdown`` how the worker ends. Here are
-also the options of a worker, and the callbacks by which the layers above follow and direct it.
+where a batch runs, ``acks`` how it is settled, ``mailbox`` what ends the sleep, ``due_poll`` what no wake-up announces, and
+``shutdown`` how the worker ends. Here are also the options of a worker, and the callbacks by which the layers above follow and
+direct it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from django_rmq.core.consumer.acks import AckQueue, SlotErrors, Watcher
 from django_rmq.core.consumer.batch import Batch, BatchReport, InFlight, ListenerLike
 from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
 from django_rmq.core.consumer.capacity import AsyncCapacity, Capacity
+from django_rmq.core.consumer.due_poll import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.executor_pool import BatchRouter, ExecutorPool, ThreadReplacer
 from django_rmq.core.consumer.fetch_planner import FetchPlanner
 from django_rmq.core.consumer.fetch_round_trips import FetchReplies, RoundTrips
@@ -46,7 +48,6 @@ from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.shutdown import IdleCheck, Shutdown
 from django_rmq.core.consumer.slot_acquisition import FencedSlots, LostReplyRecovery, SlotAcquirer
 from django_rmq.core.consumer.slots import ConsumedSlot, SlotSchedule, SlotTable
-from django_rmq.core.consumer.wakeups import POLL_SECONDS, DuePoll
 from django_rmq.core.consumer.watchdog import ThreadWatch
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.bounds import SHUTDOWN_SECONDS

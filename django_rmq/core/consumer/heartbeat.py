@@ -3,7 +3,7 @@
 It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
 that run too long, and their batches are not extended. An extension restarts the time-out; where a time-out ends is in
 ``lua/slot/_time_outs.lua``. After the death of a process nothing is extended: ``worker_processes.crash_recovery`` gives its
-messages back at once. Here is also who starts and ends this thread and the subscriber to wake-ups (``wakeups``).
+messages back at once. Here is also who starts and ends this thread and the subscriber to wake-ups (``mailbox``).
 
 Cancelling goes through here. The script ``remove`` (``lua/slot/operate.lua``) marks the delivery and publishes its slot. The
 heartbeat then extends the deliveries of that slot at once (``look_again``), and ``extend`` answers which are cancelled.
@@ -20,8 +20,12 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.consumer.batch import Batch, InFlight
-from django_rmq.core.consumer.mailbox import HardTimeoutExceeded, Mailbox, MaxRuntimeExceeded
-from django_rmq.core.consumer.wakeups import WakeupSubscriber
+from django_rmq.core.consumer.mailbox import (
+    HardTimeoutExceeded,
+    Mailbox,
+    MaxRuntimeExceeded,
+    WakeupSubscriber,
+)
 from django_rmq.core.consumer.watchdog import CallWatch, ThreadWatch, Watched
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic

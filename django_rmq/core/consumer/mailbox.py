@@ -4,25 +4,30 @@ Any thread may put an item into the mailbox, and only the dispatcher's thread re
 no locks. The part that registers a handler for a type of items decides what they mean. The report of an executor may be
 deferred until something else comes, because waking the dispatcher costs more than processing the report. The dispatcher reads
 the subscription to wake-ups itself, because a thread that hands them over would wake it as well. A thread only subscribes
-(``wakeups``).
+(``WakeupSubscriber``). Redis publishes the slots in which something can be taken; what a wake-up did not announce is found by
+``due_poll``.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from django_rmq.core.commands.broker_interface import WakeupSubscription
+from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription
 from django_rmq.core.consumer.batch import Batch, BatchReport
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, SlotMoved
+
+logger = safe_logger("django_rmq.consumer")
 
 
 class Own(NamedTuple):
@@ -284,3 +289,89 @@ class Mailbox:
 
 def _is_of_commits(item: MailboxItem) -> bool:
     return isinstance(item, BatchReport) and not (item.failures or item.released)
+
+
+PAUSE_SECONDS = 0.2
+"""Seconds between the end of a subscription and the next one."""
+
+
+class WakeupSubscriber(threading.Thread):
+    """Subscribes to wake-ups, because that may take long, and puts each new subscription into ``mailbox``.
+
+    It reads only a subscription without a socket by itself: that of a broker in memory. ``on_subscribed`` is called after each
+    new subscription.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: Sequence[Topic],
+        mailbox: Mailbox,
+        on_subscribed: Callable[[], None],
+        inbox: bytes,
+    ) -> None:
+        super().__init__(name="rmq-wakeups", daemon=True)
+        self.subscribed = threading.Event()
+        """Set from the first subscription on."""
+        self._broker = broker
+        self._topics = topics
+        self._inbox = inbox
+        self._mailbox = mailbox
+        self._on_subscribed = on_subscribed
+        self._is_stopped = False
+        self._renewed = threading.Event()
+        self._complain = LogThrottle(logger)
+
+    def stop(self) -> None:
+        """End soon. The dispatcher reads wake-ups no more."""
+        self._is_stopped = True
+        self._renewed.set()
+
+    def renew(self) -> None:
+        """Subscribe again, because the connection may be dead without an error."""
+        self._renewed.set()
+
+    def run(self) -> None:
+        wakeups = None
+        while True:
+            # The flag is cleared before anything is done, so that what is requested meanwhile is not overlooked.
+            self._renewed.clear()
+            if self._is_stopped:
+                break
+            try:
+                wakeups = self._broker.wakeups(self._topics, self._inbox)
+                self.subscribed.set()
+                self._on_subscribed()
+                self._attend(wakeups)
+            except RmqError:
+                # Redis is unavailable, and it is tried again.
+                pass
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._complain(
+                    "wake-ups", "The wake-up subscription failed; polling continues: %s", error, exc_info=True
+                )
+            if not self._is_stopped:
+                time.sleep(PAUSE_SECONDS)
+        if wakeups is not None:
+            # The dispatcher has ended, and perhaps did not see this one.
+            wakeups.close()
+
+    def _attend(self, wakeups: WakeupSubscription) -> None:
+        """Give a subscription to the dispatcher, and wait until there has to be another one."""
+        try:
+            wakeups.fileno()
+        except OSError:
+            self._read(wakeups)
+            return
+        # The dispatcher closes it, because it may read it at any time.
+        self._mailbox.put(Resubscribed(wakeups))
+        self._renewed.wait()
+
+    def _read(self, wakeups: WakeupSubscription) -> None:
+        self._mailbox.put(Resubscribed(None))
+        try:
+            while not self._renewed.is_set():
+                for woken in wakeups.get(timeout=0.1):
+                    self._mailbox.put(woken if isinstance(woken, Pushed) else Wake(*woken))
+        finally:
+            wakeups.close()

@@ -1,118 +1,31 @@
-"""Wake-ups: Redis publishes the slots in which something can be taken, and the slow poll finds what a wake-up did not announce.
+"""The slow poll (``DuePoll``): asks Redis about slots in which nothing is under way.
 
-A thread subscribes, and the dispatcher reads the subscription by its ``mailbox``. A wake-up may be lost, and a program that
-writes with a plain ZADD sends none. Therefore sleeping slots are also asked now and then when they are due (``DuePoll``): by
-one ``heads`` per 1,024 slots and second, and at most four.
+A wake-up may be lost, and a program that writes with a plain ZADD sends none. So each poll asks when sleeping slots are due: up
+to ``POLLED`` slots in one pipeline, with one ``heads`` per topic and ``HEADS`` slots. It also
+
+- times out the deliveries of blocked slots, from which nothing is prepared until a listener returns;
+- acquires a fenced slot again if messages are due there and no worker takes them;
+- finds pushed messages that this worker has never received.
+
+``mailbox`` reads the wake-ups.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.commands import ack, inspect
-from django_rmq.core.commands.broker_interface import Broker, WakeupSubscription, concerns_all
+from django_rmq.core.commands.broker_interface import Broker, concerns_all
 from django_rmq.core.consumer.acks import SlotErrors
 from django_rmq.core.consumer.capacity import Capacity
-from django_rmq.core.consumer.mailbox import Mailbox, Resubscribed, Wake
 from django_rmq.core.consumer.slot_acquisition import SlotAcquirer
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotSchedule, SlotState, SlotTable
-from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.replies import Pushed
-from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
-
-logger = safe_logger("django_rmq.consumer")
-
-PAUSE_SECONDS = 0.2
-"""Seconds between the end of a subscription and the next one."""
-
-
-class WakeupSubscriber(threading.Thread):
-    """Subscribes to wake-ups, because that may take long, and puts each new subscription into ``mailbox``.
-
-    It reads only a subscription without a socket by itself: that of a broker in memory. ``subscribed`` is called after each
-    new subscription.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        topics: Sequence[Topic],
-        mailbox: Mailbox,
-        subscribed: Callable[[], None],
-        inbox: bytes,
-    ) -> None:
-        super().__init__(name="rmq-wakeups", daemon=True)
-        self.subscribed = threading.Event()
-        self._broker = broker
-        self._topics = topics
-        self._inbox = inbox
-        self._mailbox = mailbox
-        self._on_subscribed = subscribed
-        self._is_stopped = False
-        self._renewed = threading.Event()
-        self._complain = LogThrottle(logger)
-
-    def stop(self) -> None:
-        """End soon. The dispatcher reads wake-ups no more."""
-        self._is_stopped = True
-        self._renewed.set()
-
-    def renew(self) -> None:
-        """Subscribe again, because the connection may be dead without an error."""
-        self._renewed.set()
-
-    def run(self) -> None:
-        wakeups = None
-        while True:
-            # The flag is cleared before anything is done, so that what is requested meanwhile is not overlooked.
-            self._renewed.clear()
-            if self._is_stopped:
-                break
-            try:
-                wakeups = self._broker.wakeups(self._topics, self._inbox)
-                self.subscribed.set()
-                self._on_subscribed()
-                self._attend(wakeups)
-            except RmqError:
-                # Redis is unavailable, and it is tried again.
-                pass
-            except Exception as error:  # noqa: BLE001 - logged, not raised
-                self._complain(
-                    "wake-ups", "The wake-up subscription failed; polling continues: %s", error, exc_info=True
-                )
-            if not self._is_stopped:
-                time.sleep(PAUSE_SECONDS)
-        if wakeups is not None:
-            # The dispatcher has ended, and perhaps did not see this one.
-            wakeups.close()
-
-    def _attend(self, wakeups: WakeupSubscription) -> None:
-        """Give a subscription to the dispatcher, and wait until there has to be another one."""
-        try:
-            wakeups.fileno()
-        except OSError:
-            self._read(wakeups)
-            return
-        # The dispatcher closes it, because it may read it at any time.
-        self._mailbox.put(Resubscribed(wakeups))
-        self._renewed.wait()
-
-    def _read(self, wakeups: WakeupSubscription) -> None:
-        self._mailbox.put(Resubscribed(None))
-        try:
-            while not self._renewed.is_set():
-                for woken in wakeups.get(timeout=0.1):
-                    self._mailbox.put(woken if isinstance(woken, Pushed) else Wake(*woken))
-        finally:
-            wakeups.close()
-
 
 POLL_SECONDS = 1.0
 """Seconds between two slow polls: the delay after a foreign ZADD or a lost wake-up."""
@@ -127,7 +40,7 @@ Sleeping = tuple[int, ConsumedSlot | None]
 
 @dataclass(eq=False)
 class DuePoll:
-    """The slow poll: asks Redis when sleeping slots are due, because a wake-up may be lost and a plain ZADD sends none."""
+    """Asks Redis every ``poll_seconds`` when sleeping slots are due."""
 
     broker: Broker
     table: SlotTable
@@ -143,17 +56,21 @@ class DuePoll:
     _hurries: bool = False
     """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
     _doubtful_rounds: int = 0
-    """For how many rounds it looks for pushes that this worker has never received."""
+    """The number of rounds in which it still looks for pushes that this worker has never received.
+
+    A send may prepare its message and push it to the worker that owns the slot. If the subscription breaks before the worker
+    reads the push, the message is in flight there, and the worker does not know it.
+    """
 
     def hurry(self, *, lost_pushes: bool) -> None:
-        """Ask all slots soon, because wake-ups, and perhaps pushes, may have been lost."""
+        """Ask all slots without a pause, because wake-ups, and perhaps pushes, may have been lost."""
         self.due, self._hurries, self._round = 0.0, True, None
         if lost_pushes:
             # At the first look the answer to a commit may be under way, and its slot seem to have a delivery.
             self._doubtful_rounds = 2
 
     def poll(self) -> None:
-        """Ask for the next due times of sleeping slots. Raises an error that concerns the whole server."""
+        """Ask about sleeping, blocked and fenced slots. Raises an error that concerns the whole server."""
         before = uptime()
         server = self.broker.now_ms()
         self.schedule.clock.note(before, server, uptime())

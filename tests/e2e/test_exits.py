@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,7 @@ def test_a_command_whose_output_does_not_fit_on_the_disk_says_so(
 ) -> None:
     environment |= {"PYTHONUNBUFFERED": "" if buffered else "1"}
     with Path("/dev/full").open("w") as full:
-        how = {
+        how: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "capture_output": False,
             "stdout": full,

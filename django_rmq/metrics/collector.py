@@ -335,6 +335,10 @@ _SERVER_GAUGES: dict[str, tuple[str, Callable[[ServerInfo], float | None]]] = {
     "writable": ("1 if the server takes writes, 0 if it refuses them.", lambda one: not one.refusals),
     "memory_used_bytes": ("Memory of the server that counts for its limit.", lambda one: one.memory_used),
     "memory_limit_bytes": ("Its limit, maxmemory; none without one.", lambda one: one.memory_limit),
+    "deleted_keys": (
+        "Keys deleted since its start to make room; none if its policy spares messages.",
+        lambda one: one.deleted_keys,
+    ),
 }
 
 

@@ -119,7 +119,7 @@ class Check(NamedTuple):
 CHECKS = {
     "redis": Check("servers", "deploy/runbooks.md#rmqredisunavailable"),
     "writes": Check("servers", "deploy/runbooks.md#rmqredisrefuseswrites"),
-    "eviction": Check("servers", "deploy/runbooks.md#rmqredismemory"),
+    "eviction": Check("servers", "deploy/runbooks.md#rmqredisdeletes"),
     "coordinator": Check("dashboard", "deploy/runbooks.md#rmqslotsunowned"),
     "workers": Check("slots", "deploy/runbooks.md#rmqnoworkers"),
     "unowned": Check("slots", "deploy/runbooks.md#rmqslotsunowned"),

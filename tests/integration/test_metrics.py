@@ -543,7 +543,11 @@ def told_names() -> set[str]:
     with project_on(OracleBroker("m:"), BROKER="memory", TOPICS=TOPICS, OUTBOX=True):
         broker: Any = connections.get_broker()
         broker.servers = lambda: [
-            ServerInfo("Redis", {"role": "master", "used_memory": "5", "maxmemory": "9"}, {})
+            ServerInfo(
+                "Redis",
+                {"role": "master", "used_memory": "5", "maxmemory": "9", "evicted_keys": "1"},
+                {"maxmemory-policy": "allkeys-lru"},
+            )
         ]
         live_through_everything(broker)
         broker.change_schedule("nightly", "spec", Schedule("nightly", "work", every=60).text)

@@ -389,8 +389,10 @@ def test_a_server_that_has_deleted_messages_to_make_room_is_trouble_everywhere(
         assert trouble.text.partition(" keys")[2] in capsys.readouterr().out
         text = page(staff("view_topic").get(address("servers")))
         assert "Messages may be among them. Set maxmemory-policy noeviction" in text
+        assert samples()["rmq_redis_deleted_keys", ""] > 0
         ask(server.port, "CONFIG", "SET", "maxmemory-policy", "noeviction")
         assert findings("eviction") == []
+        assert ("rmq_redis_deleted_keys", "") not in samples()
 
 
 BODY = '{"much": "that somebody has typed"}'

@@ -108,13 +108,17 @@ class ServerInfo(NamedTuple):
         return refusals
 
     @property
+    def deleted_keys(self) -> int | None:
+        """How many keys it has deleted since its start to make room; None if its present policy spares messages."""
+        return self._number("evicted_keys") if self.deletes_messages else None
+
+    @property
     def losses(self) -> list[str]:
         """Why the server deletes messages; empty if it has not deleted any by its present policy."""
-        evicted = self._number("evicted_keys")
-        if not (self.deletes_messages and evicted):
+        if not self.deleted_keys:
             return []
         text = (
-            f"its memory was full, and it has deleted {evicted} keys since its start, because its maxmemory-policy is "
+            f"its memory was full, and it has deleted {self.deleted_keys} keys since its start, because its maxmemory-policy is "
             f"{self.policy}. Messages may be among them. Set maxmemory-policy noeviction"
         )
         return [text]

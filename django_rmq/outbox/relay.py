@@ -412,8 +412,8 @@ def _postpone(
         changes[text, attempts, due_ms] += [row.id for row in rows]
         if due_ms is None:
             logger.error(
-                "A message of topic %s in the outbox cannot be sent, and is not tried again: %s. "
-                "Look for it in the admin or with rmqoutbox --list, and retry or delete it",
+                "A message of topic %s in the outbox cannot be sent, and is not tried again. "
+                "Look for it in the admin or with rmqoutbox --list, and retry or delete it: %s",
                 rows[-1].topic,
                 error,
                 extra={"rmq_event": "outbox_refused", "rmq_topic": rows[-1].topic},

@@ -543,6 +543,9 @@ def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     assert [record.rmq_event for record in caplog.records if record.name == "django_rmq.outbox"] == [  # type: ignore[attr-defined]
         "outbox_refused"
     ]
+    assert caplog.text.endswith(
+        "delete it: no topic 'renders' is declared in RMQ[\"TOPICS\"]; did you mean 'orders'?\n"
+    )
     assert set(waiting("keyed")) == {b"a"}
 
 

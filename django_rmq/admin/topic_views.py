@@ -133,6 +133,7 @@ def settings_panel(pages: Pages, operations: Operations, topic: Topic) -> dict[s
         "listener": card.listener,
         "schedules": [{"row": one, "timing": timing_text(one.schedule)} for one in card.schedules],
         "schedules_url": pages.url("schedules"),
+        "problems": card.problems,
         "limits_url": pages.url("limits", quote(topic.name)),
     }
 

@@ -25,7 +25,14 @@ from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.reslotting import Reslotting
 from django_rmq.core.topic_registration import Difference
 from django_rmq.durations import duration_text
-from django_rmq.exceptions import ConfigurationError, InvalidRequest, RmqError, ServerTrouble, TopicMismatch
+from django_rmq.exceptions import (
+    ConfigurationError,
+    InvalidRequest,
+    RmqError,
+    ServerTrouble,
+    TopicMismatch,
+    WrongType,
+)
 from django_rmq.operations.audit_trail import record_outcomes
 from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.schedules import ScheduleStats, schedules
@@ -267,13 +274,23 @@ class TopicCard(NamedTuple):
     """The function of this project that listens, or None if there is none in this process."""
     schedules: list[ScheduleStats]
     """The schedules that send to it."""
+    problems: list[str]
+    """Why the settings cannot be compared with Redis, or the schedules not be read; empty if they can."""
 
 
 def topic_card(context: OperationContext, name: str) -> TopicCard:
     """Return all rules of a topic. Raises ``ServerTrouble``."""
     own_limits = topic_limits(context, name)
     declared = context.declared(name)
-    different = compare(declared, context.broker.definitions()).differences
+    different, own_schedules, problems = list[Difference](), list[ScheduleStats](), []
+    try:
+        different = compare(declared, context.broker.definitions()).differences
+    except WrongType as error:
+        problems.append(str(error))
+    try:
+        own_schedules = schedules(context, [name])
+    except WrongType as error:
+        problems.append(str(error))
     registered = {one.setting: str(one.registered) for one in different}
     own, defaults = _given(settings.RMQ, "TOPICS", name), _given(settings.RMQ, "TOPIC_DEFAULTS")
     rows = [
@@ -286,7 +303,7 @@ def topic_card(context: OperationContext, name: str) -> TopicCard:
         for key in TOPIC_KEYS
         if SETTINGS_OF_TYPES.get(key, declared.type) is declared.type
     ]
-    return TopicCard(own_limits, rows, listeners().get(name), schedules(context, [name]))
+    return TopicCard(own_limits, rows, listeners().get(name), own_schedules, problems)
 
 
 def _given(options: Any, *path: str) -> Mapping[str, object]:

@@ -21,7 +21,7 @@ from django.urls import reverse
 from django_rmq.conf import get_config
 from django_rmq.core.commands import limits
 from django_rmq.core.model.changed_limits import ChangedLimits, decode_limits, limited
-from django_rmq.core.model.keys import changed_limits_key
+from django_rmq.core.model.keys import changed_limits_key, schedules_key, topics_key
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.rate_limits import RateLimits
 from django_rmq.exceptions import InvalidRequest
@@ -242,6 +242,22 @@ def test_the_card_names_what_redis_has_instead(shop: Any) -> None:
     shop.define(replace(topic, timeout=45))
     rows = {one.key: one.registered for one in operations().topic_card("free").settings}
     assert rows["TIMEOUT"] == "45" and rows["SLOTS"] == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+@pytest.mark.parametrize("key_of", [schedules_key, topics_key])
+def test_a_key_that_another_program_has_written_hides_no_other_rule(
+    shop: Any, staff: Callable[..., Client], key_of: Callable[[str], bytes]
+) -> None:
+    shop.client.delete(key_of(shop.prefix))
+    shop.client.lpush(key_of(shop.prefix), "foreign")
+    answer = staff("view_topic").get(
+        reverse("admin:django_rmq_topic_change", args=["free"]) + "?tab=settings"
+    )
+    text = html.unescape(answer.content.decode())
+    assert answer.status_code == 200 and "MAX_RETRIES" in text
+    assert "holds data that RMQ did not write" in text
 
 
 @pytest.mark.django_db

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.model.body_codec import dumps, exact_body
+from django_rmq.core.model.body_codec import beginning, dumps_beginning, exact_body
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations.authorization import is_redacted
 from django_rmq.operations.message_view import format_body, log_failed_formatter
@@ -44,8 +44,8 @@ class ShownBody:
     kind: str
     """json, text, bytes, or withheld (the formatter failed)."""
     pieces: tuple[tuple[str, str], ...]
-    cut: int = 0
-    """The number of characters (of a dump: bytes) that are left out at the end."""
+    is_cut: bool = False
+    """Whether the end is left out."""
     formatted: bool = False
     """Whether a formatter made it, so that it may differ from what is stored."""
 
@@ -60,7 +60,8 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
             return _dump(value, formatted=True)
         if isinstance(value, str):
             return _text("text", value, formatted=True)
-        return _json(json.dumps(value, ensure_ascii=False, indent=2, default=str), formatted=True)
+        pieces = json.JSONEncoder(ensure_ascii=False, indent=2, default=str).iterencode(value)
+        return _json(*beginning(pieces, MAX_SHOWN), formatted=True)
     except Exception as error:  # noqa: BLE001 - whatever a function of the project raises
         log_failed_formatter(topic.name, "body", error)
         return ShownBody("withheld", (("", _("The formatter of this topic failed. See the log.")),))
@@ -120,7 +121,7 @@ def _is_text(raw: bytes) -> bool:
 def _shown(topic: Topic, raw: bytes) -> ShownBody:
     if topic.body == "json":
         try:
-            return _json(dumps(exact_body(topic, raw), ensure_ascii=False, indent=2))
+            return _json(*dumps_beginning(exact_body(topic, raw), MAX_SHOWN, ensure_ascii=False, indent=2))
         except (ValueError, RecursionError):
             pass
     if _is_text(raw):
@@ -128,9 +129,9 @@ def _shown(topic: Topic, raw: bytes) -> ShownBody:
     return _dump(raw)
 
 
-def _json(text: str, *, formatted: bool = False) -> ShownBody:
+def _json(text: str, is_whole: bool, *, formatted: bool = False) -> ShownBody:
     shown = _text("json", text, formatted=formatted)
-    if shown.cut:
+    if not is_whole:
         return shown
     pieces = []
     for piece in _tokens(shown.pieces[0][1]):
@@ -156,8 +157,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(kind: str, text: str, *, formatted: bool = False) -> ShownBody:
-    cut = max(len(text) - MAX_SHOWN, 0)
-    return ShownBody(kind, (("", visible(text[:MAX_SHOWN])),), cut, formatted)
+    return ShownBody(kind, (("", visible(text[:MAX_SHOWN])),), len(text) > MAX_SHOWN, formatted)
 
 
 def _dump(raw: bytes, *, formatted: bool = False) -> ShownBody:
@@ -166,4 +166,4 @@ def _dump(raw: bytes, *, formatted: bool = False) -> ShownBody:
         row = raw[start : start + 16]
         seen = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         lines.append(f"{start:06x}  {row[:8].hex(' '):<23}  {row[8:].hex(' '):<23}  {seen}")
-    return ShownBody("bytes", (("", "\n".join(lines)),), max(len(raw) - BYTES_OF_DUMP, 0), formatted)
+    return ShownBody("bytes", (("", "\n".join(lines)),), len(raw) > BYTES_OF_DUMP, formatted)

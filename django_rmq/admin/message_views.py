@@ -6,6 +6,7 @@ Here are also the forms for writing a message: a new one, or another body for a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from django_rmq.admin.forms import BodyForm, FilterForm, SendForm
 from django_rmq.admin.labels import EMPTY, END_NAMES, MARKS, REASONS, STATE_NOTES, STATES, Text
 from django_rmq.admin.page import Pages, back_of, page, short_id, show_outcomes, topic_page
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
-from django_rmq.core.model.body_codec import dumps
+from django_rmq.core.model.body_codec import dumps, dumps_beginning
 from django_rmq.core.model.bounds import LONGEST_ID
 from django_rmq.core.model.replies import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
@@ -300,14 +301,19 @@ def _notes(topic: Topic) -> list[str]:
     return notes
 
 
+MOST_INDENTED = 1 << 20
+"""The maximum number of characters of a body with indents in a field; a body with more is there without them."""
+
+
 def _editable(copy: MessageCopy) -> str:
     """Return the body of a copy as the text of a field."""
     raw = copy.raw or b""
     if copy.topic.body == "json":
-        try:
-            return dumps(copy.body(), ensure_ascii=False, indent=2, sort_keys=True)
-        except (ValueError, RecursionError):
-            pass
+        with contextlib.suppress(ValueError, RecursionError):
+            text, is_whole = dumps_beginning(
+                copy.body(), MOST_INDENTED, ensure_ascii=False, indent=2, sort_keys=True
+            )
+            return text if is_whole else dumps(copy.body(), ensure_ascii=False, sort_keys=True)
     return raw.decode("utf-8", "replace")
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.admin.body_display import BYTES_OF_DUMP, MAX_SHOWN, show_body, summary, visible
-from django_rmq.core.model.body_codec import encode_json
+from django_rmq.core.model import body_codec
+from django_rmq.core.model.body_codec import beginning, encode_json
 from django_rmq.core.model.topic import Topic, TopicType
 
 JSON = Topic("orders", TopicType.FIXED_TIME)
@@ -64,16 +67,37 @@ def test_what_is_not_seen_is_shown_by_its_number() -> None:
 def test_what_is_neither_json_nor_text_is_a_dump() -> None:
     shown = show_body(JSON, bytes(range(256)) * 20)
     assert shown.kind == "bytes"
-    assert shown.cut == 5120 - BYTES_OF_DUMP
+    assert shown.is_cut and len(shown.pieces[0][1].splitlines()) == BYTES_OF_DUMP // 16
     assert shown.pieces[0][1].splitlines()[4] == (
         "000040  40 41 42 43 44 45 46 47  48 49 4a 4b 4c 4d 4e 4f  @ABCDEFGHIJKLMNO"
     )
 
 
-def test_a_long_body_is_cut_and_says_by_how_much() -> None:
-    shown = show_body(TEXT, b"x" * (MAX_SHOWN + 7))
-    assert shown.cut == 7
-    assert len(shown.pieces[0][1]) == MAX_SHOWN
+@pytest.mark.parametrize("topic", [JSON, TEXT])
+def test_a_long_body_is_cut(topic: Topic) -> None:
+    whole = show_body(topic, b'"%b"' % (b"x" * (MAX_SHOWN - 2)))
+    assert not whole.is_cut and len(text_of(topic, b'"%b"' % (b"x" * (MAX_SHOWN - 2)))) == MAX_SHOWN
+    shown = show_body(topic, b'"%b"' % (b"x" * (MAX_SHOWN - 1)))
+    assert shown.is_cut and len(shown.pieces[0][1]) == MAX_SHOWN
+
+
+@pytest.mark.parametrize("number", ["1", "1.50"])
+def test_of_lists_within_lists_no_more_is_made_than_is_shown(
+    number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of them has 64 megabytes with its indents."""
+    made = list[int]()
+
+    def count(pieces: Iterable[str], length: int) -> tuple[str, bool]:
+        text, is_whole = beginning(pieces, length)
+        made.append(len(text))
+        return text, is_whole
+
+    monkeypatch.setattr(body_codec, "beginning", count)
+    raw = f"[{','.join(['[' * 90 + number + ']' * 90] * 5000)}]".encode()
+    shown = show_body(JSON, raw)
+    assert shown.is_cut and MAX_SHOWN < made[-1] < 2 * MAX_SHOWN
+    assert re.sub(r"\s", "", shown.pieces[0][1]) == raw.decode()[: len(re.sub(r"\s", "", shown.pieces[0][1]))]
 
 
 def test_nesting_that_no_parser_takes_is_shown_as_text() -> None:

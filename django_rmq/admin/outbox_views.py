@@ -26,6 +26,9 @@ ACTIONS = {
     "cancel": gettext_lazy("cancel"),
 }
 
+ACTS = {"retry": Permission.SEND, "delete": Permission.DELETE}
+"""What can be done with rows, and the permission for it."""
+
 
 @page(Permission.VIEW)
 def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
@@ -39,6 +42,7 @@ def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
     chosen, unread = operations.outbox_rows(
         [topic] if topic else None, refused={"waiting": False, "refused": True}.get(state), limit=ROWS_SHOWN
     )
+    acts_of = {one.topic: _acts_of(operations, one.topic) for one in chosen}
     oldest = max(((one.oldest_ms or 0) / 1000 for one in waits), default=0.0)
     context = {
         "heading": _("Outbox"),
@@ -46,32 +50,35 @@ def outbox_view(pages: Pages, request: HttpRequest, operations: Operations) -> H
         "refused": sum(one.refused for one in waits),
         "oldest_seconds": oldest,
         "is_old": is_old_in_outbox(oldest),
-        "lines": [_line(pages, operations, one) for one in chosen],
+        "lines": [_line(pages, operations, one) | {"acts": acts_of[one.topic]} for one in chosen],
         "is_cut": len(chosen) == ROWS_SHOWN,
         "problems": list(dict.fromkeys([*problems, *unread])),
         "state": state,
         "chosen_topic": topic,
         "names": names if topic in names or not topic else [*names, topic],
         "now_ms": time.time() * 1000,
-        "may": {
-            "retry": operations.actor.may(Permission.SEND),
-            "delete": operations.actor.may(Permission.DELETE),
-        },
+        "acts": {act for acts in acts_of.values() for act in acts},
         "urls": {"act": pages.url("outbox")},
     }
     return pages.render(request, "topic/outbox.html", context)
+
+
+def _acts_of(operations: Operations, name: str) -> list[str]:
+    """Return what the actor may do with rows of a topic, which the settings may no longer have."""
+    known = {act: operations.known([name], permission) for act, permission in ACTS.items()}
+    return [act for act, permission in ACTS.items() if operations.actor.may(permission) and known[act]]
 
 
 def _act(pages: Pages, request: HttpRequest, operations: Operations) -> HttpResponse:
     leave = pages.url("outbox")
     ids = list(dict.fromkeys(request.POST.getlist("id")))[:ROWS_SHOWN]
     act = request.POST.get("act", "")
-    if act not in ("retry", "delete"):
+    if act not in ACTS:
         messages.error(request, _("This action is not available for these messages."))
     elif not ids:
         messages.warning(request, _("No message was selected."))
     elif act == "delete" and "confirmed" not in request.POST:
-        operations.actor.require(Permission.DELETE)
+        operations.actor.require(ACTS[act])
         question = ngettext(
             "Delete %(count)s message from the outbox? It will never be sent.",
             "Delete %(count)s messages from the outbox? They will never be sent.",

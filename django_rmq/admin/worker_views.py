@@ -196,11 +196,11 @@ def _call_line(
 
 def _workers(pages: Pages, request: HttpRequest, operations: Operations) -> dict[str, object]:
     overview = operations.worker_overview()
-    known = set(operations.topics())
+    known, may_control = set(operations.topics()), operations.actor.may(Permission.CONTROL_WORKERS)
     return {
         "heading": _("Workers"),
         "now_ms": overview.now_ms,
-        "workers": [_worker_line(one, known) for one in overview.workers[:WORKERS_SHOWN]],
+        "workers": [_worker_line(one, known, may_control) for one in overview.workers[:WORKERS_SHOWN]],
         "count": len(overview.workers),
         "hosts": len({one.stats.member.worker.host for one in overview.workers}),
         "threads": sum(one.stats.member.worker.threads for one in overview.workers),
@@ -212,7 +212,7 @@ def _workers(pages: Pages, request: HttpRequest, operations: Operations) -> dict
         ],
         "more_unserved": max(0, len(overview.unserved) - TOPICS_NAMED),
         "running_url": pages.url("running"),
-        "may_control": operations.actor.may(Permission.CONTROL_WORKERS),
+        "may_control": may_control,
         "act_url": pages.url("workers"),
         "urls": {"live": pages.url("workers_live")},
     }
@@ -221,12 +221,13 @@ def _workers(pages: Pages, request: HttpRequest, operations: Operations) -> dict
 workers_view, workers_live_view = live_page(_workers, "topic/workers.html", "topic/_workers.html", act=_ask)
 
 
-def _worker_line(one: ReportedWorker, known: set[str]) -> dict[str, object]:
+def _worker_line(one: ReportedWorker, known: set[str], may_control: bool) -> dict[str, object]:
     worker = one.stats.member.worker
     names = sorted(known.intersection((*one.stats.slots, *one.stats.shared)))
     return {
         "worker": worker,
         "host": visible(worker.host),
+        "may_control": may_control and not one.serves_others,
         "report": readable(one.report) if one.report else None,
         "since_ms": round(worker.started * 1000),
         "slots": sum(one.stats.slots.values()),

@@ -65,6 +65,8 @@ class ReportedWorker(NamedTuple):
 
     stats: WorkerStats
     report: WorkerReport | None
+    serves_others: bool = False
+    """Whether it also serves topics for which the actor may control no workers."""
 
 
 class VanishedWorker(NamedTuple):
@@ -127,11 +129,15 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
     """
     if not context.hides_topics:
         return overview
-    known = context.topics()
-    seen = ((one.stats.of_topics(known), one.report) for one in overview.workers)
+    known, controlled = context.topics(), context.topics(Permission.CONTROL_WORKERS)
+    seen = ((one, one.stats.of_topics(known)) for one in overview.workers)
     return WorkerOverview(
         overview.now_ms,
-        [ReportedWorker(worker, report) for worker, report in seen if worker is not None],
+        [
+            ReportedWorker(part, one.report, not _serves_only(one, controlled))
+            for one, part in seen
+            if part is not None
+        ],
         [],
         [name for name in overview.unserved if name in known],
         [one for one in overview.running if one.call.topic in known],
@@ -194,7 +200,7 @@ def _stuck(context: OperationContext, workers: Iterable[ReportedWorker]) -> list
     """Return the workers that begin no call, in a round trip only if some have all their threads in calls of some seconds."""
     full = [
         (worker, report)
-        for worker, report in workers
+        for worker, report, _ in workers
         if report is not None
         and 0 < report.threads <= report.taken
         and report.threads <= len(_threads(call for call in report.calls if _took(call, report) >= LONG_MS))
@@ -258,8 +264,7 @@ def live_worker(
         )
         raise OperationRefused(which % {"id": worker[:100]})
     (one,) = matches
-    served = {topic.name for topic in one.stats.member.worker.topics}
-    if known is not None and not served.issubset(known):
+    if known is not None and not _serves_only(one, known):
         raise OperationRefused(
             _("worker %(id)s also serves topics that you may not see") % {"id": worker[:8]}
         )
@@ -268,6 +273,10 @@ def live_worker(
             _("worker %(id)s takes no requests: it has not reported yet, or is older") % {"id": worker[:8]}
         )
     return one
+
+
+def _serves_only(one: ReportedWorker, names: Collection[str]) -> bool:
+    return all(topic.name in names for topic in one.stats.member.worker.topics)
 
 
 def processes_of(overview: WorkerOverview, report: WorkerReport) -> list[ReportedWorker]:

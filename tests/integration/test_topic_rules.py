@@ -339,12 +339,37 @@ def test_an_action_on_a_hidden_topic_is_refused_and_does_nothing(shop: Any) -> N
         assert named_in(answer) == [] and "earlier" not in text(answer)
         assert "errornote" in text(answer) or 'class="error"' in text(answer), page
     assert state_of(shop) == before
+    # The buttons say the same: the worker that also serves the hidden topic is not controlled.
+    assert "Quiet" not in text(client.get(seen["workers"]))
     # What the rule forbids of the topic that is seen is refused as well, and its button is not there.
     for given in ({}, {"confirmed": "1", "typed": SEEN}):
         assert client.post(seen["act"], {"act": "purge", "state": "dead", **given}).status_code == 404
     buttons = text(client.get(seen["change"]))
     assert 'value="purge"' not in buttons and 'value="reschedule_all"' in buttons
     assert state_of(shop) == before
+
+
+@pytest.mark.parametrize(
+    "allowed", [{Permission.SEND}, {Permission.DELETE}, {Permission.SEND, Permission.DELETE}, set()]
+)
+def test_the_buttons_of_the_outbox_are_those_that_the_rule_permits(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, allowed: set[Permission]
+) -> None:
+    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
+        return view.needed in {*allowed, Permission.VIEW} or topic.name == HIDDEN
+
+    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    OutboxMessage.objects.filter(topic=UNDECLARED).delete()
+    shown = text(person().get(addresses(SEEN)["outbox"]))
+    assert shown.count('name="id"') == 2 - (not allowed)
+    assert 'value="retry"' in shown and 'value="delete"' in shown
+    OutboxMessage.objects.exclude(topic=SEEN).delete()
+    shown = text(person().get(addresses(SEEN)["outbox"]))
+    assert shown.count('name="id"') == bool(allowed)
+    assert ('value="retry"' in shown, 'value="delete"' in shown) == (
+        Permission.SEND in allowed,
+        Permission.DELETE in allowed,
+    )
 
 
 def test_what_the_rule_forbids_of_a_topic_cannot_be_done_over_rest_in_another_way(

@@ -23,7 +23,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 from health_check.exceptions import ServiceUnavailable
 
-from django_rmq import connections, send_message, send_messages
+from django_rmq import connections, listener, send_message, send_messages
 from django_rmq.conf import get_config
 from django_rmq.core import reslotting
 from django_rmq.core.commands import membership
@@ -43,6 +43,7 @@ from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Operations, TopicCounters, message_groups
+from django_rmq.worker import listener_registry
 from tests.support.brokers import Broker
 from tests.support.workers import eventually
 
@@ -1076,6 +1077,16 @@ COMMANDS = {
 def test_redis_being_away_is_exit_3_in_one_line(run: Run, command: str) -> None:
     with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
         assert "does not answer" in run(command, *COMMANDS[command], code=3)
+
+
+@pytest.mark.parametrize("switch", [{"TESTING": True}, {"BROKER": "memory"}])
+def test_a_worker_in_memory_says_that_no_other_process_reaches_it(
+    switch: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with override_settings(RMQ={**switch, "TOPICS": {"letters": {}}}), listener_registry.isolated():
+        listener("letters")(print)
+        call_command("runrmqconsumers", "--burst", stdout=io.StringIO())
+    assert "only what its own listeners and schedules send is consumed" in caplog.text
 
 
 def test_a_project_without_databases_is_exit_2(redis_url: str, prefix: str) -> None:

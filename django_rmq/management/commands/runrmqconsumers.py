@@ -27,7 +27,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config, is_debug
 from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core import forked_copies
-from django_rmq.core.log import WorkerFilter
+from django_rmq.core.log import WorkerFilter, safe_logger
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.child_process import RECYCLE
 from django_rmq.core.worker_processes.supervisor import handling_signals, stopping_or_leaving
@@ -37,6 +37,8 @@ from django_rmq.worker import reload as reloading
 from django_rmq.worker import startup
 from django_rmq.worker import worker_process as forking
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
+
+logger = safe_logger("django_rmq.consumer")
 
 T = TypeVar("T")
 
@@ -235,6 +237,10 @@ class Command(RmqCommand):
 
     def _run_here(self, topics: list[Topic], how: ProcessOptions, verbosity: int) -> tuple[int, int]:
         """Run as the only worker, because no other process can use a broker in memory."""
+        logger.warning(
+            'Messages are in the memory of this process, because of RMQ["TESTING"] or RMQ["BROKER"]: only what its own listeners '
+            "and schedules send is consumed, and all of it ends with the process"
+        )
         worker = WorkerProcess(topics, how)
         ask = stopping_or_leaving(worker.stop)
         with handling_signals(ask, signal.SIGTERM, signal.SIGINT, install=forked_copies.handle_signal):

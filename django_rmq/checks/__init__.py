@@ -1,7 +1,6 @@
 """System checks: they report mistakes in the settings and in the listeners before anything runs.
 
 Servers are contacted only with ``check --deploy``. All checks have the tags ``django_rmq`` and ``rmq``.
-``SILENCED_SYSTEM_CHECKS`` also accepts the ids of older versions, ``rmq.E001`` and so on.
 
 ``docs/reference/checks.md`` lists what each id says, and what to do.
 

@@ -336,24 +336,15 @@ def _message_of(problem: SettingsProblem) -> CheckMessage:
     return kind(problem.message, hint=problem.hint or None, id=problem.id)
 
 
-class _OldIds(CheckMessage):
-    """A message that is also silenced by its id of older versions, which began with ``rmq``."""
-
-    def is_silenced(self) -> bool:
-        """Return whether the project silences this message."""
-        old = CheckMessage(self.level, self.msg, id=str(self.id).removeprefix("django_"))
-        return super().is_silenced() or old.is_silenced()
-
-
-class AppError(_OldIds, checks.Error):
+class AppError(checks.Error):
     """An error of this app."""
 
 
-class AppWarning(_OldIds, checks.Warning):
+class AppWarning(checks.Warning):
     """A warning of this app."""
 
 
-class AppInfo(_OldIds, checks.Info):
+class AppInfo(checks.Info):
     """A note of this app."""
 
 

@@ -447,18 +447,16 @@ def _age(one: TopicMetrics, age: str, since: str) -> float:
 def _counters(topics: list[TopicMetrics]) -> Iterable[Table]:
     totals_of_topics = [(one.figures.topic.name, one.totals) for one in topics if one.totals is not None]
     for name, (field, text) in COUNTERS.items():
-        values = ((topic, getattr(totals, field)) for topic, totals in totals_of_topics)
-        rows = [((topic,), value) for topic, value in values if value is not None]
+        rows = [((topic,), getattr(totals, field)) for topic, totals in totals_of_topics]
         yield MetricTable("counter", f"rmq_{name}", text, ("topic",), rows)
     failed = list[tuple[tuple[str, str], float]]()
     for topic, totals in totals_of_topics:
-        if totals.expired is not None and totals.rejected is not None:
-            # ``failed`` counts the deliveries of all four reasons.
-            overran = totals.overran or 0
-            failed.append(((topic, "error"), totals.failed - totals.expired - totals.rejected - overran))
-            failed.append(((topic, "overran"), overran))
-            failed.append(((topic, "timeout"), totals.expired))
-            failed.append(((topic, "rejected"), totals.rejected))
+        # ``failed`` counts the deliveries of all four reasons.
+        error = totals.failed - totals.expired - totals.rejected - totals.overran
+        failed.append(((topic, "error"), error))
+        failed.append(((topic, "overran"), totals.overran))
+        failed.append(((topic, "timeout"), totals.expired))
+        failed.append(((topic, "rejected"), totals.rejected))
     yield MetricTable(
         "counter",
         "rmq_deliveries_failed",

@@ -30,7 +30,7 @@ def acknowledge(options: Mapping[str, str], offset: Offset) -> int:
     def end() -> int:
         broker, topic = reached(given)
         # A claim takes whole slots, and everything that a re-slotting has moved was acknowledged before.
-        slots = [slot for slot in slots_in(offset.get("held"), topic.slots) if slot < topic.slots]
+        slots = [slot for slot in slots_in(offset["held"], topic.slots) if slot < topic.slots]
         return Claims(broker, topic, 0).acknowledge(offset["consumer"], int(offset["claim"]), slots)
 
     return RetryPolicy(given.patience, f"topic {given.topic()}")(end)

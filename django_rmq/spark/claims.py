@@ -295,12 +295,11 @@ class Claims:
 
     # --- the end of a claim
 
-    def settle(self, consumer: str, committed: int, own: Collection[int] | None = None) -> int:
+    def settle(self, consumer: str, committed: int, own: Collection[int]) -> int:
         """Acknowledge the claim ``committed``; return the number of the newest claim.
 
         ``own``: the slots that the checkpoint names for it. Only these are acknowledged at the first call, because
-        another query may use the same consumerId, and has not recorded its batches here. None: a checkpoint of an
-        older version, which names none.
+        another query may use the same consumerId, and has not recorded its batches here.
 
         Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that; or if
         another process made one since the last call.
@@ -317,7 +316,7 @@ class Claims:
                 raise self._used_twice(consumer)
             if claim.number > committed > 0 and claim.state == "acked":
                 raise self._too_old(claim.number)
-            is_own = claim.number == committed and (own is None or slot in own)
+            is_own = claim.number == committed and slot in own
             if claim.number > committed and claim.state in ("open", "sealed"):
                 self.lease.hold(slot, consumer, claim.number)
             elif is_own and claim.state in ("open", "sealed", "acked"):

@@ -404,8 +404,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: Offset, limit: ReadLimit) -> Offset:
         consumer, committed = start["consumer"], int(start["claim"])
-        # Checkpoints of older versions have no word of their own, but one consumer.
-        checkpoint = start.get("checkpoint", f"of {consumer}")
+        checkpoint = start["checkpoint"]
         self._claims.lease.identity.hold(consumer, checkpoint)
         self._claims.lease.begin()
         newest = self._claims.settle(consumer, committed, self._named(start))
@@ -458,15 +457,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with suppress(RmqError):
             self._claims.lease.identity.leave()
 
-    def _named(self, offset: Offset) -> Collection[int] | None:
-        """Return the slots that an offset names. None: it was written by a version that named none."""
-        return None if offset.get("held") is None else set(slots_in(offset["held"], self._topic.slots))
+    def _named(self, offset: Offset) -> Collection[int]:
+        """Return the slots that an offset names."""
+        return set(slots_in(offset["held"], self._topic.slots))
 
     def _check(self, offset: Offset) -> None:
-        # Offsets of older checkpoints do not name their topic.
-        if (named := offset.get("topic", self._name)) != self._name:
+        if offset["topic"] != self._name:
             raise ConfigurationError(
-                f"the checkpoint is that of a query on topic {named}, and option topic is {self._name}: "
+                f"the checkpoint is that of a query on topic {offset['topic']}, and option topic is {self._name}: "
                 "start with a new checkpoint"
             )
         given = self._options.text("consumerId")
@@ -518,7 +516,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         self._check(end)
         consumer, number = end["consumer"], int(end["claim"])
-        slots = slots_in(end.get("held"), self._topic.slots)
+        slots = slots_in(end["held"], self._topic.slots)
         sizes = self._patience(lambda: self._claims.read(consumer, number, slots))
         rows = sum(sizes.values())
         if rows < int(end["rows"]):

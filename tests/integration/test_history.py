@@ -337,7 +337,7 @@ def test_an_hour_of_several_topics_that_is_read_on_is_the_same_as_one_that_is_re
             # Sometimes a topic is not sampled for some minutes, and once none is for a quarter of an hour.
             if chance.random() < 0.6 and not 60 <= at < 75:
                 depths = (minute * 60_000 + 9, 4, 4, at, at + number, 0, 0, 0, number, 0)
-                record = " ".join(map(str, (*depths, 3 * at, 0, at, 2 * at, number, 0)))
+                record = " ".join(map(str, (*depths, 3 * at, 0, at, 2 * at, number, *[0] * 10)))
                 assert broker.store_minute(topic, minute, record, 2880) == "kept"
         if chance.random() < 0.3 or at == 149:
             found = read_on.read(broker)

@@ -234,16 +234,6 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     client.close()
 
 
-def test_records_of_an_earlier_version_tell_what_they_know(broker: Any) -> None:
-    record = f"{broker.now_ms()} 8192 8192 3 2 1 0 0 4 1000 10 2 9 6 3 4"
-    broker.store_minute(topic("large"), broker.now_ms() // 60_000, record, 60)
-    (found,) = history.latest(broker, [topic("large")])
-    assert isinstance(found, history.MinuteRecord)
-    assert found is not None
-    assert (found.totals.sent, found.totals.died, found.totals.fenced) == (10, 4, None)
-    assert found.depth.dead == 4 and not found.is_scaled
-
-
 class Families(Collector):
     """Yields given families."""
 

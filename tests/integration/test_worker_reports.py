@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -81,32 +80,16 @@ def test_a_report_is_read_as_it_was_written() -> None:
         {"pid": []},
         {"calls": None},
         {"calls": [["timed", "id"]]},
-        {"calls": [["timed", "id", "soon", 1, "thread"]]},
+        {"calls": [["timed", "id", "soon", 1, "thread", None, ""]]},
         {"calls": {"a": 1}},
-        {"progress": [[None, ""]]},
-        {"progress": [["half", ""], [None, ""]]},
-        {"progress": [[0.5, None], [None, ""]]},
-        {"progress": {"a": 1}},
+        {"calls": [["timed", "id", 1, 1, "thread"]]},
+        {"calls": [["timed", "id", 1, 1, "thread", "half", ""]]},
+        {"calls": [["timed", "id", 1, 1, "thread", 0.5, None]]},
     ],
 )
 def test_a_report_of_another_form_is_not_read(changed: dict[str, Any]) -> None:
     text = json.dumps({**json.loads(REPORT.encode()), **changed})
     assert decode(text.encode()) is None
-
-
-def test_a_report_without_progress_is_one_of_an_earlier_version() -> None:
-    without = replace(REPORT, calls=REPORT.calls[:1])
-    assert "progress" not in json.loads(without.encode())
-    given = json.loads(REPORT.encode())
-    # What an earlier version reads of a call, and what it does not look for.
-    assert [len(call) for call in given["calls"]] == [5, 5]
-    assert given.pop("progress") == [[None, ""], [0.25, "page 1"]]
-    found = decode(json.dumps(given).encode())
-    assert found is not None
-    assert [(one.id, one.progress, one.progress_text) for one in found.calls] == [
-        ("1~sealed", None, ""),
-        ("1~other", None, ""),
-    ]
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"[]", b"1", b"\xff", b"[" * 100_000, b"{}"])
@@ -120,8 +103,7 @@ def test_long_texts_and_lists_of_a_report_are_cut() -> None:
         **json.loads(REPORT.encode()),
         "host": "h" * 9_999 + "\ud800",
         "code": "\ud800",
-        "calls": [call[:5]] * 999,
-        "progress": [[0.5, "p" * 999]] * 999,
+        "calls": [[*call[:5], 0.5, "p" * 999]] * 999,
     }
     found = decode(json.dumps(given).encode())
     assert found is not None

@@ -116,8 +116,8 @@ def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue, monkeypatch: 
         asked.clear()
         assert len(driver.partitions(start, end)) == 1
         assert Counter(call.script for call in asked) == Counter(read_claim=3, renew_claim=renewed)
-    # A checkpoint that does not know it has all of them asked.
-    del end["held"]
+    # A batch of which an offset does not name the slots, because they are too many, has all of them asked.
+    end["held"] = None
     assert len(source.partitions(start, end)) == 1
 
 

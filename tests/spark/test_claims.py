@@ -101,19 +101,6 @@ def test_a_query_that_is_started_again_goes_on_at_once_and_one_that_still_runs_e
     assert again.latestOffset(second, ALL) == second and topic.total("acked") == 100
 
 
-def test_a_checkpoint_without_a_word_of_its_own_is_started_again_at_once(topic: Queue) -> None:
-    topic.send(list(range(10)))
-    one, start, end = first_batch(topic, consumerId="nightly")
-    for offset in (start, end):
-        # As an older version has written it.
-        del offset["checkpoint"]
-    one.stop()
-    for _ in range(2):
-        again = reader(topic, consumerId="nightly")
-        assert again.latestOffset(end, ALL) == end
-    assert topic.total("acked") == 10
-
-
 def test_every_message_is_recorded_by_one_of_two_queries_that_share_a_consumer(
     redis_clock: ShiftedClock, queue: MakeQueue
 ) -> None:

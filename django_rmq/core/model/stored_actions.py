@@ -51,8 +51,8 @@ class BackgroundAction:
     entry: int | None
     """The LogEntry of the audit trail."""
     started_ms: int
-    keep: bool = False
-    """Whether what it deletes can be brought back. Versions without undo keep nothing."""
+    keep: bool
+    """Whether what it deletes can be brought back."""
 
     def encode(self) -> str:
         """Return the text that Redis keeps."""

@@ -32,9 +32,6 @@ MOST_STACKS = 8
 LONGEST_STACK = 16_000
 """Maximum number of characters of a stack: its innermost calls."""
 
-_CALL_VALUES = 5
-"""How many values of a call are in the list of calls. Its progress is in a list beside it."""
-
 _OTHER_FORM = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What reading a text raises that no worker wrote."""
 
@@ -91,20 +88,13 @@ class WorkerReport:
 
     def encode(self) -> str:
         """Return the text that Redis keeps."""
-        values = asdict(self)
-        # Earlier versions read calls of five values, and do not know of progress.
-        values["calls"] = [call[:_CALL_VALUES] for call in self.calls]
-        if any(call.progress is not None for call in self.calls):
-            values["progress"] = [call[_CALL_VALUES:] for call in self.calls]
-        return json.dumps(values, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def decode(text: bytes) -> WorkerReport | None:
     """Return the report in a text, or None if another program wrote it."""
     try:
         fields = json.loads(text)
-        calls = fields["calls"][:MOST_CALLS]
-        progress = fields.get("progress", [(None, "")] * len(calls))[:MOST_CALLS]
         return WorkerReport(
             at_ms=_whole(fields["at_ms"]),
             host=_short(fields["host"]),
@@ -128,9 +118,7 @@ def decode(text: bytes) -> WorkerReport | None:
                     None if done is None else min(1.0, _finite(done)),
                     _short(words),
                 )
-                for (topic, message, since, attempt, thread), (done, words) in zip(
-                    calls, progress, strict=True
-                )
+                for topic, message, since, attempt, thread, done, words in fields["calls"][:MOST_CALLS]
             ),
             state=_short(fields.get("state", "")),
             parent=_whole(fields.get("parent", 0)),

@@ -151,15 +151,9 @@ class Depth(NamedTuple):
     """The earliest time (ms) since which a slot has had something to take (priority topics)."""
 
 
-_LATELY = 2
-"""The number of the last fields of ``HistoryTotals`` that records of earlier versions lack."""
-
-
 class MinuteRecord(NamedTuple):
     """The record of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … overran
     undrained|bucket:n …``.
-
-    Records of earlier versions end with ``died`` or ``replayed``, or have ``undrained`` behind ``replayed``.
     """
 
     sampled_ms: int
@@ -168,7 +162,7 @@ class MinuteRecord(NamedTuple):
     """The number of slots to be read; larger than ``slots`` if sums are scaled, or a slot could not be read."""
     depth: Depth
     counters: tuple[int, ...]
-    """The values of ``HistoryTotals``; those without a rate are missing where they were not recorded."""
+    """The values of ``HistoryTotals``."""
     late: tuple[int, ...] = ()
 
     @property
@@ -216,9 +210,8 @@ class MinuteRecord(NamedTuple):
                 return None
         except (ValueError, IndexError):
             return None
-        # During an update, workers of an earlier version write shorter records beside these.
-        undrained = counters.pop() if len(counters) in (_TOTALS + 1, _TOTALS - _LATELY + 1) else 0
-        if len(counters) not in (len(Rates._fields), _TOTALS - _LATELY, _TOTALS):
+        undrained = counters.pop() if counters else 0
+        if len(counters) != _TOTALS:
             return None
         depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None, undrained or None)
         return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
@@ -535,20 +528,20 @@ class HistoryTotals:
     failed: int
     """Failed, timed out or rejected deliveries."""
     died: int
-    expired: int | None = None
-    """The part of ``failed`` that timed out. This field and the following ones are None in records of earlier versions."""
-    rejected: int | None = None
+    expired: int
+    """The part of ``failed`` that timed out."""
+    rejected: int
     """The part of ``failed`` that was rejected."""
-    released: int | None = None
+    released: int
     """Deliveries that a worker gave back before their listener had begun."""
-    stale: int | None = None
+    stale: int
     """Ends of deliveries that came too late, because the delivery had already ended."""
-    fenced: int | None = None
+    fenced: int
     """Prepares by a worker after another one had acquired the slot."""
-    replayed: int | None = None
-    cancelled: int | None = None
+    replayed: int
+    cancelled: int
     """Deliveries that a person cancelled, and that did not succeed."""
-    overran: int | None = None
+    overran: int
     """The part of ``failed`` whose listener exceeded HARD_TIMEOUT."""
 
 

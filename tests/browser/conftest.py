@@ -21,10 +21,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from example_project.demo.redis_server import NoRedisServer
 from tests.support import preloaded
+from tests.support.commands import ROOT, output_of
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent
 
-ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 30.0
@@ -114,17 +114,7 @@ class Shop:
             self.stop(process)
 
     def _run(self, *command: str, **environment: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(command, self.environment | environment)
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.commands import ROOT, output_of
 from tests.support.servers import absent
 from tests.support.shop_server import TOPIC, Shop, installed, running
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MADE = ROOT / "build/clients"
 DESCRIPTION = ROOT / "django_rmq/api/openapi.yaml"
@@ -61,17 +60,7 @@ def environment(name: str) -> Path:
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    ran = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    return output_of(command, cwd=cwd, env={**os.environ, **variables})
 
 
 def check(shop: Shop, before: dict[str, int], output: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from django_rmq.core import lua
 from django_rmq.core.commands import inspect, send
 from django_rmq.core.commands.broker_interface import Broker, BrokerPipeline
@@ -15,6 +12,7 @@ from tests.contract.slots import START_MS, TYPES, Slot, slot_of_each
 from tests.oracle.broker import RULES
 from tests.oracle.broker import Pipeline as MemoryPipeline
 from tests.support.brokers import OracleBroker
+from tests.support.commands import printed_by
 
 
 def test_it_needs_neither_redis_nor_django() -> None:
@@ -22,8 +20,7 @@ def test_it_needs_neither_redis_nor_django() -> None:
         "import sys, tests.oracle.broker; "
         "print([name for name in sys.modules if name.split('.')[0] in ('redis', 'django', 'hiredis')])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 def test_it_has_rules_for_every_script_and_every_other_method_of_a_broker() -> None:

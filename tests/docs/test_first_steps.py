@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from example_project.demo.redis_server import NoRedisServer
+from tests.support.commands import ROOT, output_of
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
 
-ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"\A# ([\w/]+\.py)\n")
 ADDRESS = "redis://localhost:6379/1"
@@ -68,9 +68,7 @@ class Stranger:
         elif language == "sh" and "runrmqconsumers" in text:
             self.start(text.partition("#")[0].split())
         elif language == "sh":
-            subprocess.run(
-                ["sh", "-eu"], input=text, text=True, cwd=self.folder, env=self.environment, check=True
-            )
+            output_of(["sh", "-eu"], cwd=self.folder, env=self.environment, input=text)
 
     def paste(self, text: str) -> None:
         """Put a block where its first line says, at the end of what is there."""

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 import yaml
 
 from django_rmq.api import urls
-
-ROOT = Path(__file__).parents[2]
+from tests.support.commands import ROOT, output_of
 
 
 @pytest.mark.slow
 def test_the_shipped_description_is_what_the_code_generates() -> None:
-    made = subprocess.run(
-        [sys.executable, "docs/site/openapi.py", "--print"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    assert made.stdout == (ROOT / "django_rmq/api/openapi.yaml").read_text(), "run: make openapi"
+    made = output_of([sys.executable, "docs/site/openapi.py", "--print"])
+    assert made == (ROOT / "django_rmq/api/openapi.yaml").read_text(), "run: make openapi"
 
 
 def test_the_shipped_description_has_every_route_of_version_1() -> None:

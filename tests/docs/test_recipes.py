@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support import preloaded
+from tests.support.commands import ROOT, completed
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/recipes.md"
 RECIPES = dict(re.findall(r"^## (.+)\n([\s\S]*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE))
 BLOCK = re.compile(r"^```python\n# ([\w/]+\.py)\n([\s\S]*?)^```$", re.MULTILINE)
@@ -30,15 +29,7 @@ def run(folder: Path, *command: str) -> str:
     """Run Python in a project; return what it said."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    done = subprocess.run(
-        [*preloaded.python(), *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = completed([*preloaded.python(), *command], seconds=300, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,34 +18,23 @@ import yaml
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import CHROMIUMS, PATIENCE
+from tests.support.commands import ROOT, output_of
 from tests.support.servers import absent
 
-ROOT = Path(__file__).parents[2]
 DOMAIN = "https://docs.example.com/"
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    output_of([sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder], seconds=300)
     return folder
 
 
 def installed(file: str, commands: str) -> str:
     """Return a file as the sed command of its comment installs it."""
     (command,) = set(re.findall(r"sed -E '([^']+)'", commands))
-    done = subprocess.run(
-        ["sed", "-E", command, str(ROOT / file)], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout
+    return output_of(["sed", "-E", command, file])
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ from django_rmq.core.schedules.stepper import Stepper
 from example_project.demo.redis_server import NoRedisServer
 from tests.docs import stage
 from tests.support import preloaded
+from tests.support.commands import ROOT, completed
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import eventually
@@ -104,7 +105,6 @@ class Answers:
         return ""
 
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 GENERATORS = "generators have an environment of their own; tests/clients runs them"
 CLUSTER = "it needs a cluster; tests/spark/test_clusters.py runs a job so"
@@ -293,16 +293,7 @@ class Project:
 
     def call(self, *command: str, stdin: str = "") -> str:
         """Run a command in the project; return what went wrong with it, if anything."""
-        ran = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=540,
-            check=False,
-        )
+        ran = completed(command, seconds=540, cwd=self.folder, env=self.environment, input=stdin)
         self.said = ran.stdout
         if ran.returncode == 0:
             return ""
@@ -310,9 +301,11 @@ class Project:
         said = "\n".join(line for line in ran.stderr.splitlines() if not JVM_FRAME.match(line))
         return f"exit code {ran.returncode}\n{ran.stdout[-1500:]}\n{said[-6000:]}"
 
-    def manage(self, *command: str) -> None:
+    def manage(self, *command: str) -> str:
+        """Run a command of the project, which has to succeed; return what it says."""
         wrong = self.call(*preloaded.python(), "manage.py", *command)
         assert not wrong, wrong
+        return self.said
 
     # --- blocks
 
@@ -442,32 +435,14 @@ class Project:
         script = (
             f"from django_rmq.message_ids import sealed_id\nprint(sealed_id({topic!r}, {slot}, {member!r}))"
         )
-        asked = subprocess.run(
-            [*preloaded.python(), "manage.py", "shell", "--command", script],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return asked.stdout.split()[-1]
+        return self.manage("shell", "--command", script).split()[-1]
 
     def start_server(self) -> None:
         """Let the project answer, as its settings are by now."""
         if self.server is not None:
             return
         self.manage("migrate", "--verbosity", "0")
-        made = subprocess.run(
-            [*preloaded.python(), "manage.py", "drf_create_token", "program"],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        self.environment["TOKEN"] = made.stdout.split()[2]
+        self.environment["TOKEN"] = self.manage("drf_create_token", "program").split()[2]
         self.server = subprocess.Popen(
             [*preloaded.python(), "-m", "tests.support.prefork", str(self.port), "1", "4"],
             cwd=self.folder,

@@ -15,8 +15,9 @@ from typing import Any
 
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from tests.e2e.processes import Start, WorkerProcess, completed
+from tests.e2e.processes import Start, WorkerProcess
 from tests.support.brokers import Broker
+from tests.support.commands import completed
 from tests.support.workers import audit, eventually, live
 
 IN_LINE = Topic(

@@ -25,7 +25,8 @@ from unittest import mock
 
 import django
 
-from tests.e2e.processes import ROOT, environment_of
+from tests.e2e.processes import environment_of
+from tests.support.commands import started
 from tests.support.databases import SERVERS
 from tests.support.servers import RedisServer
 
@@ -41,16 +42,9 @@ class RelayProcess:
 
     def __init__(self, environment: dict[str, str], folder: Path, number: int) -> None:
         self._path = folder / f"relay-{number}"
-        with self._path.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "manage.py", "rmqoutbox", "--watch"],
-                cwd=ROOT,
-                env={**environment, "PGAPPNAME": f"relay-{number}"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
         self.name = f"relay-{number}"
+        command = [sys.executable, "-u", "manage.py", "rmqoutbox", "--watch"]
+        self._process = started(command, self._path, {**environment, "PGAPPNAME": self.name})
 
     @property
     def output(self) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.support import preloaded
+from tests.support.commands import ROOT, completed, started
 from tests.support.workers import LONG, eventually
 
-ROOT = Path(__file__).parents[2]
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
 
@@ -34,18 +34,6 @@ def environment_of(data: Path, url: str, prefix: str, **more: str) -> dict[str, 
         "WORKER_DATA": str(data),
         **more,
     }
-
-
-def completed(
-    command: Sequence[str | Path],
-    environment: dict[str, str] | None = None,
-    seconds: float = 60,
-    **options: Any,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return its exit code and what it has printed."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    options = {"capture_output": True, **options}
-    return subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=seconds, check=False, **options)
 
 
 def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -74,18 +62,11 @@ class WorkerProcess:
         command = ["-u", "manage.py", "runrmqconsumers", *arguments]
         whole = environment_of(data, url, prefix, **environment)
         self.process: subprocess.Popen[bytes] | preloaded.Program
-        with self.output_path.open("wb") as output:
-            if before:
-                self.process = subprocess.Popen(
-                    [*before, sys.executable, *command],
-                    cwd=ROOT,
-                    env=whole,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            else:
+        if before:
+            whole_command = [*before, sys.executable, *command]
+            self.process = started(whole_command, self.output_path, whole, start_new_session=True)
+        else:
+            with self.output_path.open("wb") as output:
                 self.process = preloaded.Program(command, cwd=ROOT, env=whole, output=output.fileno())
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
-from tests.e2e.processes import ROOT
+from tests.support.commands import ROOT
 from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually
 

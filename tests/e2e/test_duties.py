@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.postgres import postgres
-from tests.e2e.processes import WORK, Happened, Start, completed, environment_of, manage, named
+from tests.e2e.processes import WORK, Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
+from tests.support.commands import completed
 from tests.support.workers import eventually, send
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import ONE_SLOT, ROOT, WORK, Happened, Start, completed, named, state_of
+from tests.e2e.processes import ONE_SLOT, WORK, Happened, Start, named, state_of
 from tests.support.brokers import Broker
+from tests.support.commands import ROOT, completed, started
 from tests.support.servers import absent
 from tests.support.workers import LONG, eventually, live, send
 
@@ -90,12 +91,8 @@ BLOCKED = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {15,
 
 
 def test_a_relay_that_was_started_with_sigterm_blocked_ends_on_sigterm(environment: dict[str, str]) -> None:
-    relay = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED, sys.executable, "manage.py", "rmqoutbox", "--watch"],
-        cwd=ROOT,
-        env=environment,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", BLOCKED, sys.executable, "manage.py", "rmqoutbox", "--watch"]
+    relay = started(command, Path(os.devnull), environment, start_new_session=True)
 
     def catches_sigterm() -> bool:
         status = Path(f"/proc/{relay.pid}/status").read_text()

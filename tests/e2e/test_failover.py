@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.commands.ticks import read_schedules
-from tests.e2e.processes import ROOT, WORK, Happened, Start, environment_of, manage, named
+from tests.e2e.processes import WORK, Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
+from tests.support.commands import started
 from tests.support.servers import RedisServer, SentinelGuard, TcpProxy, ask, wait_until
 from tests.support.workers import audit, client_of, eventually, live, send
 
@@ -94,10 +95,7 @@ for number in itertools.count():
 @contextmanager
 def sender(environment: dict[str, str], path: Path) -> Iterator[None]:
     """Send until the end of the block, and write down what was answered."""
-    with path.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SENDER], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
+    process = started([sys.executable, "-c", SENDER], path, environment)
     try:
         yield
         assert process.poll() is None, path.read_text()

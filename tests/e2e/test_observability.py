@@ -22,8 +22,9 @@ import pytest
 
 from django_rmq.core.monitoring import events
 from tests.e2e.load import shares
-from tests.e2e.processes import ROOT, WORK, Happened, Start, named
+from tests.e2e.processes import WORK, Happened, Start, named
 from tests.support.brokers import Broker
+from tests.support.commands import ROOT
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import client_of, eventually, send
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e import mariadb, postgres
 from tests.e2e.outbox_deaths import ANY, RELAY_POINTS, SENDER_POINTS
-from tests.e2e.processes import completed
+from tests.support.commands import completed
 from tests.support.databases import SERVERS
 
 PROGRAMS: dict[str, Callable[[], object]] = {"postgres": postgres.programs, "mariadb": mariadb.programs}

@@ -17,7 +17,8 @@ from urllib.error import URLError
 import pytest
 
 from tests.e2e.postgres import postgres
-from tests.e2e.processes import ROOT, manage
+from tests.support import preloaded
+from tests.support.commands import ROOT, output_of, started
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer, absent, ask
 from tests.support.workers import eventually
@@ -60,20 +61,12 @@ class Shop:
         }
 
     def manage(self, *arguments: str) -> str:
-        done = manage(self.environment, *arguments, seconds=120)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return output_of([*preloaded.python(), "manage.py", *arguments], self.environment)
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a process that ends with the test at the latest; PostgreSQL knows it by its name."""
-        log = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**self.environment, "PGAPPNAME": name},
-            stdout=log,
-            stderr=log,
-        )
+        environment = {**self.environment, "PGAPPNAME": name}
+        process = started([sys.executable, *command], self.folder / f"{name}.log", environment)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         return process
@@ -115,12 +108,8 @@ def most(count: Callable[[], int], until: Callable[[], bool], seconds: float = 6
 def test_workers_and_web_run_in_production_with_the_connections_that_are_promised(shop: Shop) -> None:
     before = shop.redis_connections()
     health = free_port()
-    worker = shop.start(
-        "worker",
-        "manage.py",
-        "runrmqconsumers",
-        *("--processes", str(PROCESSES), "--threads", str(THREADS), "--health-addr", f"127.0.0.1:{health}"),
-    )
+    options = (f"-p{PROCESSES}", f"-t{THREADS}", "--health-addr", f"127.0.0.1:{health}")
+    worker = shop.start("worker", "manage.py", "runrmqconsumers", *options)
     eventually(lambda: answers(f"http://127.0.0.1:{health}/ready"), "a ready worker", 60)
     # Those of the outbox.
     assert shop.database.connections("worker") <= PROCESSES
@@ -139,16 +128,8 @@ def test_workers_and_web_run_in_production_with_the_connections_that_are_promise
 
     before = shop.redis_connections()
     port = free_port()
-    web = shop.start(
-        "web",
-        "-m",
-        "gunicorn",
-        "-c",
-        "deploy/gunicorn.conf.py",
-        "-b",
-        f"127.0.0.1:{port}",
-        "example_project.wsgi",
-    )
+    binding = ("-c", "deploy/gunicorn.conf.py", "-b", f"127.0.0.1:{port}")
+    web = shop.start("web", "-m", "gunicorn", *binding, "example_project.wsgi")
     url = f"http://127.0.0.1:{port}"
     eventually(lambda: answers(f"{url}/api/rmq/health/live"), "a web server", 60)
     with ThreadPoolExecutor(4 * THREADS) as pool:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import ROOT
 from tests.support.servers import TcpProxy
-from tests.support.shop_server import ROOT, TOPIC, Shop, running
+from tests.support.shop_server import TOPIC, Shop, running
 from tests.support.workers import eventually
 
 EXAMPLE = ROOT / "examples/consume.py"

@@ -15,9 +15,10 @@ import pytest
 from django_rmq.core.model.topic import Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
-from tests.e2e.processes import ROOT, Start, WorkerProcess, completed, environment_of, is_gone
+from tests.e2e.processes import Start, WorkerProcess, environment_of, is_gone
 from tests.support import preloaded
 from tests.support.brokers import Broker
+from tests.support.commands import completed, started
 from tests.support.workers import eventually
 
 TOPICS = {
@@ -41,16 +42,8 @@ class Load:
 
     def start_sender(self, name: str, backlog: int = 0) -> None:
         """Start a process that sends, and keeps so many waiting; return when it has sent them."""
-        with (self.data / f"output-{name}").open("wb") as output:
-            self.senders.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.e2e.sender", self.topic, name, str(backlog)],
-                    cwd=ROOT,
-                    env=self.env,
-                    stdout=output,
-                    stderr=output,
-                )
-            )
+        command = [sys.executable, "-m", "tests.e2e.sender", self.topic, name, str(backlog)]
+        self.senders.append(started(command, self.data / f"output-{name}", self.env))
         eventually(lambda: len(self.sent()) >= backlog, f"{backlog} messages sent", 60)
 
     def run(self, *arguments: str, module: str = "") -> tuple[int, str]:

@@ -16,18 +16,9 @@ from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
 from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.topic import Topic
-from tests.e2e.processes import (
-    ONE_SLOT,
-    ROOT,
-    WORK,
-    Happened,
-    Start,
-    WorkerProcess,
-    is_gone,
-    named,
-    probed,
-)
+from tests.e2e.processes import ONE_SLOT, WORK, Happened, Start, WorkerProcess, is_gone, named, probed
 from tests.support.brokers import Broker
+from tests.support.commands import ROOT
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, client_of, eventually, live, send

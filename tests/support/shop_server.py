@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import preloaded
+from tests.support.commands import ROOT, completed, output_of, started
 from tests.support.embedded_server import free_port
 from tests.support.servers import absent
 from tests.support.workers import eventually
 
-ROOT = Path(__file__).parents[2]
 TOPIC = "image-renders"
 DEVELOPMENT = ("manage.py", "runserver", "--noreload", "127.0.0.1:{port}")
 
@@ -33,16 +33,7 @@ class Shop:
         self.token = ""
 
     def manage(self, *command: str) -> str:
-        ran = subprocess.run(
-            [*preloaded.python(), "manage.py", *command],
-            cwd=ROOT,
-            env=self.environment,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return ran.stdout
+        return output_of([*preloaded.python(), "manage.py", *command], self.environment)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         request = urllib.request.Request(
@@ -61,15 +52,7 @@ class Shop:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "RMQ_URL": self.url, "RMQ_TOKEN": self.token}
-        return subprocess.run(
-            command,
-            cwd=ROOT / "examples",
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return completed(command, seconds=120, cwd=ROOT / "examples", env=environment)
 
     def send(self, *bodies: Any) -> None:
         messages = [{"body": {"shop": 1, **body}, "priority": 100 - n} for n, body in enumerate(bodies)]
@@ -101,13 +84,8 @@ def running(
     shop.manage("migrate", "--verbosity", "0")
     shop.manage("createsuperuser", "--noinput", "--username", "program", "--email", "program@example.com")
     shop.token = shop.manage("drf_create_token", "program").split()[2]
-    server = subprocess.Popen(
-        [*preloaded.python(), *(each.format(port=port) for each in program)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [*preloaded.python(), *(each.format(port=port) for each in program)]
+    server = started(command, Path(os.devnull), environment)
     try:
         eventually(shop.is_up, "the web server", 60)
         yield shop

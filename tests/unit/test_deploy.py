@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from django_rmq.core.worker_processes.child_process import SERVER, USAGE, WATCHD
 from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
 from django_rmq.operations.consumption import LONGEST_WAIT
+from tests.support.commands import completed
 from tests.support.servers import absent
 
 ROOT = Path(__file__).parents[2]
@@ -49,15 +49,7 @@ def module(name: str, package: str) -> list[str]:
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return completed(command, environment)
 
 
 def verify_unit(folder: Path, text: str) -> str:

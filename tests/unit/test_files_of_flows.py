@@ -8,18 +8,17 @@ from __future__ import annotations
 import html
 import json
 import re
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.commands import ROOT, output_of
+
 PACKAGE = f"{ROOT / 'django_rmq'}/"
 MOST = {
     "send_message": 12,
@@ -34,16 +33,8 @@ MOST = {
 @pytest.fixture(scope="module")
 def passed() -> dict[str, list[str]]:
     """The files that each flow passes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.test_files_of_flows"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    files: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    printed = output_of([sys.executable, "-m", "tests.unit.test_files_of_flows"], seconds=300)
+    files: dict[str, list[str]] = json.loads(printed.splitlines()[-1])
     return files
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import django_rmq
 from django_rmq import exceptions
+from tests.support.commands import completed, printed_by
 
 WITHOUT_DJANGO = [
     "django_rmq", "django_rmq.exceptions", "django_rmq.core.model.delivered_message",
@@ -23,8 +23,7 @@ WITHOUT_DJANGO = [
 def modules_loaded_by(statement: str) -> set[str]:
     """The top-level packages that a fresh interpreter has after the statement."""
     code = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return set(answer.stdout.split())
+    return set(printed_by(code).split())
 
 
 def test_loading_django_would_be_seen() -> None:
@@ -49,8 +48,7 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
         "import django_rmq.management.commands.runrmqconsumers;"
         "print([name for name in sys.modules if name.startswith(('django_rmq.spark', 'pyspark'))])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert answer.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +85,7 @@ django.setup()
 {statement}
 print(*(name for name in sys.modules if name.partition(".")[0] == "django_rmq"))
 """
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return answer.stdout.split()
+    return printed_by(code).split()
 
 
 def test_the_worker_is_imported_without_models() -> None:
@@ -109,8 +106,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 @pytest.mark.parametrize("module", ["django_rmq.metrics", "django_rmq.metrics.urls"])
 def test_the_metrics_name_the_extra_that_they_lack(module: str) -> None:
     code = f"import sys; sys.modules['prometheus_client'] = None; import {module}"
-    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    told = ran.stderr.strip().splitlines()[-1]
+    told = completed([sys.executable, "-c", code]).stderr.strip().splitlines()[-1]
     assert told.startswith("ModuleNotFoundError: django_rmq.metrics needs prometheus-client")
     assert 'pip install "django-redis-rmq[prometheus]"' in told
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -23,6 +21,7 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.bulk_send import _each
 from django_rmq.core.producer.placement import basis_of
 from django_rmq.typed_bodies import MOST_ERRORS, DeclaredBody, Unusable, adapter_of, place
+from tests.support.commands import printed_by
 from tests.support.typed_bodies import Line, Narrow, Ordered, PriceChanged, Reason, Tagged
 
 ROOT = Path(__file__).parents[2]
@@ -410,18 +409,11 @@ print(found.id, found.hint)
 
 
 def test_without_pydantic_a_check_says_what_to_install() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == 'django_rmq.E100 pip install "django-redis-rmq[typed]".'
+    assert printed_by(WITHOUT) == 'django_rmq.E100 pip install "django-redis-rmq[typed]".'
 
 
 def test_an_untyped_topic_needs_no_pydantic() -> None:
-    program = "import sys; import django_rmq.conf; print('pydantic' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "False"
+    assert printed_by("import sys; import django_rmq.conf; print('pydantic' in sys.modules)") == "False"
 
 
 def test_a_body_whose_upcast_exits_fails_alone() -> None:

@@ -29,8 +29,9 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import Postgres, postgres
-from tests.e2e.processes import ROOT, WorkerProcess, completed, environment_of, manage
+from tests.e2e.processes import WorkerProcess, environment_of, manage
 from tests.support.brokers import Broker
+from tests.support.commands import ROOT, completed, started
 from tests.support.workers import client_of
 
 TRANSFERS = Topic(
@@ -275,14 +276,9 @@ class Run:
             if command.process.poll() is not None:
                 self._commands[at] = self._command()
         if self._sender is None or self._sender.poll() not in (None, 0):
-            with (self._data / "sender.log").open("ab") as log:
-                self._sender = subprocess.Popen(
-                    [sys.executable, "-m", "tests.e2e.bank.sender", self._list],
-                    cwd=ROOT,
-                    env=environment_of(self._data, self._redis.url, "bank:", **self._environment),
-                    stdout=log,
-                    stderr=log,
-                )
+            program = [sys.executable, "-m", "tests.e2e.bank.sender", self._list]
+            environment = environment_of(self._data, self._redis.url, "bank:", **self._environment)
+            self._sender = started(program, self._data / "sender.log", environment)
 
     def _command(self) -> WorkerProcess:
         options = {**self._environment, "WORKER_POINTS": self.plan.points}

@@ -24,7 +24,6 @@ from django_rmq.core.log import LogThrottle
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home
 from django_rmq.tasks import is_native
-from example_project.demo.redis_server import NoRedisServer
 from tests.spark import archive
 from tests.support.databases import SERVERS, empty_tables
 from tests.support.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
@@ -125,11 +124,7 @@ def redis_url() -> Iterator[str]:
     if given:
         yield given
         return
-    try:
-        server = RedisServer()
-    except NoRedisServer as error:
-        absent(str(error))
-    with server:
+    with RedisServer() as server:
         yield server.url
 
 
@@ -193,11 +188,7 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     """A Redis Cluster that the tests share which do not harm it: three primaries, no replicas."""
-    try:
-        cluster = RedisCluster(replicas=False, node_timeout_ms=60_000)
-    except NoRedisServer as error:
-        absent(str(error))
-    with cluster:
+    with RedisCluster(replicas=False, node_timeout_ms=60_000) as cluster:
         yield cluster
 
 

@@ -19,7 +19,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from example_project.demo.redis_server import NoRedisServer
 from tests.support import preloaded
 from tests.support.commands import ROOT, output_of
 from tests.support.embedded_server import free_port
@@ -139,11 +138,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 @contextmanager
 def running_shop(data: Path, *calls: Call, settings: str = "settings") -> Iterator[Shop]:
     """Run a shop in which the user boss may do everything, after these calls of `shop/fill.py`."""
-    try:
-        server = RedisServer()
-    except NoRedisServer as error:
-        absent(str(error))
-    with server:
+    with RedisServer() as server:
         running = Shop(data, server, settings)
         try:
             running.manage("migrate", "--verbosity", "0")

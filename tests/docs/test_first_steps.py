@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from example_project.demo.redis_server import NoRedisServer
 from tests.support.commands import ROOT, output_of
-from tests.support.servers import RedisServer, absent
+from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,11 +39,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    try:
-        found = RedisServer(appendonly=True)
-    except NoRedisServer as error:
-        absent(str(error))
-    with found:
+    with RedisServer(appendonly=True) as found:
         yield found
 
 

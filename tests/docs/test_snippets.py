@@ -45,12 +45,11 @@ from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.model.worker_report import RunningCall, Stack, WorkerReport
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
-from example_project.demo.redis_server import NoRedisServer
 from tests.docs import stage
 from tests.support import preloaded
 from tests.support.commands import ROOT, completed
 from tests.support.embedded_server import free_port
-from tests.support.servers import RedisServer, absent
+from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
 CHANGING = re.compile(
@@ -461,11 +460,7 @@ class Project:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     """A Redis with a database for each page."""
-    try:
-        found = RedisServer(databases=100)
-    except NoRedisServer as error:
-        absent(str(error))
-    with found:
+    with RedisServer(databases=100) as found:
         yield found
 
 

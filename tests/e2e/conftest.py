@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.load import LEDGER, Load
 from tests.e2e.processes import Happened, Start, WorkerProcess, environment_of
 from tests.support.brokers import Broker
 from tests.support.workers import client_of
@@ -35,6 +36,11 @@ def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
     client = client_of(redis_url)
     yield Broker(client, prefix)
     client.close()
+
+
+@pytest.fixture
+def load(broker: Broker, tmp_path: Path) -> Load:
+    return Load(broker, tmp_path, LEDGER)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from unittest import mock
 
 import django
 
+from tests.e2e.load import timed
 from tests.e2e.processes import environment_of
 from tests.support.commands import started
 from tests.support.databases import SERVERS
@@ -34,7 +35,7 @@ PLAIN, KEYED = "moving-priority", "moving-keyed"
 STATES = 3
 """The number of rows that each message with a key has."""
 
-PATIENCE = 300.0
+until = partial(timed, seconds=300)
 
 
 class RelayProcess:
@@ -73,16 +74,6 @@ class RelayProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait(60)
-
-
-def until(condition: Callable[[], object], what: str) -> float:
-    """Return how long it took until the condition held."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() > began + PATIENCE:
-            raise TimeoutError(f"{what} did not hold within {PATIENCE} s")
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def leave(send: Callable[[], object]) -> None:

@@ -41,6 +41,14 @@ def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subp
     return completed([*preloaded.python(), "manage.py", *arguments], environment, **options)
 
 
+def make_app(folder: Path, name: str, **modules: str) -> dict[str, str]:
+    """Make an app for the tests' project; return the environment of workers that have it."""
+    (folder / name).mkdir()
+    for module, text in {"__init__": "", **modules}.items():
+        (folder / name / f"{module}.py").write_text(text)
+    return {"WORKER_APP": name, "PYTHONPATH": f"{folder}:{ROOT}"}
+
+
 class WorkerProcess:
     """One `runrmqconsumers` with its children, and what they print.
 

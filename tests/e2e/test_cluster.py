@@ -7,20 +7,11 @@ import re
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
-import pytest
-
-from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
+from tests.e2e.load import Load, owned_by, shares, timed
 from tests.e2e.processes import WORK, Happened, Start, WorkerProcess, named
 from tests.support.brokers import Broker
 from tests.support.workers import eventually, send, total
-
-
-@pytest.fixture
-def load(broker: Broker, tmp_path: Path) -> Load:
-    return Load(broker, tmp_path, LEDGER)
-
 
 # --- one command
 

@@ -130,11 +130,6 @@ def test_what_a_killed_command_owned_is_taken_over(redis_url: str, prefix: str, 
         assert seconds[-1] <= 5 * goal
 
 
-@pytest.fixture
-def load(broker: Broker, tmp_path: Path) -> Load:
-    return Load(broker, tmp_path, LEDGER)
-
-
 def two_workers(start: Start, broker: Broker, timeout: int) -> tuple[WorkerProcess, WorkerProcess]:
     first, second = (start("ledger", "-t", "2", WORKER_TIMEOUT=str(timeout)) for _ in range(2))
     first.ready()

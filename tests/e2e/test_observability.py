@@ -22,9 +22,8 @@ import pytest
 
 from django_rmq.core.monitoring import events
 from tests.e2e.load import shares
-from tests.e2e.processes import WORK, Happened, Start, named
+from tests.e2e.processes import WORK, Happened, Start, make_app, named
 from tests.support.brokers import Broker
-from tests.support.commands import ROOT
 from tests.support.servers import RedisServer, absent
 from tests.support.workers import client_of, eventually, send
 
@@ -157,20 +156,11 @@ def texts(attributes: Any) -> dict[str, Any]:
 def test_what_workers_do_arrives_by_otlp(
     start: Start, broker: Broker, happened: Happened, receiver: Receiver, tmp_path: Path, redis_url: str
 ) -> None:
-    app = tmp_path / "observed_app"
-    app.mkdir()
-    (app / "__init__.py").touch()
-    (app / "apps.py").write_text(APP)
-    (app / "listeners.py").write_text("from tests.e2e.worker_project.listeners import *\n")
+    listeners = "from tests.e2e.worker_project.listeners import *\n"
+    more = make_app(tmp_path, "observed_app", apps=APP, listeners=listeners)
+    more["PYTHONPATH"] = os.pathsep.join([more["PYTHONPATH"], *sys.path])
     send(broker, WORK, named(*range(6)))
-    worker = start(
-        "work",
-        "--burst",
-        WORKER_APP="observed_app",
-        WORKER_OTEL="1",
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), *sys.path]),
-        OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url,
-    )
+    worker = start("work", "--burst", WORKER_OTEL="1", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url, **more)
     assert worker.wait() == 0, worker.output
     assert len(happened.lines("done")) == 6
     spans, points = receiver.spans(), receiver.metrics()

@@ -16,9 +16,18 @@ from django_rmq.core.commands.membership import roster
 from django_rmq.core.commands.reports import ask_worker, read_reports
 from django_rmq.core.coordination.worker_records import members_of_roster
 from django_rmq.core.model.topic import Topic
-from tests.e2e.processes import ONE_SLOT, WORK, Happened, Start, WorkerProcess, is_gone, named, probed
+from tests.e2e.processes import (
+    ONE_SLOT,
+    WORK,
+    Happened,
+    Start,
+    WorkerProcess,
+    is_gone,
+    make_app,
+    named,
+    probed,
+)
 from tests.support.brokers import Broker
-from tests.support.commands import ROOT
 from tests.support.embedded_server import free_port
 from tests.support.servers import RedisServer
 from tests.support.workers import LONG, client_of, eventually, live, send
@@ -183,9 +192,6 @@ def _says(worker: WorkerProcess, text: str) -> bool:
 def test_it_begins_anew_when_its_code_changes(
     start: Start, broker: Broker, tmp_path: Path, happened: Happened
 ) -> None:
-    app = tmp_path / "changing_app"
-    app.mkdir()
-    (app / "__init__.py").touch()
     code = """
 from django_rmq import listener
 from tests.e2e.worker_project.settings import WORKER_DATA
@@ -196,10 +202,9 @@ def work(message):
     with open(WORKER_DATA / "happened", "a") as file:
         file.write(f"old {message.body['name']} 0 0\\n")
 """
-    listeners = app / "listeners.py"
-    listeners.write_text(code)
     send(broker, WORK, named("a"))
-    worker = start("--reload", WORKER_APP="changing_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    worker = start("--reload", **make_app(tmp_path, "changing_app", listeners=code))
+    listeners = tmp_path / "changing_app/listeners.py"
     happened.wait("old", 1)
     mistakes = {
         "def work(:\n": "SyntaxError: invalid syntax ({}, line 1)",
@@ -223,13 +228,12 @@ def work(message):
     assert live(broker, WORK) == 0
 
 
+LISTENER = "from django_rmq import listener\n\nlistener('work')(print)\n"
+
+
 def test_it_ends_on_sigterm_while_changed_code_blocks(start: Start, broker: Broker, tmp_path: Path) -> None:
-    app = tmp_path / "blocking_app"
-    app.mkdir()
-    (app / "__init__.py").touch()
-    listeners = app / "listeners.py"
-    listeners.write_text("from django_rmq import listener\n\nlistener('work')(print)\n")
-    worker = start("--reload", WORKER_APP="blocking_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    worker = start("--reload", **make_app(tmp_path, "blocking_app", listeners=LISTENER))
+    listeners = tmp_path / "blocking_app/listeners.py"
     worker.ready()
     child = worker.child()
     begun = tmp_path / "begun"
@@ -300,11 +304,7 @@ def test_usage_and_configuration_errors_end_with_2_in_one_line(
 def test_a_failed_check_of_the_project_ends_with_2_unless_checks_are_skipped(
     start: Start, tmp_path: Path
 ) -> None:
-    app = tmp_path / "unsound_app"
-    app.mkdir()
-    (app / "__init__.py").touch()
-    (app / "listeners.py").write_text("from django_rmq import listener\n\nlistener('work')(print)\n")
-    (app / "apps.py").write_text("""
+    apps = """
 from django.apps import AppConfig
 from django.core import checks
 
@@ -314,8 +314,8 @@ class UnsoundConfig(AppConfig):
 
     def ready(self):
         checks.register(lambda app_configs, **kwargs: [checks.Error("no roof", id="unsound.E001")])
-""")
-    environment = {"WORKER_APP": "unsound_app", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+"""
+    environment = make_app(tmp_path, "unsound_app", listeners=LISTENER, apps=apps)
     worker = start("--dry-run", **environment)
     assert worker.wait() == 2
     assert "(unsound.E001) no roof" in worker.output

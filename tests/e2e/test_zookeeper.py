@@ -8,7 +8,6 @@ import signal
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from django_rmq.core.coordination.zookeeper import Ensemble, survey
 from django_rmq.exceptions import ServerTrouble
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import Start, WorkerProcess
-from tests.support.brokers import Broker
 from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually, total
 
@@ -71,11 +69,6 @@ class Crew:
 
     def wait_for_shares(self, *wanted: int, seconds: float = 25) -> float:
         return timed(lambda: self.shares() == sorted(wanted), f"owning {wanted}", seconds)
-
-
-@pytest.fixture
-def load(broker: Broker, tmp_path: Path) -> Load:
-    return Load(broker, tmp_path, LEDGER)
 
 
 @pytest.fixture

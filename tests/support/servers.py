@@ -10,6 +10,7 @@ import ssl
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.demo.redis_server import redis_server_binary
+from example_project.demo.redis_server import NoRedisServer, redis_server_binary
 from tests.support.embedded_redis import EmbeddedRedis
 from tests.support.embedded_server import DidNotStart, EmbeddedServer, free_port
 from tests.support.zookeeper import EmbeddedZooKeeper
@@ -58,7 +59,10 @@ class RedisServer(Disposable, EmbeddedRedis):
     """A redis-server in a directory of its own: `with RedisServer(appendonly=True) as server`."""
 
     def __init__(self, port: int = 0, *, binary: Path | None = None, **options: object):
-        binary = binary or redis_server_binary()
+        try:
+            binary = binary or redis_server_binary()
+        except NoRedisServer as error:
+            absent(str(error))
         super().__init__(tempfile.mkdtemp(prefix="rmq-redis-"), port, binary=binary, **options)
 
 
@@ -356,33 +360,40 @@ class TlsProxy:
                     (server if one is talk else talk).sendall(piece)
 
 
-class ReplicaPair:
-    """A primary and its replica, which follows through a proxy: `link.cut()` parts them."""
+QUICK_SYNC: dict[str, Any] = {"repl_diskless_sync": True, "repl_diskless_sync_delay": 0}
 
-    def __init__(self, **options: Any):
-        self.primary = RedisServer(repl_diskless_sync=True, repl_diskless_sync_delay=0, **options)
-        self.link = TcpProxy(0)
-        self._options = options
-        self.replica: RedisServer
+
+class Together(ABC):
+    """Servers that a block begins one after the other, and ends in the opposite order, also if one does not start."""
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self.primary)
-            self.link.target_port = self.primary.port
-            stack.enter_context(self.link)
-            self.replica = RedisServer(
-                replicaof=f"127.0.0.1 {self.link.port}",
-                repl_diskless_sync=True,
-                repl_diskless_sync_delay=0,
-                **self._options,
-            )
-            stack.enter_context(self.replica)
-            wait_for_link(self.replica)
-            self._stack = stack.pop_all()
+        with ExitStack() as self._stack:
+            self.begin(self._stack.enter_context)
+            self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+    @abstractmethod
+    def begin(self, enter: Callable[[Any], Any]) -> None: ...
+
+
+class ReplicaPair(Together):
+    """A primary and its replica, which follows through a proxy: `link.cut()` parts them."""
+
+    def __init__(self, **options: Any):
+        self._options = {**QUICK_SYNC, **options}
+        self.primary = RedisServer(**self._options)
+        self.link = TcpProxy(0)
+        self.replica: RedisServer
+
+    def begin(self, enter: Callable[[Any], Any]) -> None:
+        enter(self.primary)
+        self.link.target_port = self.primary.port
+        enter(self.link)
+        self.replica = enter(RedisServer(replicaof=f"127.0.0.1 {self.link.port}", **self._options))
+        wait_for_link(self.replica)
 
     def promote(self) -> RedisServer:
         """Make the replica a primary, as a fail-over does; return it."""
@@ -390,44 +401,32 @@ class ReplicaPair:
         return self.replica
 
 
-class SentinelGuard:
+class SentinelGuard(Together):
     """Three sentinels that watch a primary with one replica, and promote the replica if the primary is gone."""
 
     SERVICE = "rmq"
 
     def __init__(self, *, down_after_ms: int = 500, **options: Any):
-        self._options: dict[str, Any] = {"repl_diskless_sync": True, "repl_diskless_sync_delay": 0, **options}
+        self._options = {**QUICK_SYNC, **options}
         self._down_after_ms = down_after_ms
         self.primary = RedisServer(**self._options)
         self.replica: RedisServer
         self.sentinels: list[RedisServer] = []
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self.primary)
-            self.replica = RedisServer(replicaof=f"127.0.0.1 {self.primary.port}", **self._options)
-            stack.enter_context(self.replica)
-            wait_for_link(self.replica)
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-sentinel-")))
-            # Called by this name, the server is a sentinel.
-            binary = home / "redis-sentinel"
-            binary.symlink_to(redis_server_binary())
-            for _ in range(3):
-                sentinel = RedisServer(
-                    binary=binary,
-                    sentinel=[
-                        f"monitor {self.SERVICE} 127.0.0.1 {self.primary.port} 2",
-                        f"down-after-milliseconds {self.SERVICE} {self._down_after_ms}",
-                        f"failover-timeout {self.SERVICE} 5000",
-                    ],
-                )
-                self.sentinels.append(stack.enter_context(sentinel))
-            wait_until(self._know_each_other, "the sentinels knowing each other")
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
+    def begin(self, enter: Callable[[Any], Any]) -> None:
+        enter(self.primary)
+        self.replica = enter(RedisServer(replicaof=f"127.0.0.1 {self.primary.port}", **self._options))
+        wait_for_link(self.replica)
+        # Called by this name, the server is a sentinel.
+        binary = Path(enter(tempfile.TemporaryDirectory(prefix="rmq-sentinel-"))) / "redis-sentinel"
+        binary.symlink_to(redis_server_binary())
+        watch = [
+            f"monitor {self.SERVICE} 127.0.0.1 {self.primary.port} 2",
+            f"down-after-milliseconds {self.SERVICE} {self._down_after_ms}",
+            f"failover-timeout {self.SERVICE} 5000",
+        ]
+        self.sentinels += [enter(RedisServer(binary=binary, sentinel=watch)) for _ in range(3)]
+        wait_until(self._know_each_other, "the sentinels knowing each other")
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -458,7 +457,7 @@ class SentinelGuard:
         return True
 
 
-class RedisCluster:
+class RedisCluster(Together):
     """Three primaries with a replica each, of the same binary, on loopback."""
 
     SLOTS = 16_384
@@ -471,8 +470,7 @@ class RedisCluster:
             "cluster_node_timeout": node_timeout_ms,
             "cluster_require_full_coverage": False,
             "cluster_replica_validity_factor": 0,
-            "repl_diskless_sync": True,
-            "repl_diskless_sync_delay": 0,
+            **QUICK_SYNC,
             **options,
         }
         self.primaries: list[RedisServer] = [_ClusterNode(**common) for _ in range(3)]
@@ -488,32 +486,26 @@ class RedisCluster:
         """The address of one node; it knows the others."""
         return f"redis://127.0.0.1:{self.primaries[0].port}"
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for node in self.nodes:
-                stack.enter_context(node)
-            share = -(-self.SLOTS // 3)
-            for i, node in enumerate(self.primaries):
-                slots = range(i * share, min((i + 1) * share, self.SLOTS))
-                ask(node.port, "CLUSTER", "ADDSLOTS", *slots)
-                ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", i + 1)
-            for node in self.nodes[1:]:
-                ask(node.port, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
-            wait_until(
-                lambda: all(len(cluster_nodes(node)) == len(self.nodes) for node in self.nodes),
-                "the nodes knowing each other",
-            )
-            for primary, replica in zip(self.primaries, self.replicas, strict=False):
-                ask(replica.port, "CLUSTER", "REPLICATE", cluster_id(primary))
-            for replica in self.replicas:
-                wait_for_link(replica)
-            wait_until(self._is_whole, "the cluster being whole")
-            wait_until(self._carries_messages, "every node hearing every other one")
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
+    def begin(self, enter: Callable[[Any], Any]) -> None:
+        for node in self.nodes:
+            enter(node)
+        share = -(-self.SLOTS // 3)
+        for i, node in enumerate(self.primaries):
+            slots = range(i * share, min((i + 1) * share, self.SLOTS))
+            ask(node.port, "CLUSTER", "ADDSLOTS", *slots)
+            ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        for node in self.nodes[1:]:
+            ask(node.port, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
+        wait_until(
+            lambda: all(len(cluster_nodes(node)) == len(self.nodes) for node in self.nodes),
+            "the nodes knowing each other",
+        )
+        for primary, replica in zip(self.primaries, self.replicas, strict=False):
+            ask(replica.port, "CLUSTER", "REPLICATE", cluster_id(primary))
+        for replica in self.replicas:
+            wait_for_link(replica)
+        wait_until(self._is_whole, "the cluster being whole")
+        wait_until(self._carries_messages, "every node hearing every other one")
 
     def _is_whole(self) -> bool:
         for node in self.nodes:

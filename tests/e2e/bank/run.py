@@ -276,7 +276,7 @@ class Run:
             if command.process.poll() is not None:
                 self._commands[at] = self._command()
         if self._sender is None or self._sender.poll() not in (None, 0):
-            program = [sys.executable, "-m", "tests.e2e.bank.sender", self._list]
+            program: list[str | Path] = [sys.executable, "-m", "tests.e2e.bank.sender", self._list]
             environment = environment_of(self._data, self._redis.url, "bank:", **self._environment)
             self._sender = started(program, self._data / "sender.log", environment)
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import ExitStack
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
-from tests.support.servers import RedisServer, TcpProxy, ask, wait_for_link
-
-OPTIONS: dict[str, Any] = {"repl_diskless_sync": True, "repl_diskless_sync_delay": 0}
+from tests.support.servers import QUICK_SYNC, RedisServer, TcpProxy, Together, ask, wait_for_link
 
 
-class FailingRedis:
+class FailingRedis(Together):
     """A primary and a replica that follows through a link of its own; clients know only ``url``."""
 
     def __init__(self) -> None:
         self.lost_bytes: list[int] = []
         """For each fail-over, what the replica had not got of the stream of writes."""
-        self._stack = ExitStack()
-        self.primary = RedisServer(**OPTIONS)
+        self.primary = RedisServer(**QUICK_SYNC)
         self._front = TcpProxy(0)
 
     @property
@@ -27,24 +24,17 @@ class FailingRedis:
         """The address of whichever server is the primary."""
         return self._front.url
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._stack = stack
-            stack.enter_context(self.primary)
-            self._front.target_port = self.primary.port
-            stack.enter_context(self._front)
-            self._follow()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
+    def begin(self, enter: Callable[[Any], Any]) -> None:
+        enter(self.primary)
+        self._front.target_port = self.primary.port
+        enter(self._front)
+        self._follow()
 
     def _follow(self) -> None:
         """Give the primary a new replica."""
         self._link = self._stack.enter_context(TcpProxy(self.primary.port))
         self.replica = self._stack.enter_context(
-            RedisServer(replicaof=f"127.0.0.1 {self._link.port}", **OPTIONS)
+            RedisServer(replicaof=f"127.0.0.1 {self._link.port}", **QUICK_SYNC)
         )
 
     def fail_over(self) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core import lua
 from django_rmq.core.commands import ack, inspect, membership, send
-from django_rmq.core.commands.script_call import Answer, AtSlot, signature
+from django_rmq.core.commands.script_call import Answer, AtSlot
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.support.brokers import Broker
@@ -33,11 +32,6 @@ def test_a_call_of_many_slots_has_a_part_for_each() -> None:
     call = inspect.heads(TOPIC, [0, 3])
     assert [key for part in call.parts() for key in part.keys("p:")] == call.keys("p:")
     assert inspect.count(TOPIC, 1).parts() == [inspect.count(TOPIC, 1)]
-
-
-@pytest.mark.parametrize("name", lua.all_names())
-def test_every_header_can_be_read(name: str) -> None:
-    assert signature(name).keys
 
 
 def test_an_answer_is_there_once_the_pipeline_has_run() -> None:

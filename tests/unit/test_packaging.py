@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
+import tomllib
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 import hatch_build
+from tests.support.commands import ROOT, completed, output_of
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
 
 
 def built(project: Path, folder: Path) -> zipfile.ZipFile:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    output_of(command, cwd=project)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 
@@ -28,6 +29,11 @@ def built(project: Path, folder: Path) -> zipfile.ZipFile:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
 
 
 def test_the_distribution_for_executors_is_what_the_core_and_spark_are_without_pipelines(
@@ -68,23 +74,17 @@ def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None
     }
 
 
-def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile) -> None:
-    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
+def test_the_core_asks_for_its_five_libraries_and_no_more(metadata: Message) -> None:
     needed = {
         re.split("[<>]", line)[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
     }
     assert needed == {"django", "django-redis", "djangorestframework", "kazoo", "redis[hiredis]"}
 
 
-def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
-    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
-    extras = {
-        "cli", "connect", "demo", "health", "openapi", "otel", "prometheus", "schedules", "spark", "tasks",
-        "testing", "typed",
-    }  # fmt: skip
-    assert set(metadata.get_all("Provides-Extra", [])) == extras
-    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
-    assert extras <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+def test_the_extras_are_those_of_users(metadata: Message) -> None:
+    # test_snapshot.py shows them, test_papers.py finds them on the home page.
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(metadata.get_all("Provides-Extra", [])) == set(declared)
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:
@@ -93,10 +93,7 @@ def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:
     assert "django_rmq/pytest_plugin.py" in wheel.namelist()
 
 
-def test_the_index_page_has_addresses_and_no_link_that_leads_nowhere_from_there(
-    wheel: zipfile.ZipFile,
-) -> None:
-    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
+def test_the_index_page_has_addresses_and_no_link_that_leads_nowhere_from_there(metadata: Message) -> None:
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
     assert urls.keys() == {"Documentation", "Source", "Issues", "Changelog"}
     text = re.sub(r"^```.*?^```$", "", str(metadata.get_payload()), flags=re.MULTILINE | re.DOTALL)
@@ -144,9 +141,7 @@ def test_a_release_needs_the_addresses_of_the_project(
     for name, address in (("repository", repository), ("documentation", documentation)):
         project = re.sub(rf'^{name} = ".*"$', f'{name} = "{address}"', project, flags=re.MULTILINE)
     (tmp_path / "pyproject.toml").write_text(project)
-    done = subprocess.run(
-        [sys.executable, "hatch_build.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = completed([sys.executable, "hatch_build.py"], cwd=tmp_path)
     assert done.returncode == bool(refused), done.stderr
     assert re.findall(r"(\w+) = '", done.stderr) == refused
 

@@ -13,6 +13,7 @@ import pytest
 from django_rmq.exceptions import ServerFull, ServerUnavailable, WrongType
 from django_rmq.tasks import record_writer
 from django_rmq.tasks.record_writer import RecordWriter
+from tests.support.workers import eventually
 
 LONG = 10.0
 
@@ -66,20 +67,12 @@ def writer(trips: Trips) -> Any:
     return RecordWriter(lambda: trips)  # type: ignore[arg-type, return-value]
 
 
-def until(condition: Any) -> None:
-    for _ in range(1_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to be")
-
-
 def test_what_comes_during_a_round_trip_is_written_in_the_next_one(trips: Trips, writer: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(writer.write, "first")
-        until(lambda: trips.seen == [["first"]])
+        eventually(lambda: trips.seen == [["first"]])
         rest = [pool.submit(writer.write, name) for name in ("a", "bad b", "c")]
-        until(lambda: len(writer._waiting) == 3)
+        eventually(lambda: len(writer._waiting) == 3)
         trips.gate.release(2)
         for each in (first, rest[0], rest[2]):
             each.result(LONG)
@@ -94,7 +87,7 @@ def test_what_a_server_in_trouble_has_not_written_is_written_later(trips: Trips,
         writing = [pool.submit(writer.write, name) for name in ("a", "b")]
         trips.gate.release(100)
         writing[1].result(LONG)
-        until(lambda: trips.written.count("a") > 3)
+        eventually(lambda: trips.written.count("a") > 3)
         assert not writing[0].done()
         trips.refused.clear()
         writing[0].result(LONG)
@@ -119,9 +112,9 @@ def test_whoever_waits_learns_that_patience_is_over(
 def test_a_round_trip_that_is_interrupted_is_made_again_by_another_thread(trips: Trips, writer: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(writer.write, "first")
-        until(lambda: len(trips.seen) == 1)
+        eventually(lambda: len(trips.seen) == 1)
         interrupted = pool.submit(writer.write, "interrupt")
-        until(lambda: len(writer._waiting) == 1)
+        eventually(lambda: len(writer._waiting) == 1)
         trips.gate.release(2)
         first.result(LONG)
         with pytest.raises(SystemExit):
@@ -159,9 +152,9 @@ def test_coroutines_that_wait_at_the_same_time_share_a_round_trip(trips: Trips, 
 
     async def write_all() -> list[str]:
         first = asyncio.ensure_future(write("first"))
-        await asyncio.to_thread(until, lambda: trips.seen == [["first"]])
+        await asyncio.to_thread(eventually, lambda: trips.seen == [["first"]])
         rest = [asyncio.ensure_future(write(name)) for name in ("a", "bad b", "cancelled", "c")]
-        await asyncio.to_thread(until, lambda: len(writer._waiting) == 4)
+        await asyncio.to_thread(eventually, lambda: len(writer._waiting) == 4)
         rest.pop(2).cancel()
         trips.gate.release(2)
         return await asyncio.gather(first, *rest)
@@ -176,7 +169,7 @@ def test_a_coroutine_waits_until_a_server_in_trouble_has_its_record(trips: Trips
 
     async def write() -> None:
         writing = asyncio.ensure_future(writer.awrite("a"))
-        await asyncio.to_thread(until, lambda: len(trips.seen) > 3)
+        await asyncio.to_thread(eventually, lambda: len(trips.seen) > 3)
         assert not writing.done()
         trips.refused.clear()
         await asyncio.wait_for(writing, LONG)
@@ -189,7 +182,7 @@ def test_a_record_that_may_wait_is_written_soon_though_no_thread_waits_for_it(
 ) -> None:
     trips.gate.release(10)
     write = writer.add("a")
-    until(lambda: write.is_over)
+    eventually(lambda: write.is_over)
     writer.wait(write)
     assert trips.seen == [["a"]]
 
@@ -226,7 +219,7 @@ def test_no_further_record_may_wait_while_many_do(trips: Trips, writer: Any) -> 
 
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(end_tasks)
-        until(lambda: trips.written.count(record_writer.FULL - 1) > 3)
+        eventually(lambda: trips.written.count(record_writer.FULL - 1) > 3)
         assert len(ended) == record_writer.FULL - 1
         trips.refused.clear()
         ending.result(LONG)
@@ -245,6 +238,6 @@ def test_the_start_of_an_attempt_is_written_unless_it_has_ended(trips: Trips, wr
     trips.gate.release(10)
     for name, ended in (("short", True), ("long", False)):
         writer.begin(Attempt(name, ended))
-    until(lambda: trips.seen)
-    until(lambda: not writer._begun)
+    eventually(lambda: trips.seen)
+    eventually(lambda: not writer._begun)
     assert trips.seen == [["long"]]

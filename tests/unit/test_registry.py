@@ -6,7 +6,7 @@ import asyncio
 import functools
 import importlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,11 @@ def test_a_second_listener_of_a_topic_is_refused_and_both_are_named() -> None:
 
 
 def test_the_same_function_after_a_reload_takes_its_place(tmp_path: Path, monkeypatch: Any) -> None:
-    source = "from django_rmq import listener\n@listener('orders')\ndef handle(message): ...\n"
-    (tmp_path / "reloaded_shop.py").write_text(source)
+    (tmp_path / "reloaded_shop.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("reloaded_shop")
     first = listeners()["orders"].function
-    (tmp_path / "reloaded_shop.py").write_text("\n" + source)
+    (tmp_path / "reloaded_shop.py").write_text("\n" + SOURCE)
     importlib.reload(module)
     assert listeners()["orders"].function is not first
     assert listeners()["orders"].location == "reloaded_shop:3"
@@ -155,64 +154,49 @@ def test_what_is_registered_in_isolation_is_gone_afterwards() -> None:
     assert sorted(listeners()) == ["outer"]
 
 
-def app(tmp_path: Path, monkeypatch: Any, name: str, source: str) -> AppConfig:
-    """An app with these listeners, found by discover()."""
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "listeners.py").write_text(source)
+SOURCE = "from django_rmq import listener\n@listener('orders')\ndef handle(message): ...\n"
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Let apps be installed that have such listeners."""
+
+    def installed(**sources: str) -> None:
+        found = []
+        for name, source in sources.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").touch()
+            (tmp_path / name / "listeners.py").write_text(source)
+            monkeypatch.delitem(sys.modules, f"{name}.listeners", raising=False)
+            found.append(AppConfig(name, importlib.import_module(name)))
+        monkeypatch.setattr(apps, "get_app_configs", lambda: found)
+
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, f"{name}.listeners", raising=False)
-    module = importlib.import_module(name)
-    return AppConfig(name, module)
+    return installed
 
 
-def test_listeners_of_installed_apps_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = app(
-        tmp_path,
-        monkeypatch,
-        "found_shop",
-        "from django_rmq import listener\n@listener('x')\ndef handle(message): ...\n",
-    )
-    monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
+def test_listeners_of_installed_apps_are_found(install: Install) -> None:
+    install(found_shop=SOURCE)
     listener_registry.autodiscover()
-    assert listeners()["x"].name == "found_shop.listeners.handle"
+    assert listeners()["orders"].name == "found_shop.listeners.handle"
 
 
-def test_one_module_that_fails_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = [
-        app(tmp_path, monkeypatch, "broken_shop", "import no_such_library\n"),
-        app(
-            tmp_path,
-            monkeypatch,
-            "sound_shop",
-            "from django_rmq import listener\n@listener('y')\ndef handle(message): ...\n",
-        ),
-    ]
-    monkeypatch.setattr(apps, "get_app_configs", lambda: installed)
+def test_one_module_that_fails_does_not_hide_the_others(install: Install) -> None:
+    install(broken_shop="import no_such_library\n", sound_shop=SOURCE)
     ((module, error),) = listener_registry.discover()
     assert (module, type(error)) == ("broken_shop.listeners", ModuleNotFoundError)
-    assert list(listeners()) == ["y"]
+    assert list(listeners()) == ["orders"]
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         listener_registry.autodiscover()
 
 
-def test_listeners_first_imported_in_isolation_are_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shop = app(
-        tmp_path,
-        monkeypatch,
-        "late_shop",
-        "from django_rmq import listener\n@listener('z')\ndef handle(message): ...\n",
-    )
-    monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
+def test_listeners_first_imported_in_isolation_are_not_lost(install: Install) -> None:
+    install(late_shop=SOURCE)
     with isolated():
         listener_registry.autodiscover()
         assert listeners() == {}
-    assert list(listeners()) == ["z"]
+    assert list(listeners()) == ["orders"]
 
 
 def test_without_a_module_name_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

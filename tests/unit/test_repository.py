@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[2]
+from tests.support.commands import ROOT, output_of
 
 # Written in pieces, so that this file does not find itself.
 HOSTS = ["files.python" + "hosted", "pypi." + "org", "registry.npm" + "js", "deb.debian." + "org"]
@@ -34,8 +33,8 @@ def tracked_files() -> list[Path]:
         files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
         hidden = {part for path in files for part in path.parts if part.startswith(".")} - {".ci", ".github"}
         return [ROOT / path for path in files if not (MADE | hidden) & set(path.parts)]
-    answer = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return [ROOT / name for name in answer.stdout.split("\0") if name and (ROOT / name).is_file()]
+    answer = output_of(["git", "ls-files", "-z"])
+    return [ROOT / name for name in answer.split("\0") if name and (ROOT / name).is_file()]
 
 
 def pins(path: Path) -> dict[str, list[str]]:
@@ -189,7 +188,5 @@ def test_every_decision_that_is_named_is_there() -> None:
 def test_make_lists_every_target_with_a_word_of_help() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony
-    listed = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert {line.split()[1] for line in listed.stdout.splitlines()} == set(phony[1].split())
+    listed = output_of(["make", "--no-print-directory"])
+    assert {line.split()[1] for line in listed.splitlines()} == set(phony[1].split())

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from django_rmq.core import lua
+from django_rmq.core.commands.script_call import signature
 from django_rmq.core.lua import Argument, HeaderError, Key
 from django_rmq.core.lua.header import parse
 from tests.oracle.slot import GATE
@@ -66,7 +67,7 @@ def test_the_oracle_has_the_bounds_of_the_scripts() -> None:
 
 def test_every_script_has_a_declaration() -> None:
     for name in lua.all_names():
-        assert lua.declaration(name).keys
+        assert lua.declaration(name).keys and signature(name).keys
 
 
 def test_keys_and_arguments_become_locals() -> None:

@@ -114,9 +114,7 @@ def test_a_send_joins_a_message_that_waits_to_be_tried_again(make_slot: Make, ba
 
 
 @pytest.mark.parametrize("end", ["fail", "release", "time_out"])
-def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
-    make_slot: Make, clock: Clock, end: str
-) -> None:
+def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(make_slot: Make, end: str) -> None:
     slot = collecting(make_slot, timeout=5)
     send(slot, b"1", b"2")
     receipt, _ = take(slot)
@@ -151,9 +149,7 @@ def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: Make, clock
 
 @pytest.mark.parametrize("own", [0, 1, 2])
 @pytest.mark.parametrize("end", ["fail", "time_out", "claim"])
-def test_what_has_joined_a_later_send_has_its_limits(
-    make_slot: Make, clock: Clock, end: str, own: int
-) -> None:
+def test_what_has_joined_a_later_send_has_its_limits(make_slot: Make, end: str, own: int) -> None:
     slot = collecting(make_slot, max_retries=16, timeout=5, backoff=BackOff(1_000, 64_000))
     send(slot, b"1")
     if end == "claim":
@@ -164,11 +160,11 @@ def test_what_has_joined_a_later_send_has_its_limits(
     if end == "fail":
         slot.fail(receipt, b"k")
     else:
-        clock.advance(7)
+        slot.clock.advance(7)
         slot.time_out(10)
     lefts, rests = [], []
     while b"k" not in slot.zset("dead"):
-        clock.advance(64)
+        slot.clock.advance(64)
         taken = slot.take()
         lefts.append(taken.deliveries[0].retries_left)
         slot.fail(taken.receipt, b"k")
@@ -245,9 +241,7 @@ def test_a_claim_that_is_returned_joins_what_was_sent_meanwhile(make_slot: Make)
 
 
 @pytest.mark.parametrize("state", ["store", "retry"])
-def test_what_moves_to_another_slot_joins_what_was_sent_there(
-    make_slot: Make, clock: Clock, state: str
-) -> None:
+def test_what_moves_to_another_slot_joins_what_was_sent_there(make_slot: Make, state: str) -> None:
     slot = collecting(make_slot)
     slot.shut(7)
     score = f"{slot.now_ms + 5 if state == 'store' else slot.now_ms + 5 + 2 / 1024:.17g}"

@@ -513,16 +513,14 @@ def test_a_slot_forgets_the_consumer_that_ended_longest_ago(make_slot: Make, clo
     slot.ack_claim("holder", 1)
 
 
-def test_more_short_consumers_than_are_remembered_get_what_they_ask_for(
-    make_slot: Make, clock: Clock
-) -> None:
+def test_more_short_consumers_than_are_remembered_get_what_they_ask_for(make_slot: Make) -> None:
     slot = make_slot()
     slot.configure()
     for n in range(CONSUMERS - 50):
         slot.keyspace.hset(slot.keys.claims, b"earlier%d" % n, b"1 acked %d" % START_MS)
     for n in range(150):
         slot.send(b"%d" % n)
-        clock.advance("1ms")
+        slot.clock.advance("1ms")
         claim(slot, consumer=f"c{n}", limit=1)
         assert slot.ack_claim(f"c{n}", 1)[0] == "ok"
     assert len(slot.hash("claims")) == CONSUMERS == slot.broker.count_consumers(slot.topic, slot.index)

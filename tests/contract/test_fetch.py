@@ -312,9 +312,7 @@ def test_receipts_rise_with_every_prepare_and_not_with_anything_else(slot: Slot,
 
 @each_type
 @pytest.mark.parametrize("lost", [b"deliveries", None])
-def test_receipts_go_on_above_those_that_a_fail_over_has_lost(
-    slot: Slot, clock: Clock, lost: bytes | None
-) -> None:
+def test_receipts_go_on_above_those_that_a_fail_over_has_lost(slot: Slot, lost: bytes | None) -> None:
     slot.send(b"a")
     before, _ = slot.take_one()
     slot.commit(before, [b"a"])
@@ -324,7 +322,7 @@ def test_receipts_go_on_above_those_that_a_fail_over_has_lost(
     slot.commit(gone, [b"a"])
     # The new primary has not heard of the last delivery, or of none at all.
     slot.keyspace.hset(slot.keys.control, b"deliveries", kept[b"deliveries"] if lost is None else b"0")
-    clock.advance((gone - clock() + 1) / 1_000_000)
+    slot.clock.advance((gone - slot.clock() + 1) / 1_000_000)
     slot.send(b"a")
     assert slot.take_one()[0] > gone > before
 
@@ -374,15 +372,13 @@ def test_a_mixed_call_ends_what_is_its_own_and_leaves_the_rest(slot: Slot) -> No
     assert slot.where(mine) == "-" and slot.where(other) == "F"
 
 
-def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_again(
-    make_slot: Make, clock: Clock
-) -> None:
+def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_again(make_slot: Make) -> None:
     slot = make_slot(backoff=NO_BACKOFF)
     slot.send(b"a")
     old, _ = slot.take_one("A")
-    clock.advance(31)
+    slot.clock.advance(31)
     new, delivery = slot.take_one("B")
-    assert (delivery.retries_left, new) == (15, clock())
+    assert (delivery.retries_left, new) == (15, slot.clock())
     assert slot.commit(old, [b"a"]) == slot.extend(old, [b"a"]) == slot.fail(old, b"a") == ["stale"]
     assert slot.commit(new, [b"a"]) == ["ok"]
 

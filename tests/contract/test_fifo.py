@@ -270,14 +270,12 @@ def test_a_strict_slot_hands_out_nothing_while_something_of_it_is_in_flight(slot
     assert take(slot) == [b"c"]
 
 
-def test_what_was_taken_with_a_failed_message_goes_back_to_its_place_uncharged(
-    slot: Slot, clock: Clock
-) -> None:
+def test_what_was_taken_with_a_failed_message_goes_back_to_its_place_uncharged(slot: Slot) -> None:
     send(slot, b"a", b"b", b"c")
     receipt, _ = taken(slot)
     slot.rollback(receipt, [Failure(b"a")])
     slot.release(receipt, [b"c", b"b"])
-    clock.advance(1)
+    slot.clock.advance(1)
     given = slot.take().deliveries
     assert [each.member for each in given] == [b"a", b"b", b"c"]
     full = slot.topic.max_retries
@@ -285,29 +283,25 @@ def test_what_was_taken_with_a_failed_message_goes_back_to_its_place_uncharged(
 
 
 @pytest.mark.parametrize("backoff", [CONSTANT, NO_BACKOFF, BackOff()])
-def test_messages_that_failed_together_come_back_in_their_order(
-    fifo: Make, clock: Clock, backoff: BackOff
-) -> None:
+def test_messages_that_failed_together_come_back_in_their_order(fifo: Make, backoff: BackOff) -> None:
     slot = fifo(backoff=backoff)
     names = [b"d", b"c", b"b", b"a"]
     send(slot, *names)
     receipt, _ = taken(slot)
     slot.rollback(receipt, [Failure(name) for name in (b"a", b"c", b"d", b"b")])
-    clock.advance(60)
+    slot.clock.advance(60)
     assert take(slot) == names
 
 
-def test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged(
-    slot: Slot, clock: Clock
-) -> None:
+def test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged(slot: Slot) -> None:
     names = [b"c", b"b", b"a"]
     send(slot, *names, b"later")
     taken(slot, 3)
-    clock.advance(slot.topic.timeout + 1)
+    slot.clock.advance(slot.topic.timeout + 1)
     assert slot.take(owner="B").status == "busy"
     assert set(slot.zset("retry")) == {b"c"}
     assert set(slot.zset("store")) == {b"b", b"a", b"later"}
-    clock.advance(1)
+    slot.clock.advance(1)
     suspect = slot.take(owner="B")
     assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(b"c", 15)]
     assert suspect.is_suspect

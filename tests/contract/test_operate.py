@@ -83,16 +83,14 @@ def test_who_dies_again_is_overwritten(slot: Slot, clock: Clock) -> None:
 
 
 @slot_of_each(TYPES, backoff=NO_BACKOFF)
-def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failure(
-    slot: Slot, clock: Clock
-) -> None:
+def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failure(slot: Slot) -> None:
     slot.send(b"a")
     score, first_ms = slot.zset("store")[b"a"], slot.now_ms
     for times, error in enumerate(["one", "two"], 1):
         slot.fail_one(b"a", error=error)
         told = FailureRecord.parse(slot.hash("failures")[b"a"])
         assert told == FailureRecord("failed", times, first_ms, slot.now_ms, f"{score:.17g}", error.encode())
-        clock.advance(1)
+        slot.clock.advance(1)
     slot.send(b"a")
     receipt, _ = slot.take_one()
     assert b"a" in slot.hash("failures")

@@ -131,19 +131,17 @@ def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(make: Ma
 
 
 @pytest.mark.parametrize("timeout_of_topic", [30, 60])
-def test_extending_restarts_the_time_out_of_the_message(
-    make: Make, clock: Clock, timeout_of_topic: int
-) -> None:
+def test_extending_restarts_the_time_out_of_the_message(make: Make, timeout_of_topic: int) -> None:
     slot = make(timeout=30)
     send(slot, b"a", max_retries=3, timeout=5)
     receipt, _ = slot.take_one()
     slot = slot.with_topic(timeout=timeout_of_topic)
     assert slot.configure() == "ok"
-    clock.advance(4)
+    slot.clock.advance(4)
     assert slot.extend(receipt, [b"a"]) == ["ok"]
-    clock.advance(5)
+    slot.clock.advance(5)
     assert slot.time_out() == 0
-    clock.advance(1)
+    slot.clock.advance(1)
     assert slot.time_out() == 1
     assert slot.take_one()[1].retries_left == 2
 
@@ -168,9 +166,7 @@ def test_a_time_out_of_a_message_stays_what_it_is_when_that_of_the_topic_changes
     assert lasted == {b"a": min(5, after) + 1, b"b": after + 1, b"c": after + 1}
 
 
-def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_again(
-    make: Make, clock: Clock
-) -> None:
+def test_a_time_out_of_a_message_comes_back_when_that_of_its_topic_is_raised_again(make: Make) -> None:
     slot = make(timeout=30)
     send(slot, b"a", timeout=5)
     slot.take()

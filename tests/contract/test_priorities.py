@@ -64,15 +64,13 @@ def test_a_prepare_that_cuts_a_group_of_equals_takes_all_above_it_and_fills_up_f
         assert [slot.commit, slot.release][1](answer.receipt, taken) == ["ok"] * len(taken)
 
 
-def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(
-    make_slot: Make, clock: Clock
-) -> None:
+def test_a_group_of_equals_is_drained_without_a_gap_while_copies_of_it_run(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%02d" % n for n in range(30)]
     slot.send(*members, score=50)
     flying = []
     for _ in range(6):
-        clock.advance("0.31ms")
+        slot.clock.advance("0.31ms")
         answer = slot.take(5)
         assert len(answer.deliveries) == 5
         flying += [(answer.receipt, delivery.member) for delivery in answer.deliveries]
@@ -106,13 +104,11 @@ def test_a_delivery_of_fresh_messages_and_retries_knows_the_retries_of_each(
 
 
 @pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT])
-def test_the_articles_retry_waits_below_all_fresh_messages(
-    make_slot: Make, clock: Clock, backoff: object
-) -> None:
+def test_the_articles_retry_waits_below_all_fresh_messages(make_slot: Make, backoff: object) -> None:
     slot = make_slot(backoff=backoff, retry_priority="lowest")
     slot.send_replace([90, 17], [b"high", b"low"])
     slot.fail_one(b"high")
-    clock.advance(1)
+    slot.clock.advance(1)
     slot.promote()
     assert slot.zset("store") == {b"high": 16, b"low": 17}
     assert slot.take_one()[1].member == b"low"

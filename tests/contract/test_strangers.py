@@ -90,14 +90,12 @@ def test_rescheduling_a_strangers_retry_score_drops_the_resting_one(make_slot: M
     assert slot.counted("dropped") == 1
 
 
-def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(
-    make_slot: Make, clock: Clock
-) -> None:
+def test_an_expired_message_sent_by_a_stranger_while_it_rests_dies_once(make_slot: Make) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50], [b"a"], [slot.envelope(expires_ms=slot.now_ms + 1_000)])
     slot.fail_one(b"a", delay_ms=5_000)
     slot.zadd(b"a", 60)
-    clock.advance(2)
+    slot.clock.advance(2)
     assert slot.take().status == "empty"
     assert slot.where(b"a") == "D"
     assert slot.counted("dropped") == 1 and slot.counted("lapsed") == 1

@@ -27,15 +27,13 @@ def retract(slot: Slot, instant: int, generation: int = 2) -> Any:
 
 
 @time_kinds
-def test_a_tick_is_one_message_that_is_due_at_its_instant(
-    make_slot: Make, kind: TopicType, clock: Clock
-) -> None:
+def test_a_tick_is_one_message_that_is_due_at_its_instant(make_slot: Make, kind: TopicType) -> None:
     slot = keyed(make_slot, kind)
     instant = slot.now_ms + 5_000
     assert [tick(slot, instant), tick(slot, instant)] == ["stored", "known"]
-    clock.advance("4999ms")
+    slot.clock.advance("4999ms")
     assert slot.take().status == "empty"
-    clock.advance("1ms")
+    slot.clock.advance("1ms")
     receipt, delivery = slot.take_one()
     assert delivery.member == b"nightly@%d" % instant
     assert delivery.envelope == slot.envelope()

@@ -20,6 +20,9 @@ from tests.support.servers import RedisCluster
 from tests.support.workers import cluster_of
 
 BROKERS = os.environ.get("BROKERS", "redis memory cluster fakeredis").split()
+ON_ONE_SERVER = pytest.mark.parametrize(
+    "broker", [broker for broker in BROKERS if broker != "cluster"], indirect=True
+)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -248,6 +248,11 @@ class Slot:
     def zadd(self, member: bytes, score: float) -> None:
         """Send as the article's producers do."""
         self.strangers += self.keyspace.zadd(self.keys.store, member, score)
+
+    def fill(self, members: Mapping[bytes, float]) -> None:
+        """Put members in as a stranger would, with these scores."""
+        for member, score in members.items():
+            self.zadd(member, score)
 
     def counted(self, name: str) -> int:
         return int(self.hash("stats").get(name.encode(), 0))

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from django_rmq.core.model.bounds import BATCH, MAX_PRIORITY
 from django_rmq.core.model.topic import TopicType
-from django_rmq.testing import Clock
+from tests.contract.conftest import ON_ONE_SERVER
 from tests.contract.slots import NO_BACKOFF, TYPES, Make, Slot, slot_of_each
 from tests.contract.test_waking import Ear
-from tests.support.brokers import Broker, OracleBroker
 
+pytestmark = ON_ONE_SERVER
 kinds = pytest.mark.parametrize("kind", TYPES)
 A, B, C = b"a", b"b", b"c"
-
-
-@pytest.fixture(
-    params=[name for name in os.environ.get("BROKERS", "redis memory").split() if name != "cluster"]
-)
-def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
-    """Return a broker whose pipelines go to one server."""
-    if request.param == "memory":
-        return OracleBroker("m:", clock)
-    return Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"), clock)
 
 
 def met(kind: TopicType) -> str:

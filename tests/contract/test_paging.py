@@ -37,17 +37,12 @@ def pages(slot: Slot, state: str, **options: object) -> list[bytes]:
     raise AssertionError("the pages never end")
 
 
-def fill(slot: Slot, members: dict[bytes, float]) -> None:
-    for member, score in members.items():
-        slot.zadd(member, score)
-
-
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 7, 100])
 def test_pages_show_every_entry_once_in_order(make_slot: Make, descending: bool, limit: int) -> None:
     slot = make_slot()
     members = {b"%02d" % n: 50.0 + n // 5 for n in range(23)} | {b"": 50.0, b"\0": 50.0, b"\xff": 54.0}
-    fill(slot, members)
+    slot.fill(members)
     ordered = sorted(members, key=lambda member: (members[member], member), reverse=descending)
     assert pages(slot, "store", limit=limit, descending=descending) == ordered
 
@@ -56,7 +51,7 @@ def test_pages_show_every_entry_once_in_order(make_slot: Make, descending: bool,
 def test_entries_that_stay_are_shown_once_while_others_come_and_go(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
     staying = {b"s%03d" % n: float(17 + n // 40) for n in range(300)}
-    fill(slot, staying)
+    slot.fill(staying)
     chance = random.Random(7)
     found: list[bytes] = []
     after, churned = None, 0
@@ -79,7 +74,7 @@ def test_entries_that_stay_are_shown_once_while_others_come_and_go(make_slot: Ma
 @pytest.mark.parametrize("descending", [False, True])
 def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
-    fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60})
+    slot.fill({b"a": 50, b"b": 50, b"c": 50, b"d": 60})
     order = [b"d", b"c", b"b", b"a"] if descending else [b"a", b"b", b"c", b"d"]
     page = slot.list_messages("store", limit=2, descending=descending)
     last = page.entries[-1].member
@@ -94,7 +89,7 @@ def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(make_slot: Mak
 @pytest.mark.parametrize("descending", [False, True])
 def test_pages_keep_to_their_scores(make_slot: Make, descending: bool) -> None:
     slot = make_slot()
-    fill(slot, {b"%02d" % n: float(n) for n in range(30)})
+    slot.fill({b"%02d" % n: float(n) for n in range(30)})
     between = [b"%02d" % n for n in range(10, 20)]
     shown = pages(slot, "store", limit=3, min_score=10, max_score=19, descending=descending)
     assert shown == (between[::-1] if descending else between)
@@ -103,7 +98,7 @@ def test_pages_keep_to_their_scores(make_slot: Make, descending: bool) -> None:
 
 def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: Make) -> None:
     slot = make_slot()
-    fill(slot, {b"%d" % n * 100: 20 + n for n in range(5)})
+    slot.fill({b"%d" % n * 100: 20 + n for n in range(5)})
     page = slot.list_messages("store", max_bytes=150)
     assert len(page.entries) == 2 and page.cursor is not None
     assert len(pages(slot, "store", max_bytes=1)) == 5
@@ -201,7 +196,7 @@ def test_find_looks_into_members_bodies_and_records(make_slot: Make) -> None:
 @pytest.mark.parametrize("text", [b".", b"%", b"[a", b"\0", b"(", b"\xff"])
 def test_find_takes_text_as_it_is(make_slot: Make, text: bytes) -> None:
     slot = make_slot()
-    fill(slot, {b"x" + text + b"y": 20, b"plain": 21})
+    slot.fill({b"x" + text + b"y": 20, b"plain": 21})
     assert [entry.member for entry in slot.search_messages("store", text).entries] == [b"x" + text + b"y"]
 
 
@@ -211,7 +206,7 @@ def test_find_goes_on_where_it_stopped_and_finds_each_once(
     make_slot: Make, descending: bool, limit: int, scan: int
 ) -> None:
     slot = make_slot()
-    fill(slot, {b"%02d%s" % (n, b"!" if n % 6 == 0 else b""): 20.0 + n // 4 for n in range(50)})
+    slot.fill({b"%02d%s" % (n, b"!" if n % 6 == 0 else b""): 20.0 + n // 4 for n in range(50)})
     found: list[bytes] = []
     after = None
     for _ in range(60):

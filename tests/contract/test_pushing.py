@@ -12,13 +12,11 @@ from django_rmq.core.model.bounds import NEVER
 from django_rmq.core.model.replies import Prepared, Pushed
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import WrongType
-from tests.contract.conftest import BROKERS
+from tests.contract.conftest import ON_ONE_SERVER
 from tests.contract.slots import NO_BACKOFF, Make, Slot, slot_of_each
 
 # A cluster has no inboxes: a script learns only of the subscribers of its own node.
-pytestmark = pytest.mark.parametrize(
-    "broker", [broker for broker in BROKERS if broker != "cluster"], indirect=True
-)
+pytestmark = ON_ONE_SERVER
 every_type = pytest.mark.parametrize("kind", list(TopicType))
 
 

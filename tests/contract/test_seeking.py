@@ -15,18 +15,18 @@ from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, Make, Slot
 
 
+def look(slot: Slot, member: bytes, *areas: Area, **bounds: int) -> Any:
+    """Look for one member by its digest alone."""
+    return slot.find_by_digest([digest(member)], list(areas), **bounds)
+
+
 def digest(member: bytes) -> bytes:
     return sha1(member, usedforsecurity=False).digest()
 
 
-def fill(slot: Slot, members: dict[bytes, float]) -> None:
-    for member, score in members.items():
-        slot.zadd(member, score)
-
-
 def test_ranks_are_those_among_equal_scores(make_slot: Make) -> None:
     slot = make_slot()
-    fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60, b"e": 20.5, b"\xff": 60, b"": math.inf})
+    slot.fill({b"a": 50, b"b": 50, b"c": 50, b"d": 60, b"e": 20.5, b"\xff": 60, b"": math.inf})
     asked = [b"c", b"a", b"d", b"e", b"\xff", b"", b"nobody"]
     assert slot.ranks("store", asked) == [2, 0, 0, 0, 1, 0, None]
     assert slot.ranks("dead", [b"a"]) == [None] and slot.ranks("store", []) == []
@@ -37,34 +37,32 @@ def test_ranks_are_those_among_equal_scores(make_slot: Make) -> None:
 def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%03d" % n for n in range(300)]
-    fill(slot, dict.fromkeys(members, 50.0) | {b"other": 40.0})
+    slot.fill(dict.fromkeys(members, 50.0) | {b"other": 40.0})
     before = slot.snapshot()
     for rank in (0, 1, 150, 298, 299):
-        sought = slot.find_by_digest([digest(members[rank])], [Area("store", 50, rank)], scan=1)
+        sought = look(slot, members[rank], Area("store", 50, rank), scan=1)
         assert sought.members == [members[rank]]
-    assert slot.find_by_digest([digest(b"other")], [Area("store", 50, 0)]).members == [None]
-    assert slot.find_by_digest([digest(b"other")], [Area("store", 40, 7)]).members == [b"other"]
-    assert slot.find_by_digest([digest(b"nobody")], []).members == [None]
+    assert look(slot, b"other", Area("store", 50, 0)).members == [None]
+    assert look(slot, b"other", Area("store", 40, 7)).members == [b"other"]
+    assert look(slot, b"nobody").members == [None]
     assert slot.snapshot() == before
 
 
 def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(1_000)]
-    fill(slot, dict.fromkeys(members, 50.0))
+    slot.fill(dict.fromkeys(members, 50.0))
     chance = random.Random(11)
     for _ in range(40):
         rank = chance.randrange(1_000)
         place = max(0, rank + chance.randrange(-300, 300))
-        assert slot.find_by_digest([digest(members[rank])], [Area("store", 50, place)]).members == [
-            members[rank]
-        ]
+        assert look(slot, members[rank], Area("store", 50, place)).members == [members[rank]]
 
 
 def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(500)]
-    fill(slot, dict.fromkeys(members, 50.0))
+    slot.fill(dict.fromkeys(members, 50.0))
     area: Area | None = Area("store", 50, 250)
     for _ in range(40):
         assert area is not None
@@ -78,21 +76,19 @@ def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: Make) -> None:
         raise AssertionError("it never got there")
     assert sought.members == [members[3]]
     # Nobody is there: the area ends, and says so.
-    [left] = slot.find_by_digest([digest(b"nobody")], [Area("store", 50, 250)]).left
+    [left] = look(slot, b"nobody", Area("store", 50, 250)).left
     assert left is None
-    assert slot.find_by_digest([digest(b"nobody")], [Area("dead")]).left == [None]
+    assert look(slot, b"nobody", Area("dead")).left == [None]
 
 
 def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: Make) -> None:
     slot = make_slot()
     members = [b"%02d" % n + b"x" * 1_000 for n in range(60)]
-    fill(slot, dict.fromkeys(members, 50.0))
-    [left] = slot.find_by_digest([digest(b"nobody")], [Area("store", 50, 30)], max_bytes=10_000).left
+    slot.fill(dict.fromkeys(members, 50.0))
+    [left] = look(slot, b"nobody", Area("store", 50, 30), max_bytes=10_000).left
     assert left is not None
     assert 4 <= left.looked <= 10
-    assert slot.find_by_digest([digest(members[30])], [Area("store", 50, 30)], max_bytes=1).members == [
-        members[30]
-    ]
+    assert look(slot, members[30], Area("store", 50, 30), max_bytes=1).members == [members[30]]
 
 
 def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_others(
@@ -100,7 +96,7 @@ def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_
 ) -> None:
     slot = make_slot()
     members = [b"%04d" % n for n in range(2_500)]
-    fill(slot, dict.fromkeys(members, 50.0))
+    slot.fill(dict.fromkeys(members, 50.0))
     asked = [0, 17, 900, 901, 902, 2_000, 2_499]
     digests = [digest(b"gone"), *(digest(members[rank]) for rank in asked)]
     areas = [Area("store", 50, 1_200), *(Area("store", 50, rank + 5) for rank in asked)]
@@ -123,19 +119,19 @@ def test_whole_states_are_looked_through_from_their_last_entry(make_slot: Make) 
         (b"flying", "prepare"),
         (b"waiting", "store"),
     ):
-        assert slot.find_by_digest([digest(member)], [Area(state)]).members == [member]
+        assert look(slot, member, Area(state)).members == [member]
         others = [Area(other) for other in ("store", "prepare", "retry", "dead", "claim") if other != state]
-        assert slot.find_by_digest([digest(member)], others).members == [None]
-    fill(slot, {b"%04d" % n: 2_000.0 + n for n in range(100)})
+        assert look(slot, member, *others).members == [None]
+    slot.fill({b"%04d" % n: 2_000.0 + n for n in range(100)})
     newest = max(slot.zset("store"), key=lambda member: slot.zset("store")[member])
-    assert slot.find_by_digest([digest(newest)], [Area("store")], scan=1).members == [newest]
+    assert look(slot, newest, Area("store"), scan=1).members == [newest]
 
 
 def test_a_look_takes_a_hundred_areas(make_slot: Make) -> None:
     slot = make_slot()
-    assert len(slot.find_by_digest([digest(b"a")], [Area("store", 50, n) for n in range(100)]).left) == 100
+    assert len(look(slot, b"a", *(Area("store", 50, n) for n in range(100))).left) == 100
     with pytest.raises(ServerRefused):
-        slot.find_by_digest([digest(b"a")], [Area("store", 50, n) for n in range(101)])
+        look(slot, b"a", *(Area("store", 50, n) for n in range(101)))
 
 
 # --- searches by class

@@ -182,14 +182,8 @@ def test_a_command_whose_output_does_not_fit_on_the_disk_says_so(
 ) -> None:
     environment |= {"PYTHONUNBUFFERED": "" if buffered else "1"}
     with Path("/dev/full").open("w") as full:
-        how: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "capture_output": False,
-            "stdout": full,
-            "stderr": subprocess.PIPE,
-        }
-        done = completed([sys.executable, "manage.py", command], environment, **how)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "CommandError: not all was written: No space left on device\n",
-    )
+        how: dict[str, Any] = {"capture_output": False, "stdout": full, "stderr": subprocess.PIPE}
+        command_line = [sys.executable, "manage.py", command]
+        done = completed(command_line, environment, stdin=subprocess.DEVNULL, **how)
+    says = "CommandError: not all was written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, says)

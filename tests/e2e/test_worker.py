@@ -248,10 +248,8 @@ def test_it_ends_on_sigterm_while_changed_code_blocks(start: Start, broker: Brok
 def test_signals_about_its_processes_do_not_end_a_worker_that_has_none_yet(
     start: Start, tmp_path: Path
 ) -> None:
-    app, begun, done = tmp_path / "slow_app", tmp_path / "begun", tmp_path / "done"
-    app.mkdir()
-    (app / "__init__.py").touch()
-    (app / "listeners.py").write_text(f"""
+    begun, done = tmp_path / "begun", tmp_path / "done"
+    listeners = f"""
 import pathlib, time
 from django_rmq import listener
 
@@ -262,8 +260,8 @@ def load_slowly():
 
 load_slowly()
 listener("work")(print)
-""")
-    worker = start(WORKER_APP="slow_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+"""
+    worker = start(**make_app(tmp_path, "slow_app", listeners=listeners))
     eventually(begun.exists, "loading the project")
     worker.signal(signal.SIGHUP)
     worker.signal(signal.SIGUSR1)

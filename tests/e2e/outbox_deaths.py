@@ -27,7 +27,20 @@ from typing import Any, NoReturn
 import django
 import redis
 from django.conf import settings
+from django.core.management import call_command
+from django.db import DatabaseError, connection, transaction
+from django.db import connections as databases
 
+from django_rmq import connections, remove_message, send_message, send_messages
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.producer.producer import Producer
+from django_rmq.exceptions import ServerTrouble
+from django_rmq.outbox import relay, rows
+from django_rmq.outbox.relay import relay_all
+from django_rmq.outbox.rows import OutboxSend
+from django_rmq.sending import on_commit
 from tests.e2e.postgres import postgres
 from tests.support.servers import RedisServer
 from tests.support.workers import client_of
@@ -49,8 +62,6 @@ def die() -> NoReturn:
 
 def intend(topic: str, name: str, value: int | None) -> None:
     """Write into the database what Redis has to hold. None: nothing."""
-    from django.db import connection
-
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM intents WHERE name = %s", [name])
         if value is not None:
@@ -59,11 +70,6 @@ def intend(topic: str, name: str, value: int | None) -> None:
 
 def arm(point: str, at: int) -> None:
     """Have this process die when it comes to ``point`` for the time numbered ``at``."""
-    from django_rmq.core.producer.producer import Producer
-    from django_rmq.outbox import relay, rows
-    from django_rmq.outbox.rows import OutboxSend
-    from django_rmq.sending import on_commit
-
     countdown = itertools.count(1)
 
     def step() -> None:
@@ -110,10 +116,6 @@ def about_to_commit() -> None:
 
 def send_on(own: str, log: int, until: float) -> None:
     """Send, merge, remove and roll back in transactions until the time is over."""
-    from django.db import transaction
-
-    from django_rmq import remove_message, send_message, send_messages
-
     had: list[str] = []
     for number in itertools.count():
         if time.monotonic() > until:
@@ -159,10 +161,6 @@ def send_on(own: str, log: int, until: float) -> None:
 
 def write_values(own: str, log: int, commits: int, pause: float) -> None:
     """Commit and send rising values of keys that only this process has, with a pause after each."""
-    from django.db import transaction
-
-    from django_rmq import send_message
-
     for number in range(commits):
         with transaction.atomic():
             key = f"{own}-k{random.randrange(8)}"
@@ -173,11 +171,6 @@ def write_values(own: str, log: int, commits: int, pause: float) -> None:
 
 
 def relay_on(until: float) -> None:
-    from django.db import DatabaseError
-
-    from django_rmq.exceptions import ServerTrouble
-    from django_rmq.outbox.relay import relay_all
-
     while time.monotonic() < until:
         with suppress(ServerTrouble, DatabaseError):
             for _ in relay_all():
@@ -187,10 +180,6 @@ def relay_on(until: float) -> None:
 
 def fork(work: Callable[[], None]) -> int:
     """Run ``work`` in a new process; return its id."""
-    from django.db import connections as databases
-
-    from django_rmq import connections
-
     databases.close_all()
     connections.close()
     sys.stdout.flush()
@@ -229,9 +218,6 @@ def configure(database: dict[str, Any], redis_url: str) -> None:
         RMQ={"REDIS": redis_url, "TOPICS": TOPICS, "OUTBOX": {"GRACE": GRACE}},
     )
     django.setup()
-    from django.core.management import call_command
-    from django.db import connection
-
     call_command("migrate", "django_rmq", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -251,13 +237,7 @@ def database_of(kind: str, folder: Path) -> Iterator[dict[str, Any]]:
         }
         return
     with postgres() as server:
-        yield {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "shop",
-            "USER": "shop",
-            "HOST": "127.0.0.1",
-            "PORT": server.port,
-        }
+        yield server.settings
 
 
 # --- the two runs
@@ -322,21 +302,15 @@ def run_outage(
         _, status = os.waitpid(pid, 0)
         if status:
             raise RuntimeError(f"a writer failed: {status}")
-    for relay in relays:
-        os.kill(relay, signal.SIGKILL)
-        os.waitpid(relay, 0)
+    for pid in relays:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     return {"seconds_without_redis": round(seconds, 1), "commits_without_redis": without}
 
 
 def examine(client: redis.Redis) -> dict[str, int]:
     """Relay what was left, and compare what Redis holds with the table of intents."""
-    from django.db import connection
-
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.envelope import decode_envelope
-    from django_rmq.core.model.keys import slot_keys
     from django_rmq.models import OutboxMessage
-    from django_rmq.outbox.relay import relay_all
 
     left, deadline = OutboxMessage.objects.count(), time.monotonic() + 60
     while OutboxMessage.objects.exists() and time.monotonic() < deadline:
@@ -392,10 +366,6 @@ def main() -> None:
             "rolled_back": counted["undone"],
             **examine(client_of(server.url)),
         }
-        from django.db import connections as databases
-
-        from django_rmq import connections
-
         databases.close_all()
         connections.close()
     print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}))

@@ -24,7 +24,14 @@ from typing import Any
 from unittest import mock
 
 import django
+from django.core.management import call_command
+from django.db import connections as databases
+from django.db import transaction
 
+from django_rmq import connections, send_message, send_messages
+from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import decode_envelope
+from django_rmq.core.model.keys import slot_keys
 from tests.e2e.load import timed
 from tests.e2e.processes import environment_of
 from tests.support.commands import started
@@ -78,15 +85,12 @@ class RelayProcess:
 
 def leave(send: Callable[[], object]) -> None:
     """Commit sends as a process does that dies after its commit."""
-    from django.db import transaction
-
     with mock.patch("django_rmq.sending.on_commit._flush"), transaction.atomic():
         send()
 
 
 def leave_rows(rows: int) -> None:
     """Leave so many rows, a third of them of messages with a key, of which each has several."""
-    from django_rmq import send_messages
     from django_rmq.models import OutboxMessage
 
     keys = rows // 3 // STATES
@@ -101,8 +105,6 @@ def leave_rows(rows: int) -> None:
 
 def leave_states(keys: range, state: int) -> None:
     """Leave one more state of each of these keys."""
-    from django_rmq import send_message
-
     for first in range(keys.start, keys.stop, 500):
         some = range(first, min(first + 500, keys.stop))
 
@@ -140,11 +142,6 @@ def stop_with_rows(relay: RelayProcess, rows: int) -> tuple[int, float]:
 
 def examine(plain: int, keys: range, state: int) -> dict[str, int]:
     """Compare what Redis holds with what was committed: all plain messages, and the last state of each key."""
-    from django_rmq import connections
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.envelope import decode_envelope
-    from django_rmq.core.model.keys import slot_keys
-
     config = get_config()
     client: Any = connections.get_broker("worker").client  # type: ignore[attr-defined]
     held: dict[str, dict[bytes, bytes]] = {PLAIN: {}, KEYED: {}}
@@ -216,11 +213,6 @@ def main() -> None:
         environment = environment_of(folder, redis.url, "relays:", WORKER_DATABASE=given)
         os.environ.update(environment)
         django.setup()
-        from django.core.management import call_command
-        from django.db import connections as databases
-
-        from django_rmq import connections
-
         call_command("migrate", "django_rmq", verbosity=0)
         try:
             print(

@@ -20,6 +20,17 @@ from collections import Counter
 from datetime import datetime
 from typing import Any, NoReturn
 
+import django
+import redis
+from django.conf import settings
+
+from django_rmq import connections, listener, schedules
+from django_rmq.conf import get_config
+from django_rmq.core.schedules.stepper import Stepper
+from django_rmq.worker.startup import check_start, chosen_topics
+from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
+from tests.support.brokers import direct, set_clock
+
 WORKERS = 5
 STEP_MS = 300_000
 """By how much the clock moves at once."""
@@ -36,9 +47,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 def configure(url: str, prefix: str) -> None:
     """Set up Django with the schedules."""
-    import django
-    from django.conf import settings
-
     settings.configure(
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_rmq"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
@@ -61,15 +69,6 @@ def configure(url: str, prefix: str) -> None:
 
 def work(url: str, prefix: str) -> NoReturn:
     """Be a worker: its consumer and its schedules live by the clock in Redis, its membership by the real one."""
-    import redis
-
-    from django_rmq import connections, listener, schedules
-    from django_rmq.conf import get_config
-    from django_rmq.core.schedules.stepper import Stepper
-    from django_rmq.worker.startup import check_start, chosen_topics
-    from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
-    from tests.support.brokers import set_clock
-
     local = threading.local()
 
     def client() -> redis.Redis:
@@ -171,12 +170,6 @@ def simulate(client: Any, prefix: str, crew: Crew, start_ms: int, end_ms: int, s
 
 def found(url: str, prefix: str) -> dict[str, Any]:
     """Return what is in Redis: what was consumed, what waits, and what the ledger says."""
-    import redis
-
-    from django_rmq import connections
-    from django_rmq.conf import get_config
-    from tests.support.brokers import direct
-
     client: Any = redis.Redis.from_url(url)
     broker, topic = direct(connections.get_broker("coordinator")), get_config().topic("ticks")
     # What waits is taken next: looked at first, it cannot be overlooked between both.
@@ -203,8 +196,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     asked = parser.parse_args()
     configure(asked.url, asked.prefix)
-    import redis
-
     client = redis.Redis.from_url(asked.url)
     start_ms, end_ms = ms(asked.start), ms(asked.start) + asked.hours * 3_600_000
     client.set(f"{asked.prefix}clock", start_ms)

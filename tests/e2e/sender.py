@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import django
+from django.utils import timezone
+
+from django_rmq import Send, send_message, send_messages
+from django_rmq.conf import get_config
+from tests.e2e import ledger
 
 ENTITIES = 24
 
 
 def options(kind: str) -> dict[str, Any]:
     """Return what a send of such a topic needs."""
-    from django.utils import timezone
-
     if kind == "priority":
         return {"priority": random.randint(20, 60)}
     return {"fixed_time": timezone.now() + timedelta(milliseconds=300)} if kind == "fixed_time" else {}
@@ -43,9 +46,6 @@ def pauses(path: Path, backlog: int, sent: Callable[[], int]) -> Iterator[float]
 
 def main(topic: str, name: str, backlog: str) -> None:
     django.setup()
-    from django_rmq import Send, send_message, send_messages
-    from django_rmq.conf import get_config
-    from tests.e2e import ledger
     from tests.e2e.worker_project.settings import WORKER_DATA
 
     declared = get_config().topic(topic)

@@ -6,14 +6,40 @@ The argument is a list of calls: the name of a function here, its arguments, and
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import django
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_rmq import connections, send_messages
+from django_rmq.conf import get_config
+from django_rmq.core.commands.reports import read_reports, write_code_version
+from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination.worker_records import write_record
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.model.keys import slot_keys
+from django_rmq.core.model.replies import Failure
+from django_rmq.core.model.schedule import Schedule
+from django_rmq.core.model.send_results import STORED
+from django_rmq.core.model.worker_report import CodeVersion
+from django_rmq.core.monitoring.history import TimesCount
+from django_rmq.core.producer.placement import slot_of
+from django_rmq.core.schedules.declarations import Declarations
+from django_rmq.core.schedules.stepper import Stepper
+from django_rmq.core.topic_registration import register_topics
+from django_rmq.worker.listener_registry import autodiscover
+from tests.support.brokers import get_broker, set_clock
+from tests.support.workers import eventually
 
 HEADROOM_MS = 3_600_000
 DAY_SECONDS = 86_400
@@ -38,13 +64,6 @@ def user(name: str, *permissions: str) -> None:
 
 def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     """Send messages that are not due for an hour (or of this priority)."""
-    from datetime import timedelta
-
-    from django.utils import timezone
-
-    from django_rmq import send_messages
-    from django_rmq.conf import get_config
-
     options: dict[str, Any] = {"on_commit": False}
     kind = get_config().topic(topic).type
     if kind == "priority":
@@ -58,8 +77,6 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def late(topic: str, bodies: list[Any], seconds: float) -> None:
     """Send messages that have been due for so long."""
-    from tests.support.brokers import get_broker
-
     _send(topic, bodies, get_broker().now_ms() - round(seconds * 1000))
 
 
@@ -71,14 +88,6 @@ def running(topic: str, body: Any, seconds: float) -> None:
 
 def dying_schedule(name: str, topic: str) -> None:
     """Let the last run of a daily schedule die, as a worker does that has no retries left."""
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.replies import Failure
-    from django_rmq.core.model.schedule import Schedule
-    from django_rmq.core.schedules.declarations import Declarations
-    from django_rmq.core.schedules.stepper import Stepper
-    from django_rmq.core.topic_registration import register_topics
-    from tests.support.brokers import get_broker
-
     found, broker = get_config().topic(topic), get_broker()
     register_topics(broker, [found])
     with clock_behind(DAY_SECONDS):
@@ -94,9 +103,6 @@ def dying_schedule(name: str, topic: str) -> None:
 @contextmanager
 def clock_behind(seconds: float) -> Iterator[None]:
     """Let the scripts of this process run as they did so long ago."""
-    from django_rmq import connections
-    from tests.support.brokers import set_clock
-
     broker: Any = connections.get_broker()
     at = broker.now_ms() * 1000 - round(seconds * 1_000_000)
     set_clock(broker, lambda: at)
@@ -108,10 +114,6 @@ def clock_behind(seconds: float) -> Iterator[None]:
 
 def usual(topic: str, seconds: float) -> None:
     """Count a hundred calls of a topic that have taken so long."""
-    from django_rmq.conf import get_config
-    from django_rmq.core.monitoring.history import TimesCount
-    from tests.support.brokers import get_broker
-
     count = TimesCount(get_broker())
     count.note_calls(get_config().topic(topic), [seconds] * 100)
     next(count.flushing())
@@ -119,23 +121,12 @@ def usual(topic: str, seconds: float) -> None:
 
 def threads_taken(count: int) -> None:
     """Wait until the reports of the workers show that ``count`` threads run a listener."""
-    from django_rmq.core.commands.reports import read_reports
-    from tests.support.brokers import get_broker
-    from tests.support.workers import eventually
-
     broker = get_broker()
     eventually(lambda: sum(one.taken for one in broker.run(read_reports()).values()) >= count)
 
 
 def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]:
     """Send messages with this score, which a sender may not give; return the members by slot."""
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.body_codec import encode_body
-    from django_rmq.core.model.envelope import Envelope, encode_envelope
-    from django_rmq.core.producer.placement import slot_of
-    from django_rmq.core.topic_registration import register_topics
-    from tests.support.brokers import get_broker
-
     found = get_config().topic(topic)
     broker = get_broker()
     register_topics(broker, [found])
@@ -155,9 +146,6 @@ def _send(topic: str, bodies: list[Any], score: float) -> dict[int, list[bytes]]
 
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
-    from django_rmq.conf import get_config
-    from tests.support.brokers import get_broker
-
     found, broker = get_config().topic(topic), get_broker()
     held: list[tuple[int, int, list[bytes]]] = []
     for slot, members in _send(topic, bodies, 1000).items():
@@ -177,9 +165,6 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
 
 def claimed(topic: str, bodies: list[Any], consumer: str) -> None:
     """Let a Spark query hold messages."""
-    from django_rmq.conf import get_config
-    from tests.support.brokers import get_broker
-
     waiting(topic, bodies)
     found, broker = get_config().topic(topic), get_broker()
     for slot in range(found.slots):
@@ -198,10 +183,6 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.replies import Failure
-    from tests.support.brokers import get_broker
-
     found = get_config().topic(topic)
     for slot, receipt, members in in_flight(topic, bodies):
         failures = [Failure(member, kind, delay_ms, error) for member in members]
@@ -211,11 +192,6 @@ def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | 
 
 def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
     """Leave messages in the outbox as a process does that dies after its commit; ``refused``: the error they have."""
-    from django.db import connection, transaction
-
-    from django_rmq import connections
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.send_results import STORED
     from django_rmq.models import OutboxMessage
     from django_rmq.outbox import write
 
@@ -229,11 +205,6 @@ def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
 
 def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in half an hour."""
-    from django_rmq.conf import get_config
-    from django_rmq.core.coordination import Worker, topic_slots
-    from django_rmq.core.coordination.worker_records import write_record
-    from tests.support.brokers import get_broker
-
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
     beat = get_broker().beat(found.id, "token", 1_800_000, record=write_record("token", found))
     assert beat.status == "ok", beat
@@ -241,11 +212,6 @@ def worker(host: str, topic: str) -> None:
 
 def history(topic: str, hours: int) -> None:
     """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
-    import math
-
-    from django_rmq.conf import get_config
-    from tests.support.brokers import get_broker
-
     found = get_config().topic(topic)
     broker = get_broker()
     now = broker.now_ms() // 60_000
@@ -267,10 +233,6 @@ def history(topic: str, hours: int) -> None:
 
 def versions(names: list[str]) -> None:
     """Let workers have reported one version after the other, two hours apart, the last one half an hour ago."""
-    from django_rmq.core.commands.reports import write_code_version
-    from django_rmq.core.model.worker_report import CodeVersion
-    from tests.support.brokers import get_broker
-
     broker = get_broker()
     now = broker.now_ms()
     for before, name in enumerate(reversed(names)):
@@ -280,7 +242,6 @@ def versions(names: list[str]) -> None:
 def schedules() -> None:
     """Declare the schedules of the shop, as the start of a worker does."""
     from django_rmq import schedules
-    from django_rmq.worker.listener_registry import autodiscover
 
     autodiscover()
     schedules.declare()
@@ -288,8 +249,6 @@ def schedules() -> None:
 
 def product_sets(items: int, *, labelled: int) -> None:
     """Make the product sets of the shop, with so many items in one of them, the first of which have their labels."""
-    from decimal import Decimal
-
     from example_project.product_sets.models import Item, ProductSet
     from example_project.product_sets.sets import (
         Evaluation,
@@ -313,10 +272,6 @@ def product_sets(items: int, *, labelled: int) -> None:
 
 def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
-    from django_rmq.conf import get_config
-    from django_rmq.core.model.keys import slot_keys
-    from tests.support.brokers import get_broker
-
     found = get_config().topic(topic)
     broker = get_broker()
     for member in members:

@@ -195,6 +195,16 @@ class Slot:
         assert self.where(a) == (state.strip("-") + "D" if dead else state)
         return receipt
 
+    def bring_one_into_each(self) -> None:
+        """Bring messages into Dead, Resting, Running and Waiting that are called dead, rests, runs and waits."""
+        self.send(b"dead")
+        self.kill(b"dead")
+        self.send(b"rests")
+        self.fail_one(b"rests")
+        self.send(b"runs")
+        self.take_one()
+        self.send(b"waits")
+
     def fail_to_death(self, member: bytes) -> list[int]:
         """Fail every delivery until the member is dead; return the retries left to each."""
         lefts: list[int] = []

@@ -20,22 +20,10 @@ def death(slot: Slot, member: bytes) -> Death:
 @slot_of_each(TYPES, backoff=CONSTANT)
 @pytest.mark.parametrize("action", ["bury", "remove"])
 def test_each_member_of_a_call_is_answered_by_itself(slot: Slot, action: str) -> None:
-    slot.send(b"dead")
-    slot.kill(b"dead")
-    slot.send(b"rest")
-    slot.fail_one(b"rest")
-    slot.send(b"run")
-    slot.take_one()
-    slot.send(b"wait")
-    words = getattr(slot, action)([b"wait", b"nobody", b"run", b"rest", b"dead", b"wait"])
-    assert words == [
-        "waiting",
-        "not_found",
-        "running",
-        "resting",
-        "dead",
-        "dead" if action == "bury" else "not_found",
-    ]
+    slot.bring_one_into_each()
+    words = getattr(slot, action)([b"waits", b"nobody", b"runs", b"rests", b"dead", b"waits"])
+    again = "dead" if action == "bury" else "not_found"
+    assert words == ["waiting", "not_found", "running", "resting", "dead", again]
 
 
 @slot_of_each(TYPES, identity="key", max_retries=1, backoff=NO_BACKOFF)
@@ -245,13 +233,7 @@ def all_loose(slot: Slot, kind: str, *, repair: bool = False) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["inflight", "deaths", "failures", "body"])
 def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make, kind: str) -> None:
     slot = make_slot(backoff=CONSTANT, identity="key")
-    slot.send(b"dead")
-    slot.kill(b"dead")
-    slot.send(b"rests")
-    slot.fail_one(b"rests")
-    slot.send(b"runs")
-    slot.take_one()
-    slot.send(b"waits")
+    slot.bring_one_into_each()
     assert all_loose(slot, kind) == []
     kept = slot.hash(kind)
     assert kept

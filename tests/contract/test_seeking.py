@@ -106,19 +106,8 @@ def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_
 
 def test_whole_states_are_looked_through_from_their_last_entry(make_slot: Make) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
-    for sent in (b"dead", b"resting", b"flying", b"waiting"):
-        slot.send(sent)
-        if sent == b"waiting":
-            continue
-        receipt, _ = slot.take_one()
-        if sent != b"flying":
-            slot.fail(receipt, sent, kind="rejected" if sent == b"dead" else "failed")
-    for member, state in (
-        (b"dead", "dead"),
-        (b"resting", "retry"),
-        (b"flying", "prepare"),
-        (b"waiting", "store"),
-    ):
+    slot.bring_one_into_each()
+    for member, state in ((b"dead", "dead"), (b"rests", "retry"), (b"runs", "prepare"), (b"waits", "store")):
         assert look(slot, member, Area(state)).members == [member]
         others = [Area(other) for other in ("store", "prepare", "retry", "dead", "claim") if other != state]
         assert look(slot, member, *others).members == [None]

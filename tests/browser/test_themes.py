@@ -165,15 +165,8 @@ def danger(page: Page) -> list[str]:
 def test_dangerous_buttons_can_be_read_and_fields_have_borders(opened: Opened, scheme: Any) -> None:
     opened.choose(scheme)
     theme, page, topics = opened
-    for address in (
-        "",
-        "schedules/",
-        "workers/",
-        "servers/",
-        "background/",
-        f"{TOPIC}/send/",
-        f"{TOPIC}/change/?tab=slots",
-    ):
+    pages = ("", "schedules/", "workers/", "servers/", "background/", f"{TOPIC}/send/")
+    for address in (*pages, f"{TOPIC}/change/?tab=slots"):
         page.goto(topics + address)
         check(page)
         alarms = page.evaluate(ALARMS)

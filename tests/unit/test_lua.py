@@ -14,22 +14,7 @@ import pytest
 import redis
 
 from django_rmq.core import lua
-from django_rmq.core.commands import (
-    ack,
-    claims,
-    fetch,
-    insert,
-    inspect,
-    limits,
-    membership,
-    operate,
-    reports,
-    reslot,
-    send,
-    stored_actions,
-    stored_results,
-    ticks,
-)
+from django_rmq.core.commands import insert
 from django_rmq.core.commands.script_call import AtSlots, Call
 from django_rmq.core.model.keys import SlotKeys, slot_keys, trash_key
 from django_rmq.core.model.replies import Area, CopyReply, Failure
@@ -195,18 +180,19 @@ def calls_of_every_script() -> dict[str, Call]:
 
 
 CALLS = calls_of_every_script()
+MODULES = [import_module(f"django_rmq.core.commands.{name}") for name in (
+    "ack", "claims", "fetch", "insert", "inspect", "limits", "membership", "operate", "reports", "reslot", "send",
+    "stored_actions", "stored_results", "ticks",
+)]  # fmt: skip
 
 
 def test_each_script_of_a_slot_is_run_by_the_command_of_its_name() -> None:
     functions = {
         name
-        for module in (
-            send, insert, fetch, ack, claims, operate, reslot, inspect, stored_actions, limits, membership,
-            reports, stored_results, ticks,
-        )
+        for module in MODULES
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
-    }  # fmt: skip
+    }
     assert functions >= set(lua.names()) == set(CALLS)
 
 

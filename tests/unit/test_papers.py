@@ -79,18 +79,8 @@ def test_paths_that_a_page_names_exist(page: str) -> None:
 
 
 def test_every_folder_of_the_queue_says_what_it_is() -> None:
-    for folder in (
-        "conf",
-        "connections",
-        "core",
-        "observability",
-        "outbox",
-        "schedules",
-        "sending",
-        "tasks",
-        "typed_bodies",
-        "worker",
-    ):
+    folders = "conf connections core observability outbox schedules sending tasks typed_bodies worker"
+    for folder in folders.split():
         for init in (PACKAGE / folder).rglob("__init__.py"):
             assert init.read_text().startswith('"""'), init
 

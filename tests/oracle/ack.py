@@ -21,15 +21,8 @@ from tests.oracle.slot import (
     Slot,
     check_batch,
     earliest,
-    first_score,
     grouped,
-    keeps_first,
-    note_undrained,
     on,
-    own_retries,
-    retry_score,
-    stamp,
-    wake_at_gate,
 )
 
 
@@ -120,7 +113,7 @@ class Copy(NamedTuple):
     @classmethod
     def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
         failure = slot.failure_of(member)
-        return cls(member, first_score(slot, score, failure), failure, kept)
+        return cls(member, slot.first_score(score, failure), failure, kept)
 
 
 def backoff_ms(slot: Slot, failures: int, index: int) -> int:
@@ -184,7 +177,7 @@ def give_back(slot: Slot, member: bytes, score: float) -> float | None:
     waiting = slot.store.get(member)
     if slot.waits(member):
         slot.count("dropped")
-        if not keeps_first(slot, score) or waiting is None or score >= waiting:
+        if not slot.keeps_first(score) or waiting is None or score >= waiting:
             return None
     slot.store[member] = score
     return 0 if slot.topic.is_priority else score
@@ -244,12 +237,12 @@ def go_on(
         die(slot, copy, what, error, 1)
         return None
     if delay_ms is None:
-        delay_ms = backoff_ms(slot, own_retries(slot, copy.kept) - left, index)
+        delay_ms = backoff_ms(slot, slot.own_retries(copy.kept) - left, index)
     note_failure(slot, copy, what, error)
     if delay_ms > 0:
         slot.retry[copy.member] = slot.now_ms + delay_ms + left / 1024
         return slot.now_ms + delay_ms
-    slot.store[copy.member] = retry_score(slot, left, copy.origin)
+    slot.store[copy.member] = slot.retry_score(left, copy.origin)
     return slot.now_ms
 
 
@@ -335,7 +328,7 @@ def commit(slot: Slot, receipt: int, *members: bytes) -> list[str]:
             slot.count("committed", int(slot.prepare.pop(member, None) is not None))
             land(slot, member)
             forget_ended(slot, member)
-    wake_at_gate(slot, None, ended=bool(ending))
+    slot.wake_at_gate(None, ended=bool(ending))
     return words
 
 
@@ -353,7 +346,7 @@ def commit_delivery(slot: Slot, receipt: int, size: int, digests: bytes = b"") -
     slot.prepare.clear()
     slot.inflight.clear()
     slot.count("committed", size)
-    wake_at_gate(slot, None, ended=True)
+    slot.wake_at_gate(None, ended=True)
     return ["ok"] * size
 
 
@@ -372,8 +365,8 @@ def rollback(slot: Slot, receipt: int, *rest: Any) -> list[str]:
             rest_ms = None if delay_ms == "" else bounded(delay_ms, 0, LONGEST_DELAY_MS)
             dues.append(end_failed(slot, member, left, kind, error, rest_ms, i))
     if any(held):
-        note_undrained(slot)
-    wake_at_gate(slot, earliest(dues), ended=any(held))
+        slot.note_undrained()
+    slot.wake_at_gate(earliest(dues), ended=any(held))
     return _words(slot, held, told)
 
 
@@ -387,8 +380,8 @@ def release(slot: Slot, receipt: int, *members: bytes) -> list[str]:
         if held[-1] and not end_marked(slot, member, i):
             dues.append(release_one(slot, member))
     if any(held):
-        note_undrained(slot)
-    wake_at_gate(slot, earliest(dues), ended=any(held))
+        slot.note_undrained()
+    slot.wake_at_gate(earliest(dues), ended=any(held))
     return _words(slot, held)
 
 
@@ -406,7 +399,7 @@ def extend(slot: Slot, receipt: int, *members: bytes) -> list[str]:
     held = [slot.holds(receipt, member) for member in members]
     for member, holds in zip(members, held, strict=True):
         if holds:
-            slot.prepare[member] = stamp(slot, slot.flight(member).timeout, int(slot.prepare[member] % 1000))
+            slot.prepare[member] = slot.stamp(slot.flight(member).timeout, int(slot.prepare[member] % 1000))
     told = [
         holds and slot.flight(member).mark == "cancelled" for member, holds in zip(members, held, strict=True)
     ]

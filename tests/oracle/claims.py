@@ -14,17 +14,7 @@ from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
 from tests.oracle.ack import end_expired, has_expired, supersede_resting
 from tests.oracle.fetch import Entry, due_entries
 from tests.oracle.keyspace import Hash, Memory, score_text
-from tests.oracle.slot import (
-    CLAIMING,
-    ENDING,
-    Slot,
-    check_batch,
-    check_lease,
-    grouped,
-    note_undrained,
-    on,
-    wake_at_gate,
-)
+from tests.oracle.slot import CLAIMING, ENDING, Slot, check_batch, check_lease, grouped, on
 from tests.oracle.upkeep import (
     CLAIM_STEP_BYTES,
     _longest,
@@ -47,8 +37,8 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
         return Claimed("moved")
     limit = max(1, limit)
     upkeep = keep_up(slot, limit)
-    wake_at_gate(slot, upkeep.due, ended=upkeep.timed_out > 0)
-    note_undrained(slot)
+    slot.wake_at_gate(upkeep.due, ended=upkeep.timed_out > 0)
+    slot.note_undrained()
     word = may_claim(slot, consumer, number)
     if word != "ok":
         return Claimed(word)
@@ -66,7 +56,7 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
         slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
         slot.control[b"owner"] = consumer.encode()
         slot.count("claimed", len(taken))
-    note_undrained(slot)
+    slot.note_undrained()
     return Claimed("ok", len(taken), len(slot.claim), more)
 
 
@@ -164,8 +154,8 @@ def ack_claim(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, 
     due = forget_claimed(slot, min(limit, BATCH))
     left = close_claim(slot, consumer)
     if due is not None:
-        note_undrained(slot)
-    wake_at_gate(slot, due, ended=left == 0)
+        slot.note_undrained()
+    slot.wake_at_gate(due, ended=left == 0)
     return "ok", left
 
 
@@ -183,8 +173,8 @@ def return_claim(slot: Slot, consumer: str, number: int, spent: int, limit: int)
         note_claim(slot, consumer, number, state)
     due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
     left = close_claim(slot, consumer)
-    note_undrained(slot)
-    wake_at_gate(slot, due, ended=left == 0)
+    slot.note_undrained()
+    slot.wake_at_gate(due, ended=left == 0)
     return "ok", left
 
 

@@ -16,24 +16,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.ack import end_expired, has_expired, supersede_resting
 from tests.oracle.keyspace import Memory, score_text
-from tests.oracle.slot import (
-    CLAIMING,
-    ENDING,
-    GATE,
-    InFlight,
-    Slot,
-    budget,
-    earlier,
-    is_due,
-    next_due,
-    note_undrained,
-    on,
-    opened,
-    own_retries,
-    own_timeout,
-    sleep_until,
-    stamp,
-)
+from tests.oracle.slot import CLAIMING, ENDING, GATE, InFlight, Slot, earlier, on, opened, own_timeout
 from tests.oracle.upkeep import claim_shuts, keep_up
 
 
@@ -87,7 +70,7 @@ def is_behind(member: bytes, score: float, after: Cursor | None, descending: boo
 def due_entries(slot: Slot) -> list[Entry]:
     """Return the due entries in the order in which they are taken; on time topics, those whose time has come."""
     rows = slot.store.rows(descending=slot.topic.is_priority)
-    return rows if slot.topic.is_priority else [row for row in rows if is_due(slot, row[1])]
+    return rows if slot.topic.is_priority else [row for row in rows if slot.is_due(row[1])]
 
 
 def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[Entry]]:
@@ -98,7 +81,7 @@ def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[E
         return waiting, []
     apart = after is None and not slot.topic.is_fifo
     resting = [row for row in waiting if row[1] <= 999] if apart else []
-    return [row for row in waiting[len(resting) :] if is_due(slot, row[1])], resting
+    return [row for row in waiting[len(resting) :] if slot.is_due(row[1])], resting
 
 
 def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:
@@ -191,7 +174,7 @@ def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
         slot.control[b"slots"] = slots
         slot.control.setdefault(b"timeout", b"%d" % topic.timeout)
         slot.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
-        sleep_until(slot, NEVER)
+        slot.sleep_until(NEVER)
         return Acquired(epoch, is_asleep=True)
     return Acquired(None, is_asleep=False)
 
@@ -267,12 +250,12 @@ def prepare(
         slot.control[b"marked"] = b"%d" % receipt
     more = chosen.cut or not found.complete or len(found.free) > limit
     at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
-    due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
+    due = earlier(slot.next_due(at_once=is_behind or (more and at is None)), at)
     sleeping = None
     if is_alone and not slot.claimants and after is None and not (more or is_behind or traits[0]):
-        waiting = next_due(slot, at_once=False, awaits_ends=True)
+        waiting = slot.next_due(at_once=False, awaits_ends=True)
         sleeping = NEVER if waiting is None else waiting
-        sleep_until(slot, sleeping)
+        slot.sleep_until(sleeping)
     return Prepared(
         "ok",
         due,
@@ -297,9 +280,9 @@ def next_receipt(slot: Slot) -> int:
 def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool, at: int | None = None) -> Prepared:
     """Record that the caller sleeps: until its due time, or ``at``, only a wake-up reaches it."""
     if sleep is not None:
-        sleep_until(slot, sleep)
-    note_undrained(slot)
-    return Prepared(word, earlier(next_due(slot, at_once=at_once), at))
+        slot.sleep_until(sleep)
+    slot.note_undrained()
+    return Prepared(word, earlier(slot.next_due(at_once=at_once), at))
 
 
 def at_the_gate(slot: Slot, owner: str) -> str:
@@ -346,7 +329,7 @@ def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
         refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
         if refused or (taken and (alone or size > max_bytes)):
             return Chosen(taken, expired, refused, cut=True)
-        left = budget(slot, score, member, own_retries(slot, envelope))
+        left = slot.budget(score, member, slot.own_retries(envelope))
         taken.append(Delivery(member, score, left, envelope or None))
         if alone:
             return Chosen(taken, expired, refused=False, cut=i + 1 < len(free))
@@ -359,7 +342,7 @@ def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) ->
         timeout = own_timeout(envelope)
         del slot.store[member]
         supersede_resting(slot, member)
-        slot.prepare[member] = stamp(slot, timeout, left)
+        slot.prepare[member] = slot.stamp(timeout, left)
         slot.inflight[member] = InFlight(receipt, score, timeout=timeout).encode()
         if member in slot.body:
             # A delivery has its own copy of the body, because a newer one may arrive while it runs.
@@ -367,7 +350,7 @@ def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) ->
     slot.control[b"owner"] = owner.encode()
     slot.control[b"deliveries"] = b"%d" % receipt
     slot.count("prepared", len(taken))
-    note_undrained(slot)
+    slot.note_undrained()
 
 
 def note_offer(slot: Slot, inbox: bytes, epoch: int | str) -> None:
@@ -386,9 +369,9 @@ def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool)
     if chosen.expired:
         return idle(slot, "empty", None, at_once=True)
     if found.last is not None and not found.complete:
-        note_undrained(slot)
+        slot.note_undrained()
         return Prepared("more", slot.now_ms, cursor=(score_text(found.last[1]), found.last[0]))
     if found.last is not None:
         return idle(slot, "busy", GATE, at_once=is_behind)
-    due = next_due(slot, at_once=is_behind)
+    due = slot.next_due(at_once=is_behind)
     return idle(slot, "empty", NEVER if due is None else due, at_once=is_behind)

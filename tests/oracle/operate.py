@@ -22,17 +22,11 @@ from tests.oracle.slot import (
     SETS,
     Slot,
     check_batch,
-    check_fresh,
-    check_not_moved,
     earliest,
-    floor_priority,
     fraction,
     grouped,
-    is_retry,
-    note_undrained,
     on,
     shortened_by,
-    wake,
 )
 
 
@@ -40,7 +34,7 @@ from tests.oracle.slot import (
 def replay(slot: Slot, *rest: bytes) -> list[str]:
     pairs = grouped(rest, 2)
     check_batch(pairs)
-    check_not_moved(slot)
+    slot.check_not_moved()
     words: list[str] = []
     dues: list[float | None] = []
     for member, envelope in pairs:
@@ -64,8 +58,8 @@ def replay(slot: Slot, *rest: bytes) -> list[str]:
                 envelope = death.envelope or b""
         if envelope:
             slot.body[member] = envelope
-    note_undrained(slot)
-    wake(slot, earliest(dues))
+    slot.note_undrained()
+    slot.wake(earliest(dues))
     return words
 
 
@@ -88,7 +82,7 @@ def score_again(slot: Slot, death: Death | None) -> float:
     if not slot.topic.is_priority:
         return slot.now_ms
     again = bounded(floor(float(death.score)) if death else 0, 0, MAX_PRIORITY)
-    return floor_priority(slot) + 1 if is_retry(slot, again) else again
+    return slot.floor_priority + 1 if slot.is_retry(again) else again
 
 
 def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
@@ -120,7 +114,7 @@ def bury(slot: Slot, why: bytes, *members: bytes) -> list[str]:
             if not (member in slot.claim and member in slot.body):
                 bury_waiting(slot, member, why)
         words.append(mark(slot, member, "buried", word))
-    note_undrained(slot)
+    slot.note_undrained()
     return words
 
 
@@ -212,7 +206,7 @@ def removed(slot: Slot, which: str, members: Sequence[bytes]) -> list[str]:
             slot.count("removed_dead")
             word = "dead"
         words.append(word)
-    note_undrained(slot)
+    slot.note_undrained()
     return words
 
 
@@ -238,7 +232,7 @@ def _cancel(slot: Slot, members: Sequence[bytes]) -> list[str]:
         elif word == "not_found":
             word = "claimed"
         words.append(word)
-    note_undrained(slot)
+    slot.note_undrained()
     if any(word.startswith("running") for word in words):
         slot.publish(-1 - MAX_SLOTS - slot.index)
     return words
@@ -270,12 +264,12 @@ def discard(slot: Slot, act: str, copies: int, size: int, *rest: Any) -> Any:
 def reschedule(slot: Slot, *rest: Any) -> list[str]:
     pairs = grouped(rest, 2)
     check_batch(pairs)
-    check_fresh(slot, [score for score, _ in pairs])
+    slot.check_fresh([score for score, _ in pairs])
     words: list[str] = []
     dues: list[float | None] = []
     for score, member in pairs:
         waiting, due = slot.store.get(member), float(score)
-        if waiting is not None and not is_retry(slot, waiting):
+        if waiting is not None and not slot.is_retry(waiting):
             slot.store[member] = due = later_place(slot, score) if slot.topic.is_fifo else due
             words.append("waiting")
         elif slot.waits(member) and slot.topic.is_priority:
@@ -289,7 +283,7 @@ def reschedule(slot: Slot, *rest: Any) -> list[str]:
             continue
         slot.count("rescheduled")
         dues.append(0 if slot.topic.is_priority else due)
-    wake(slot, earliest(dues))
+    slot.wake(earliest(dues))
     return words
 
 
@@ -322,13 +316,13 @@ def purge(
             forget(slot, member)
     slot.count("purged_dead" if state == "dead" else "purged", len(gone))
     if gone:
-        note_undrained(slot)
+        slot.note_undrained()
     return keeping.answer(len(gone), kept)
 
 
 @on(*ENDING, "claim")
 def restore(slot: Slot, act: str, _cursor: str, _limit: int) -> Restored:
-    check_not_moved(slot)
+    slot.check_not_moved()
     back = merged = 0
     dues: list[float | None] = []
     with trash_of(slot, act) as trash:
@@ -346,8 +340,8 @@ def restore(slot: Slot, act: str, _cursor: str, _limit: int) -> Restored:
                     if is_back:
                         dues.append(0 if slot.topic.is_priority and state == "store" else float(score))
                 back, merged = back + is_back, merged + (not is_back)
-    note_undrained(slot)
-    wake(slot, earliest(dues))
+    slot.note_undrained()
+    slot.wake(earliest(dues))
     return Restored("0", back, merged)
 
 
@@ -370,7 +364,7 @@ def restore_live(
 ) -> bool:
     """Bring back a copy that waited or rested, unless there is a newer one; return whether it is back."""
     slot.count("restored")
-    is_fresh = state == "store" and not is_retry(slot, score)
+    is_fresh = state == "store" and not slot.is_retry(score)
     if slot.waits(member) or runs_newer(slot, member, is_fresh, deleted_us, rest):
         slot.count("dropped")
         if slot.waits(member):
@@ -428,7 +422,7 @@ RESTAMPED = 5_000
 @on("store", "prepare", "inflight", "retry", "control", "claim")
 def configure(slot: Slot, apply: int) -> str:
     live = slot.store or slot.prepare or slot.retry or slot.claim
-    if slot.topic.is_priority and max(16, slot.topic.max_retries) != floor_priority(slot) and live:
+    if slot.topic.is_priority and max(16, slot.topic.max_retries) != slot.floor_priority and live:
         return "refused"
     if apply:
         former = slot.timeout

@@ -11,7 +11,7 @@ from django_rmq.exceptions import ServerRefused
 from tests.oracle.accumulate import collects, dead_body, join, joined_death
 from tests.oracle.ack import forget, supersede_resting
 from tests.oracle.keyspace import score_text
-from tests.oracle.slot import ENDING, Slot, grouped, is_retry, note_undrained, on
+from tests.oracle.slot import ENDING, Slot, grouped, on
 
 MOVED = 250
 """The maximum number of messages that one hand-over of a re-slotting takes from slot to slot."""
@@ -96,7 +96,7 @@ def move_out(
         for name, part in zip(CopyReply._fields, parts, strict=True):
             slot.leaving[f"{name}{n}".encode()] = part
         take_out(slot, row.state, row.member)
-    note_undrained(slot)
+    slot.note_undrained()
     return Handover("moved", ticket, target, rows)
 
 
@@ -155,7 +155,7 @@ def move_in(slot: Slot, reslot: int, source: int, ticket: int, *rest: Any) -> st
         else:
             take_in(slot, row)
     slot.arrived[b"%d" % source] = b"%d" % ticket
-    note_undrained(slot)
+    slot.note_undrained()
     return "in"
 
 
@@ -178,8 +178,8 @@ def take_in_dead(slot: Slot, row: CopyReply) -> None:
 def take_in(slot: Slot, row: CopyReply) -> None:
     """Take in waiting or resting messages. A message sent here since stays, and merges with an earlier time."""
     member, score, waiting = row.member, float(row.score), slot.store.get(row.member)
-    fresh = row.state == "store" and not is_retry(slot, score)
-    if waiting is not None and not is_retry(slot, waiting):
+    fresh = row.state == "store" and not slot.is_retry(score)
+    if waiting is not None and not slot.is_retry(waiting):
         # It merges with the message that it would have met, which keeps its time only on range_merge topics.
         slot.count("dropped")
         if fresh and slot.topic.type is TopicType.RANGE_MERGE:

@@ -21,22 +21,7 @@ from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.accumulate import collect
 from tests.oracle.fetch import next_receipt
 from tests.oracle.keyspace import Hash, Memory, SortedSet, score_text
-from tests.oracle.slot import (
-    GATE,
-    SENDING,
-    InFlight,
-    Slot,
-    check_batch,
-    check_fresh,
-    check_not_moved,
-    floor_priority,
-    is_fresh,
-    is_retry,
-    note_undrained,
-    on,
-    opened,
-    wake,
-)
+from tests.oracle.slot import GATE, SENDING, InFlight, Slot, check_batch, on, opened
 
 STEP = 1 / 1024
 PROBES = 10_000
@@ -122,7 +107,7 @@ def send_merge(slot: Slot, range_ms: int, count: int, *texts: bytes) -> list[Sen
     members, envelopes = texts[:count], texts[count:]
     if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR range_ms or n is out of bounds")
-    check_not_moved(slot)
+    slot.check_not_moved()
     if slot.topic.debounce_ms:
         again = partial(prolonged, slot, range_ms)
         return place(slot, members, [first_due(slot, range_ms)] * len(members), envelopes, "merged", again)
@@ -148,7 +133,7 @@ def _send_alone(memory: Memory, topic: Topic, index: int, range_ms: int, member:
     """Send a message that does not rest in its slot; return None where more has to be looked at."""
     with suppress(WrongType, ValueError), opened(memory, topic, index, SENDING) as slot:
         waiting = slot.store.get(member)
-        is_met = waiting is None or not (is_retry(slot, waiting) or waiting % 1)
+        is_met = waiting is None or not (slot.is_retry(waiting) or waiting % 1)
         if slot.moved_to is None and member not in slot.retry and is_met:
             return place(slot, [member], [slot.now_ms + range_ms], (), "merged")
     return None
@@ -165,8 +150,8 @@ def _scores_members_envelopes(
 def send_replace(slot: Slot, count: int, *rest: Any) -> list[Sent]:
     scores, members, envelopes = _scores_members_envelopes(count, rest)
     check_batch(members, at_least=1)
-    check_not_moved(slot)
-    check_fresh(slot, scores)
+    slot.check_not_moved()
+    slot.check_fresh(scores)
     sent = push(slot, members, scores, envelopes)
     return sent or place(slot, members, scores, envelopes, "replaced")
 
@@ -221,10 +206,10 @@ def push(
 def ensure(slot: Slot, count: int, *rest: Any) -> list[Sent]:
     scores, members, envelopes = _scores_members_envelopes(count, rest)
     check_batch(members, at_least=1)
-    check_not_moved(slot)
+    slot.check_not_moved()
     if slot.topic.type is TopicType.RANGE_MERGE:
         scores = [slot.now_ms + range_ms if range_ms >= 0 else range_ms for range_ms in scores]
-    check_fresh(slot, scores)
+    slot.check_fresh(scores)
     if slot.topic.debounce_ms:
         return place(
             slot, members, [first_due(slot, due - slot.now_ms) for due in scores], envelopes, "present"
@@ -237,7 +222,7 @@ def send_fifo(slot: Slot, ensure: int, delay_ms: int, count: int, *texts: bytes)
     members, envelopes = texts[:count], texts[count:]
     if not (0 <= delay_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR delay or n is out of bounds")
-    check_not_moved(slot)
+    slot.check_not_moved()
     is_next = float(slot.control.get(b"last_place", 0)) < slot.now_ms
     places = later_places(slot, delay_ms, len(members)) if delay_ms else next_places(slot, len(members))
     if is_next and not (delay_ms or ensure) and (sent := push(slot, members, places, envelopes)):
@@ -299,11 +284,11 @@ def note_sent(slot: Slot, earliest: float) -> None:
     slot.control.setdefault(b"slots", b"%d" % slot.topic.slots)
     if slot.topic.is_priority:
         slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
-    note_undrained(slot)
+    slot.note_undrained()
     # A strict slot that answered busy stays so until something in it ends.
     held = slot.topic.is_strict and slot.control.get(b"sleeping_until") == b"%d" % GATE
     if earliest < math.inf and not held:
-        wake(slot, 0 if slot.topic.is_priority else earliest)
+        slot.wake(0 if slot.topic.is_priority else earliest)
 
 
 def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool, runs: bool) -> str:
@@ -315,7 +300,7 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
         return "present"
     if slot.topic.is_fifo and slot.waits(member):
         return met
-    if waiting is not None and (before is not None or not is_retry(slot, waiting)):
+    if waiting is not None and (before is not None or not slot.is_retry(waiting)):
         return met
     if slot.waits(member):
         return "superseded"
@@ -325,7 +310,7 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
 def hasten(slot: Slot, member: bytes) -> float:
     """Make a fresh copy that waits for a later time due now. Return this time, or infinity if there is none."""
     waiting = slot.store.get(member)
-    if waiting is None or is_retry(slot, waiting) or waiting <= slot.now_ms:
+    if waiting is None or slot.is_retry(waiting) or waiting <= slot.now_ms:
         return math.inf
     slot.store[member] = float(slot.now_ms)
     return slot.now_ms
@@ -378,11 +363,11 @@ def is_plain(slot: Slot, scores: Sequence[int]) -> bool:
     topic = slot.topic
     if slot.moved_to is not None or not 1 <= len(scores) <= BATCH:
         return False
-    if not all(is_fresh(slot, score) for score in (min(scores), max(scores))):
+    if not all(slot.is_fresh(score) for score in (min(scores), max(scores))):
         return False
     lowest = 999
     if topic.is_priority:
-        lowest = floor_priority(slot)
+        lowest = slot.floor_priority
         if slot.failures:
             return False
     elif topic.type is TopicType.RANGE_MERGE:
@@ -419,7 +404,7 @@ def put_tick(slot: Slot, field: str, generation: int, instant: int, member: byte
         return "stale"
     if latest == generation and last >= instant and not taken:
         return "known"
-    check_not_moved(slot)
+    slot.check_not_moved()
     (sent,) = place(slot, [member], [instant], [envelope], "replaced")
     if sent.status == "refused":
         return "full"

@@ -185,6 +185,127 @@ class Slot:
         channel = wake_channel(self.memory.prefix, self.topic.name)
         self.memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
 
+    @property
+    def floor_priority(self) -> int:
+        """Return the priority score up to which a score is read as a retry."""
+        return max(16, self.max_retries)
+
+    def is_retry(self, score: float) -> bool:
+        """Return whether the message waits as a retry. On fifo topics a score is a place, also after failures."""
+        if self.topic.is_fifo:
+            return False
+        if not self.topic.is_priority:
+            return score <= 999
+        return score <= self.floor_priority or (math.isfinite(score) and score % 1 != 0)
+
+    def is_fresh(self, score: float) -> bool:
+        """Return whether a send may use this score."""
+        if self.is_retry(score) or not math.isfinite(score) or score % 1 != 0:
+            return False
+        if self.topic.is_fifo:
+            return 0 <= score <= LARGEST_WITH_RETRIES
+        return score <= (MAX_PRIORITY if self.topic.is_priority else 1e14)
+
+    def keeps_first(self, score: float) -> bool:
+        """Return whether of two copies of a message the earlier one keeps its time, or its place."""
+        kind = self.topic.type
+        return kind is TopicType.FIFO or (kind is TopicType.RANGE_MERGE and not self.is_retry(score))
+
+    def is_due(self, score: float) -> bool:
+        """Return whether the time of a score has come. A place in a fifo line is due from its millisecond on."""
+        return score < self.now_ms + 1 if self.topic.is_fifo else score <= self.now_ms
+
+    def budget(self, score: float, member: bytes, most: int) -> int:
+        """Return the retries left, at most ``most``, for a delivery of ``member`` that is taken with this score."""
+        if self.topic.is_fifo:
+            failure = self.failure_of(member)
+            return bounded(most - (failure.times if failure else 0), 0, most)
+        if not self.is_retry(score):
+            return most
+        q = floor(score)
+        if self.topic.is_priority and score > self.floor_priority:
+            q = fraction(score)
+        return bounded(q - 1, 0, most)
+
+    def retry_score(self, q: float, first: float) -> float:
+        """Return the Store score of a retry of ``q``. ``first``: the score before the first failure."""
+        if self.topic.is_fifo:
+            return first
+        q = bounded(q, 1, MAX_RETRIES_LIMIT)
+        topic = self.topic
+        if topic.is_priority and topic.retry_priority == "original" and first > self.floor_priority:
+            return math.floor(min(first, LARGEST_WITH_RETRIES)) + q / 1024
+        return float(q)
+
+    def first_score(self, score: float, failure: FailureRecord | None) -> float:
+        """Return the score of a message before its first failure, if known."""
+        if not self.is_retry(score):
+            return score
+        if self.topic.is_priority and score > self.floor_priority:
+            return floor(score)
+        return float(failure.score) if failure else score
+
+    def own_retries(self, envelope: bytes | None) -> int:
+        """Return how often a message may be tried again: at most as often as its topic allows."""
+        match = _LIMITS.match(envelope or b"")
+        return min(int(match[1]), self.max_retries) if match and match[1] else self.max_retries
+
+    def stamp(self, timeout: int | None, left: float) -> float:
+        """Return the score in Prepare of a delivery. One with a shorter time-out than its topic's looks older than it is."""
+        return float((self.now_s - shortened_by(timeout, self.timeout)) * 1000 + left)
+
+    def check_fresh(self, scores: Sequence[float]) -> None:
+        """Refuse a score that would be read as a retry, and a value that is not a score."""
+        for score in scores:
+            if not self.is_fresh(score):
+                raise ServerRefused(f"ERR score {score} is out of bounds")
+
+    def check_not_moved(self) -> None:
+        """Refuse a caller with another slot count."""
+        if self.moved_to is not None:
+            raise SlotMoved(f"the topic now has {self.moved_to} slots")
+
+    def next_due(self, *, at_once: bool, awaits_ends: bool = False) -> int | None:
+        """Return the earliest time (ms) at which asking again can help. None: there is none.
+
+        ``awaits_ends``: leave out the time-outs of deliveries, which end before.
+        """
+        dues: list[float] = [self.now_ms] if at_once else []
+        if not self.topic.is_priority:
+            whole = math.floor if self.topic.is_fifo else math.ceil
+            dues += sorted(whole(min(s, NEVER)) for s in self.store.values() if not self.is_due(s))[:1]
+        if self.retry:
+            dues.append(floor(min(self.retry.values())))
+        if self.prepare and not awaits_ends:
+            dues.append((floor(min(self.prepare.values()) / 1000) + self.timeout + 1) * 1000)
+        dues += [ceil(ends) for ends in self.claimants.values()]
+        return bounded(min(dues), 0, NEVER) if dues else None
+
+    def sleep_until(self, due: int) -> None:
+        """Record until when only a wake-up reaches the caller."""
+        self.control[b"sleeping_until"] = b"%d" % due
+
+    def wake(self, due: float | None) -> None:
+        """Wake a caller that sleeps past ``due``, once: the next one to fall asleep writes ``sleeping_until`` again."""
+        sleeping_until = self.control.get(b"sleeping_until")
+        if sleeping_until is not None and due is not None and due < int(sleeping_until):
+            del self.control[b"sleeping_until"]
+            self.publish()
+
+    def wake_at_gate(self, due: float | None, *, ended: bool) -> None:
+        """Wake for ``due``, or at once if a delivery has ended and a caller waits at a gate that is now open."""
+        waits = self.control.get(b"sleeping_until") == b"%d" % GATE
+        self.wake(0 if ended and waits and len(self.prepare) < self.room else due)
+
+    def note_undrained(self) -> None:
+        """Record since when Store of a priority topic has not been empty, because priorities contain no time."""
+        if not self.topic.is_priority:
+            return
+        if self.store:
+            self.control.setdefault(b"undrained_since", b"%d" % self.now_ms)
+        else:
+            self.control.pop(b"undrained_since", None)
+
 
 SETS = {name for name, kind in Slot.__annotations__.items() if kind == "SortedSet"}
 
@@ -238,96 +359,18 @@ LARGEST_WITH_RETRIES = (1 << 43) - 1
 """The largest score with room for ten bits of retries below it in a double. From 2^43 on they would be rounded."""
 
 
-def floor_priority(slot: Slot) -> int:
-    """Return the priority score up to which a score is read as a retry."""
-    return max(16, slot.max_retries)
-
-
-def is_retry(slot: Slot, score: float) -> bool:
-    """Return whether the message waits as a retry. On fifo topics a score is a place, also after failures."""
-    if slot.topic.is_fifo:
-        return False
-    if not slot.topic.is_priority:
-        return score <= 999
-    return score <= floor_priority(slot) or (math.isfinite(score) and score % 1 != 0)
-
-
-def is_fresh(slot: Slot, score: float) -> bool:
-    """Return whether a send may use this score."""
-    if is_retry(slot, score) or not math.isfinite(score) or score % 1 != 0:
-        return False
-    if slot.topic.is_fifo:
-        return 0 <= score <= LARGEST_WITH_RETRIES
-    return score <= (MAX_PRIORITY if slot.topic.is_priority else 1e14)
-
-
-def keeps_first(slot: Slot, score: float) -> bool:
-    """Return whether of two copies of a message the earlier one keeps its time, or its place."""
-    kind = slot.topic.type
-    return kind is TopicType.FIFO or (kind is TopicType.RANGE_MERGE and not is_retry(slot, score))
-
-
-def is_due(slot: Slot, score: float) -> bool:
-    """Return whether the time of a score has come. A place in a fifo line is due from its millisecond on."""
-    return score < slot.now_ms + 1 if slot.topic.is_fifo else score <= slot.now_ms
-
-
 def fraction(score: float) -> float:
     """Return the retries in the fraction of a score, before they are limited."""
     return floor(score % 1 * 1024 + 0.5)
 
 
-def budget(slot: Slot, score: float, member: bytes, most: int) -> int:
-    """Return the retries left, at most ``most``, for a delivery of ``member`` that is taken with this score."""
-    if slot.topic.is_fifo:
-        failure = slot.failure_of(member)
-        return bounded(most - (failure.times if failure else 0), 0, most)
-    if not is_retry(slot, score):
-        return most
-    q = floor(score)
-    if slot.topic.is_priority and score > floor_priority(slot):
-        q = fraction(score)
-    return bounded(q - 1, 0, most)
-
-
-def retry_score(slot: Slot, q: float, first: float) -> float:
-    """Return the Store score of a retry of ``q``. ``first``: the score before the first failure."""
-    if slot.topic.is_fifo:
-        return first
-    q = bounded(q, 1, MAX_RETRIES_LIMIT)
-    topic = slot.topic
-    if topic.is_priority and topic.retry_priority == "original" and first > floor_priority(slot):
-        return math.floor(min(first, LARGEST_WITH_RETRIES)) + q / 1024
-    return float(q)
-
-
-def first_score(slot: Slot, score: float, failure: FailureRecord | None) -> float:
-    """Return the score of a message before its first failure, if known."""
-    if not is_retry(slot, score):
-        return score
-    if slot.topic.is_priority and score > floor_priority(slot):
-        return floor(score)
-    return float(failure.score) if failure else score
-
-
 _LIMITS = re.compile(rb'\d+ \{"!":"(\d*) (\d*)"')
-
-
-def own_retries(slot: Slot, envelope: bytes | None) -> int:
-    """Return how often a message may be tried again: at most as often as its topic allows."""
-    match = _LIMITS.match(envelope or b"")
-    return min(int(match[1]), slot.max_retries) if match and match[1] else slot.max_retries
 
 
 def own_timeout(envelope: bytes | None) -> int | None:
     """Return the time-out of a message in seconds. None: that of its topic."""
     match = _LIMITS.match(envelope or b"")
     return int(match[2]) if match and match[2] else None
-
-
-def stamp(slot: Slot, timeout: int | None, left: float) -> float:
-    """Return the score in Prepare of a delivery. One with a shorter time-out than its topic's looks older than it is."""
-    return float((slot.now_s - shortened_by(timeout, slot.timeout)) * 1000 + left)
 
 
 def shortened_by(timeout: int | None, topics: int) -> int:
@@ -350,68 +393,9 @@ def check_lease(lease_ms: int, number: int = 1) -> None:
         raise ServerRefused("ERR number or lease is out of bounds")
 
 
-def check_fresh(slot: Slot, scores: Sequence[float]) -> None:
-    """Refuse a score that would be read as a retry, and a value that is not a score."""
-    for score in scores:
-        if not is_fresh(slot, score):
-            raise ServerRefused(f"ERR score {score} is out of bounds")
-
-
-def check_not_moved(slot: Slot) -> None:
-    """Refuse a caller with another slot count."""
-    if slot.moved_to is not None:
-        raise SlotMoved(f"the topic now has {slot.moved_to} slots")
-
-
-def next_due(slot: Slot, *, at_once: bool, awaits_ends: bool = False) -> int | None:
-    """Return the earliest time (ms) at which asking again can help. None: there is none.
-
-    ``awaits_ends``: leave out the time-outs of deliveries, which end before.
-    """
-    dues: list[float] = [slot.now_ms] if at_once else []
-    if not slot.topic.is_priority:
-        whole = math.floor if slot.topic.is_fifo else math.ceil
-        dues += sorted(whole(min(s, NEVER)) for s in slot.store.values() if not is_due(slot, s))[:1]
-    if slot.retry:
-        dues.append(floor(min(slot.retry.values())))
-    if slot.prepare and not awaits_ends:
-        dues.append((floor(min(slot.prepare.values()) / 1000) + slot.timeout + 1) * 1000)
-    dues += [ceil(ends) for ends in slot.claimants.values()]
-    return bounded(min(dues), 0, NEVER) if dues else None
-
-
-def sleep_until(slot: Slot, due: int) -> None:
-    """Record until when only a wake-up reaches the caller."""
-    slot.control[b"sleeping_until"] = b"%d" % due
-
-
-def wake(slot: Slot, due: float | None) -> None:
-    """Wake a caller that sleeps past ``due``, once: the next one to fall asleep writes ``sleeping_until`` again."""
-    sleeping_until = slot.control.get(b"sleeping_until")
-    if sleeping_until is not None and due is not None and due < int(sleeping_until):
-        del slot.control[b"sleeping_until"]
-        slot.publish()
-
-
-def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
-    """Wake for ``due``, or at once if a delivery has ended and a caller waits at a gate that is now open."""
-    waits = slot.control.get(b"sleeping_until") == b"%d" % GATE
-    wake(slot, 0 if ended and waits and len(slot.prepare) < slot.room else due)
-
-
 def earlier(due: int | None, other: int | None) -> int | None:
     return other if due is None else due if other is None else min(due, other)
 
 
 def earliest(dues: list[float | None]) -> float | None:
     return min((due for due in dues if due is not None), default=None)
-
-
-def note_undrained(slot: Slot) -> None:
-    """Record since when Store of a priority topic has not been empty, because priorities contain no time."""
-    if not slot.topic.is_priority:
-        return
-    if slot.store:
-        slot.control.setdefault(b"undrained_since", b"%d" % slot.now_ms)
-    else:
-        slot.control.pop(b"undrained_since", None)

@@ -11,20 +11,7 @@ from django_rmq.core.model.bounds import BATCH, MAX_RETRIES_LIMIT
 from tests.oracle.accumulate import join
 from tests.oracle.ack import Copy, die, end_failed, give_back, go_on, release_one
 from tests.oracle.keyspace import bounded
-from tests.oracle.slot import (
-    CLAIMING,
-    ENDING,
-    Slot,
-    budget,
-    earliest,
-    fraction,
-    note_undrained,
-    on,
-    own_retries,
-    retry_score,
-    wake,
-    wake_at_gate,
-)
+from tests.oracle.slot import CLAIMING, ENDING, Slot, earliest, fraction, on
 
 CLAIM_STEP_BYTES = 4_194_304
 """The maximum number of bytes that one script of a claim moves, by estimate. Renaming a whole Store moves none."""
@@ -111,7 +98,7 @@ def fail_one(slot: Slot, member: bytes, score: float, index: int) -> float | Non
     if what == "rejected":
         die(slot, copy, what, error, 1)
         return None
-    left = budget(slot, score, member, own_retries(slot, kept))
+    left = slot.budget(score, member, slot.own_retries(kept))
     return go_on(slot, copy, left, what, error, None, 2 * index + 1)
 
 
@@ -255,7 +242,7 @@ def promote_due(slot: Slot, limit: int) -> int:
         else:
             q = bounded(fraction(score), 1, MAX_RETRIES_LIMIT)
             failure = slot.failure_of(member)
-            slot.store[member] = retry_score(slot, q, float(failure.score) if failure else 0.0)
+            slot.store[member] = slot.retry_score(q, float(failure.score) if failure else 0.0)
     return len(rested)
 
 
@@ -263,8 +250,8 @@ def promote_due(slot: Slot, limit: int) -> int:
 def time_out(slot: Slot, limit: int) -> int:
     timed_out, due = time_out_due(slot, min(limit, BATCH))
     if timed_out:
-        note_undrained(slot)
-    wake_at_gate(slot, due, ended=timed_out > 0)
+        slot.note_undrained()
+    slot.wake_at_gate(due, ended=timed_out > 0)
     return timed_out
 
 
@@ -272,6 +259,6 @@ def time_out(slot: Slot, limit: int) -> int:
 def promote(slot: Slot, limit: int) -> int:
     promoted = promote_due(slot, min(limit, BATCH))
     if promoted:
-        note_undrained(slot)
-        wake(slot, slot.now_ms)
+        slot.note_undrained()
+        slot.wake(slot.now_ms)
     return promoted

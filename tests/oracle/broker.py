@@ -13,64 +13,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any, Self, TypeVar, cast
 
 from django_rmq.core.commands.script_call import Answer, Call, Named, RedisCommand
 from django_rmq.core.lua import SECOND
 from django_rmq.core.model import keys
-from django_rmq.core.model.keys import (
-    Definitions,
-    events_channel,
-    explicit_basis_key,
-    history_keys,
-    inbox_channel,
-    limits_key,
-    times_key,
-    topics_key,
-    wake_channel,
-    workers_channel,
-)  # fmt: skip
 from django_rmq.core.model.send_results import Confirmed, Durability
 from django_rmq.core.model.server_checks import ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic, redefined
 from django_rmq.exceptions import RmqError
-from tests.oracle import (
-    ack,
-    claims,
-    fetch,
-    history,
-    inspect,
-    limits,
-    membership,
-    operate,
-    reslot,
-    schedules,
-    send,
-    stored_results,
-    upkeep,
-)  # fmt: skip
+from tests.oracle import send
 from tests.oracle.keyspace import Events, Memory, Wakeups
 
 T = TypeVar("T")
 
 RULES: dict[str, Callable[..., Any]] = {
-    script: getattr(module, script.rpartition("/")[2])
+    script: getattr(import_module(f"tests.oracle.{module}"), script.rpartition("/")[2])
     for module, scripts in (
-        (send, "send_merge send_replace send_fifo ensure scatter put_tick retract"),
-        (fetch, "acquire acquire_slots list_held prepare"),
-        (ack, "commit commit_delivery rollback release extend progress"),
-        (upkeep, "time_out promote"),
-        (claims, "claim renew_claim fail_claimed ack_claim return_claim read_claim"),
-        (claims, "spark_consumers/hold_consumer spark_consumers/leave_consumer"),
-        (inspect, "list_messages search_messages group_deaths count_between count count_slots audit_ledger heads ranks"),
-        (inspect, "describe_messages status find_occupied find_paused find_by_digest"),
-        (operate, "replay bury remove discard reschedule purge restore pause configure adopt retire find_orphans"),
-        (reslot, "shut reopen reslot_progress move_out move_in"),
-        (history, "history/sample history/take_minute history/store_minute history/count_lateness history/count_times"),
-        (limits, "limits/allow limits/end_permits limits/spend"),
-        (membership, "workers/beat workers/leave workers/assign workers/roster"),
-        (schedules, "schedules/change_schedule schedules/renew_schedule schedules/plan_tick schedules/settle_tick"),
-        (stored_results, "stored_results/store_result stored_results/begin_request stored_results/store_answer"),
+        ("send", "send_merge send_replace send_fifo ensure scatter put_tick retract"),
+        ("fetch", "acquire acquire_slots list_held prepare"),
+        ("ack", "commit commit_delivery rollback release extend progress"),
+        ("upkeep", "time_out promote"),
+        ("claims", "claim renew_claim fail_claimed ack_claim return_claim read_claim"),
+        ("claims", "spark_consumers/hold_consumer spark_consumers/leave_consumer"),
+        ("inspect", "list_messages search_messages group_deaths count_between count count_slots audit_ledger heads ranks"),
+        ("inspect", "describe_messages status find_occupied find_paused find_by_digest"),
+        ("operate", "replay bury remove discard reschedule purge restore pause configure adopt retire find_orphans"),
+        ("reslot", "shut reopen reslot_progress move_out move_in"),
+        ("history", "history/sample history/take_minute history/store_minute history/count_lateness history/count_times"),
+        ("limits", "limits/allow limits/end_permits limits/spend"),
+        ("membership", "workers/beat workers/leave workers/assign workers/roster"),
+        ("schedules", "schedules/change_schedule schedules/renew_schedule schedules/plan_tick schedules/settle_tick"),
+        ("stored_results", "stored_results/store_result stored_results/begin_request stored_results/store_answer"),
     )
     for script in scripts.split()
 }  # fmt: skip
@@ -175,10 +150,10 @@ class OracleBroker(Memory):
             assert call.script == "HGETALL"
             return dict(fields)
 
-    def definitions(self) -> Definitions:
-        key = topics_key(self.prefix)
+    def definitions(self) -> keys.Definitions:
+        key = keys.topics_key(self.prefix)
         with self.hash(key) as known:
-            return Definitions(key, known.items())
+            return keys.Definitions(key, known.items())
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
         return self.redefine(
@@ -186,7 +161,7 @@ class OracleBroker(Memory):
         )
 
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        key = topics_key(self.prefix)
+        key = keys.topics_key(self.prefix)
         with self.hash(key) as definitions:
             known = keys.definition(key, name, definitions.get(name.encode(), b""))
             wanted = change(known)
@@ -197,18 +172,22 @@ class OracleBroker(Memory):
     def undefine(self, topic: Topic) -> None:
         prefix, name = self.prefix, topic.name
         with self.lock:
-            for key in (*history_keys(prefix, name), times_key(prefix, name), limits_key(prefix, name)):
+            for key in (
+                *keys.history_keys(prefix, name),
+                keys.times_key(prefix, name),
+                keys.limits_key(prefix, name),
+            ):
                 self.keyspace.pop(key, None)
-            for key in (explicit_basis_key(prefix), topics_key(prefix)):
+            for key in (keys.explicit_basis_key(prefix), keys.topics_key(prefix)):
                 with self.hash(key) as fields:
                     fields.pop(name.encode(), None)
 
     def note_slot_basis(self, topic: Topic) -> None:
-        with self.hash(explicit_basis_key(self.prefix)) as noted:
+        with self.hash(keys.explicit_basis_key(self.prefix)) as noted:
             noted[topic.name.encode()] = b"1"
 
     def has_slot_bases(self, topic: Topic) -> bool:
-        with self.hash(explicit_basis_key(self.prefix)) as noted:
+        with self.hash(keys.explicit_basis_key(self.prefix)) as noted:
             return topic.name.encode() in noted
 
     def pipeline(self) -> Pipeline:
@@ -216,21 +195,21 @@ class OracleBroker(Memory):
         return Pipeline(self.run)
 
     def inbox(self, owner: str) -> bytes:
-        return inbox_channel(self.prefix, owner)
+        return keys.inbox_channel(self.prefix, owner)
 
     def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> Wakeups:
-        channels = {wake_channel(self.prefix, topic.name) for topic in topics}
+        channels = {keys.wake_channel(self.prefix, topic.name) for topic in topics}
         return Wakeups(self.channels, channels, inbox)
 
     def worker_changes(self) -> Wakeups:
-        return Wakeups(self.channels, {workers_channel(self.prefix)})
+        return Wakeups(self.channels, {keys.workers_channel(self.prefix)})
 
     def events(self) -> Events:
-        return Events(self.channels, {events_channel(self.prefix)})
+        return Events(self.channels, {keys.events_channel(self.prefix)})
 
     def publish_events(self, payload: bytes) -> int:
         """Publish events; return how many subscribers received them."""
-        return self.channels.publish(events_channel(self.prefix), payload)
+        return self.channels.publish(keys.events_channel(self.prefix), payload)
 
     def load_scripts(self) -> None: ...
 

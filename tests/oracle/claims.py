@@ -11,23 +11,11 @@ from typing import Any
 from django_rmq.core.model.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.model.keys import consumer_key
 from django_rmq.core.model.replies import Claimed, ClaimRead, Driver
+from tests.oracle import upkeep
 from tests.oracle.ack import end_expired, has_expired, supersede_resting
 from tests.oracle.fetch import Entry, due_entries
 from tests.oracle.keyspace import Hash, Memory, score_text
 from tests.oracle.slot import CLAIMING, ENDING, Slot, check_batch, check_lease, grouped, on
-from tests.oracle.upkeep import (
-    CLAIM_STEP_BYTES,
-    _longest,
-    _step_bytes,
-    close_claim,
-    fit,
-    forget_claimed,
-    keep_up,
-    make_room_for,
-    newest_claim,
-    note_claim,
-    return_claimed,
-)
 
 
 @on(*ENDING, *CLAIMING, "inserting")
@@ -36,8 +24,8 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
     if slot.moved_to is not None:
         return Claimed("moved")
     limit = max(1, limit)
-    upkeep = keep_up(slot, limit)
-    slot.wake_at_gate(upkeep.due, ended=upkeep.timed_out > 0)
+    kept_up = upkeep.keep_up(slot, limit)
+    slot.wake_at_gate(kept_up.due, ended=kept_up.timed_out > 0)
     slot.note_undrained()
     word = may_claim(slot, consumer, number)
     if word != "ok":
@@ -51,8 +39,8 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
         if member in slot.body:
             slot.claim_body[member] = slot.body.pop(member)
     if taken:
-        if number > newest_claim(slot, consumer)[0]:
-            note_claim(slot, consumer, number, "open")
+        if number > upkeep.newest_claim(slot, consumer)[0]:
+            upkeep.note_claim(slot, consumer, number, "open")
         slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
         slot.control[b"owner"] = consumer.encode()
         slot.count("claimed", len(taken))
@@ -62,8 +50,8 @@ def claim(slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max
 
 def may_claim(slot: Slot, consumer: str, number: int) -> str:
     """Return ok, or the reason why claim ``number`` of the consumer takes nothing."""
-    make_room_for(slot, consumer)
-    newest, state = newest_claim(slot, consumer)
+    upkeep.make_room_for(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     ours = consumer.encode() in slot.claimants
     if number < newest or (number == newest and state != "open"):
         return "stale"
@@ -84,7 +72,7 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
     if fit is not None:
         return due[:fit], fit == limit or fit < len(due)
     free, more = free_to_claim(slot, due, limit, max_bytes, ours=ours)
-    max_bytes = min(max_bytes, CLAIM_STEP_BYTES)
+    max_bytes = min(max_bytes, upkeep.CLAIM_STEP_BYTES)
     taken: list[Entry] = []
     expired: list[Entry] = []
     size = 0
@@ -106,12 +94,12 @@ def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[
 @on("stats", "control", "claimants", "claim", "claims")
 def renew_claim(slot: Slot, consumer: str, number: int, lease_ms: int, seal: int) -> int | None:
     check_lease(lease_ms)
-    newest, state = newest_claim(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed"):
         slot.count("stale")
         return None
     if seal and state == "open":
-        note_claim(slot, consumer, number, "sealed")
+        upkeep.note_claim(slot, consumer, number, "sealed")
     slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
     return len(slot.claim)
 
@@ -120,7 +108,7 @@ def renew_claim(slot: Slot, consumer: str, number: int, lease_ms: int, seal: int
 def fail_claimed(slot: Slot, consumer: str, number: int, *rest: Any) -> list[str]:
     failures = grouped(rest, 3)
     check_batch(failures)
-    newest, state = newest_claim(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     words: list[str] = []
     for member, what, error in failures:
         word = "ok"
@@ -141,7 +129,7 @@ def fail_claimed(slot: Slot, consumer: str, number: int, *rest: Any) -> list[str
 
 @on(*ENDING, *CLAIMING)
 def ack_claim(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, int]:
-    newest, state = newest_claim(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     if number != newest or state not in ("open", "sealed", "acked"):
         slot.count("stale")
         return "stale", 0
@@ -150,9 +138,9 @@ def ack_claim(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, 
     if consumer.encode() not in slot.claimants:
         return "ok", 0
     if state == "sealed":
-        note_claim(slot, consumer, number, "acked")
-    due = forget_claimed(slot, min(limit, BATCH))
-    left = close_claim(slot, consumer)
+        upkeep.note_claim(slot, consumer, number, "acked")
+    due = upkeep.forget_claimed(slot, min(limit, BATCH))
+    left = upkeep.close_claim(slot, consumer)
     if due is not None:
         slot.note_undrained()
     slot.wake_at_gate(due, ended=left == 0)
@@ -161,7 +149,7 @@ def ack_claim(slot: Slot, consumer: str, number: int, limit: int) -> tuple[str, 
 
 @on(*ENDING, *CLAIMING)
 def return_claim(slot: Slot, consumer: str, number: int, spent: int, limit: int) -> tuple[str, int]:
-    newest, state = newest_claim(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     if number != newest or state == "acked":
         slot.count("stale")
         return "stale", 0
@@ -170,9 +158,9 @@ def return_claim(slot: Slot, consumer: str, number: int, spent: int, limit: int)
     # A claim whose return was begun as lost or as returned ends as that.
     if state in ("open", "sealed"):
         state = "lost" if spent else "returned"
-        note_claim(slot, consumer, number, state)
-    due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
-    left = close_claim(slot, consumer)
+        upkeep.note_claim(slot, consumer, number, state)
+    due = upkeep.return_claimed(slot, min(limit, BATCH), spent=state == "lost")
+    left = upkeep.close_claim(slot, consumer)
     slot.note_undrained()
     slot.wake_at_gate(due, ended=left == 0)
     return "ok", left
@@ -180,7 +168,7 @@ def return_claim(slot: Slot, consumer: str, number: int, spent: int, limit: int)
 
 @on("claim", "claims", "claim_body")
 def read_claim(slot: Slot, consumer: str, number: int, offset: int, limit: int) -> ClaimRead:
-    newest, state = newest_claim(slot, consumer)
+    newest, state = upkeep.newest_claim(slot, consumer)
     if number > 0 and number != newest:
         return ClaimRead("none", newest, 0, [], [])
     if state not in ("open", "sealed"):
@@ -235,8 +223,8 @@ def free_to_claim(
     something.
     """
     waiting = _in_order(slot)
-    limit = fit(waiting, slot.body, min(limit, BATCH), max_bytes)
-    for scan in (limit, limit + fit(waiting, slot.body, BATCH, max_bytes)):
+    limit = upkeep.fit(waiting, slot.body, min(limit, BATCH), max_bytes)
+    for scan in (limit, limit + upkeep.fit(waiting, slot.body, BATCH, max_bytes)):
         rows = due[:scan]
         free = [row for row in rows if row[0] not in slot.prepare and not (ours and row[0] in slot.claim)]
         if free or len(rows) < scan:
@@ -255,10 +243,10 @@ def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_
     rest = len(slot.store) - n
     waiting = _in_order(slot)
     if rest <= CLAIM_STEP and rest < n:
-        longest = _longest(waiting, slot.body, n)
-        if rest * longest <= _step_bytes(longest) and n * longest <= max_bytes:
+        longest = upkeep._longest(waiting, slot.body, n)
+        if rest * longest <= upkeep._step_bytes(longest) and n * longest <= max_bytes:
             return n
-    return fit(waiting, slot.body, min(n, CLAIM_STEP), max_bytes) if n else 0
+    return upkeep.fit(waiting, slot.body, min(n, CLAIM_STEP), max_bytes) if n else 0
 
 
 def _in_order(slot: Slot) -> Sequence[tuple[bytes, float]]:

@@ -12,23 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model import keys as stored_hashes
+from django_rmq.core.model import replies
 from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.keys import SlotKeys, slot_keys
 from django_rmq.core.model.ledger import Ledger
-from django_rmq.core.model.replies import (
-    RECORDS,
-    Area,
-    Counts,
-    DeadGroup,
-    DeadGroups,
-    Death,
-    DescribeReply,
-    Entry,
-    FoundReply,
-    LocateReply,
-    Page,
-    Pauses,
-)
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.oracle.ack import find_outcome
@@ -71,7 +58,7 @@ def on_state(keys: int) -> Callable[[_Rule[_P, _T]], Transition[Concatenate[str,
 
 
 @on_state(3)
-def list_messages(slot: Slot, state: str, *rest: Any) -> Page:
+def list_messages(slot: Slot, state: str, *rest: Any) -> replies.Page:
     *stretch, limit, max_bytes = rest
     limit = min(limit, BATCH)
     rows = entries(slot, state, *stretch)
@@ -79,16 +66,16 @@ def list_messages(slot: Slot, state: str, *rest: Any) -> Page:
     for i, entry in enumerate(rows[:limit], 1):
         size += size_of(entry)
         if (size >= max_bytes or i == limit) and i < len(rows):
-            return Page(rows[:i], (score_text(entry.score), entry.member))
-    return Page(rows, None)
+            return replies.Page(rows[:i], (score_text(entry.score), entry.member))
+    return replies.Page(rows, None)
 
 
 @on_state(3)
-def search_messages(slot: Slot, state: str, *rest: Any) -> Page:
+def search_messages(slot: Slot, state: str, *rest: Any) -> replies.Page:
     *stretch, limit, max_bytes, scan, text, where = rest
     scan = min(scan, BATCH)
     rows = entries(slot, state, *stretch)
-    found: list[Entry] = []
+    found: list[replies.Entry] = []
     size = 0
     for i, entry in enumerate(rows[:scan], 1):
         places = (entry.member, entry.envelope or b"", entry.record or b"")
@@ -96,8 +83,8 @@ def search_messages(slot: Slot, state: str, *rest: Any) -> Page:
             found.append(entry)
         size += size_of(entry)
         if i < len(rows) and (len(found) >= limit or size >= max_bytes or i == scan):
-            return Page(found, (score_text(entry.score), entry.member))
-    return Page(found, None)
+            return replies.Page(found, (score_text(entry.score), entry.member))
+    return replies.Page(found, None)
 
 
 @on("dead", "deaths")
@@ -111,16 +98,16 @@ def group_deaths(
     scan: int,
     max_bytes: int,
     samples: int,
-) -> DeadGroups:
+) -> replies.DeadGroups:
     scan, run = max(min(scan, BATCH), 1), max(run, 1)
     stride = max(stride, run)
     records = slot.records("deaths")
     rows = [
-        Entry(member, score, None, records.get(member))
+        replies.Entry(member, score, None, records.get(member))
         for member, score in slot.members("dead").rows(descending=True)
         if float(lowest) <= score <= float(highest)
     ]
-    found: dict[bytes, list[Entry]] = {}
+    found: dict[bytes, list[replies.Entry]] = {}
     size, end = 0, 0
     for start in range(skip, len(rows), stride):
         some = rows[start : start + min(run, scan)]
@@ -132,7 +119,7 @@ def group_deaths(
             end = start + stride
             break
     groups = [
-        DeadGroup(
+        replies.DeadGroup(
             line,
             len(some),
             some[-1].score,
@@ -141,16 +128,16 @@ def group_deaths(
         )
         for line, some in found.items()
     ]
-    return DeadGroups(groups, end)
+    return replies.DeadGroups(groups, end)
 
 
-def hours_of(entries: list[Entry]) -> list[tuple[int, int]]:
+def hours_of(entries: list[replies.Entry]) -> list[tuple[int, int]]:
     """Return the hours of scores that are times, and how many entries each has, in the order of the entries."""
     times = [one.score for one in entries if abs(one.score) <= 1e15]
     return list(Counter(math.floor(time / 3_600_000) for time in times).items())
 
 
-def grouped_line(entry: Entry) -> bytes:
+def grouped_line(entry: replies.Entry) -> bytes:
     """Return the first line of a dead message's error, with 0 for each number behind its first colon."""
     match = _DEATH_HEAD.match(entry.record or b"")
     if not match:
@@ -164,19 +151,19 @@ def grouped_line(entry: Entry) -> bytes:
 
 def entries(
     slot: Slot, state: str, order: str, lowest: str, highest: str, after_score: str, after_member: bytes
-) -> list[Entry]:
+) -> list[replies.Entry]:
     """Return all entries of a state behind a cursor, with scores in bounds, in order."""
     descending, after = order == "descending", cursor(after_score, after_member)
     members, records, bodies = STATES[state]
     details, kept = slot.records(records), slot.records(bodies)
     return [
-        Entry(member, score, kept.get(member), details.get(member))
+        replies.Entry(member, score, kept.get(member), details.get(member))
         for member, score in slot.members(members).rows(descending=descending)
         if float(lowest) <= score <= float(highest) and is_behind(member, score, after, descending)
     ]
 
 
-def is_of_class(entry: Entry, name: bytes) -> bool:
+def is_of_class(entry: replies.Entry, name: bytes) -> bool:
     """Return whether the last error of an entry has a class, given as its whole name or its last part."""
     match = _RECORD.match(entry.record or b"")
     if not match:
@@ -188,7 +175,7 @@ def is_of_class(entry: Entry, name: bytes) -> bool:
     return found is not None and len(found[1]) <= 200 and (found[1] == name or found[1].endswith(b"." + name))
 
 
-def size_of(entry: Entry) -> int:
+def size_of(entry: replies.Entry) -> int:
     return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
 
 
@@ -201,7 +188,7 @@ _LIVES = ("store", "prepare", "retry", "dead", "claim")
 
 
 @on("store", "prepare", "retry", "dead", "control", "claim", "inflight", "claimants", "claims")
-def count(slot: Slot) -> Counts:
+def count(slot: Slot) -> replies.Counts:
     rested = [math.floor(score) for score in slot.retry.values() if score < slot.now_ms + 1]
     first_stamp = (slot.now_s - slot.timeout) * 1000
     late = [
@@ -221,7 +208,7 @@ def count(slot: Slot) -> Counts:
     undrained = [int(noted)] if noted is not None else []
     if slot.topic.is_priority:
         undrained += others
-    return Counts(
+    return replies.Counts(
         len(slot.store),
         due + len(others),
         len(slot.prepare),
@@ -244,9 +231,9 @@ def _each_slot(topics: Sequence[AtSlots], most: int) -> list[tuple[Topic, int]]:
     return found
 
 
-def count_slots(memory: Memory, topics: Sequence[AtSlots]) -> list[Counts | None]:
+def count_slots(memory: Memory, topics: Sequence[AtSlots]) -> list[replies.Counts | None]:
     """Return the count of each slot, or None if one of its keys is of the wrong type."""
-    found = list[Counts | None]()
+    found = list[replies.Counts | None]()
     for topic, slot in _each_slot(topics, 64):
         try:
             found.append(count(memory, topic, slot))
@@ -271,29 +258,29 @@ def audit_ledger(slot: Slot) -> Ledger:
     )
 
 
-@on(*_LIVES, *RECORDS)
-def describe_messages(slot: Slot, *members: bytes) -> list[DescribeReply]:
+@on(*_LIVES, *replies.RECORDS)
+def describe_messages(slot: Slot, *members: bytes) -> list[replies.DescribeReply]:
     if len(members) > 100:
         raise ServerRefused("ERR too many members")
-    names = (*_LIVES, *RECORDS)
-    return [DescribeReply(*(getattr(slot, name).get(member) for name in names)) for member in members]
+    names = (*_LIVES, *replies.RECORDS)
+    return [replies.DescribeReply(*(getattr(slot, name).get(member) for name in names)) for member in members]
 
 
 @on(*_LIVES, "inflight", "deaths", "failures", "control", *OUTCOMES)
-def status(slot: Slot, found: bytes, *members: bytes) -> FoundReply:
+def status(slot: Slot, found: bytes, *members: bytes) -> replies.FoundReply:
     outcome = find_outcome(slot, found)
     if not members:
-        return FoundReply(None, None, None, None, None, None, None, None, "", outcome)
+        return replies.FoundReply(None, None, None, None, None, None, None, None, "", outcome)
     (member,) = members
     death = slot.deaths.get(member)
-    return FoundReply(
+    return replies.FoundReply(
         slot.store.get(member),
         slot.prepare.get(member),
         slot.retry.get(member),
         slot.dead.get(member),
         slot.claim.get(member),
         slot.inflight.get(member),
-        None if death is None else Death.parse(death)._replace(envelope=None).encode(),
+        None if death is None else replies.Death.parse(death)._replace(envelope=None).encode(),
         slot.failures.get(member),
         slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
         outcome,
@@ -319,7 +306,7 @@ def find_occupied(memory: Memory, topics: Sequence[AtSlots]) -> list[bool | None
         return [any(getattr(each, state) in memory.keyspace for state in _LIVES) for each in keys]
 
 
-def find_paused(memory: Memory, topics: Sequence[AtSlots]) -> Pauses:
+def find_paused(memory: Memory, topics: Sequence[AtSlots]) -> replies.Pauses:
     """Return the places of the paused slots, and of those whose control has the wrong type."""
     slots = _each_slot(topics, 1024)
     with memory.lock:
@@ -327,7 +314,9 @@ def find_paused(memory: Memory, topics: Sequence[AtSlots]) -> Pauses:
             memory.keyspace.get(slot_keys(memory.prefix, topic.name, slot).control) for topic, slot in slots
         ]
     foreign = tuple(at for at, control in enumerate(controls) if isinstance(control, SortedSet))
-    return Pauses(tuple(at for at, each in enumerate(controls) if each and b"paused" in each), foreign)
+    return replies.Pauses(
+        tuple(at for at, each in enumerate(controls) if each and b"paused" in each), foreign
+    )
 
 
 def heads(memory: Memory, topic: Topic, slots: Sequence[int], upkeep: int) -> list[int | None]:
@@ -372,7 +361,7 @@ def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | N
 class Grown:
     """An area that ``find_by_digest`` searches, from its place on."""
 
-    def __init__(self, asked: Area, scores: SortedSet) -> None:
+    def __init__(self, asked: replies.Area, scores: SortedSet) -> None:
         self.asked, self.looked = asked, asked.looked
         self._members = [
             member for member, score in scores.rows() if asked.score is None or score == asked.score
@@ -394,12 +383,14 @@ class Grown:
 
 
 @on("store", "prepare", "retry", "dead", "claim")
-def find_by_digest(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any) -> LocateReply:
+def find_by_digest(
+    slot: Slot, scan: int, max_bytes: int, digests_hex: str, *rest: Any
+) -> replies.LocateReply:
     raw = bytes.fromhex(digests_hex)
     digests = [raw[i : i + 20] for i in range(0, len(raw), 20)]
     areas = [
-        Area(state, None if score == "" else float(score), rank, looked)
-        for state, score, rank, looked in grouped(rest, len(Area._fields))
+        replies.Area(state, None if score == "" else float(score), rank, looked)
+        for state, score, rank, looked in grouped(rest, len(replies.Area._fields))
     ]
     if len(areas) > 100:
         raise ServerRefused("ERR too many areas")
@@ -423,4 +414,4 @@ def find_by_digest(slot: Slot, scan: int, max_bytes: int, digests_hex: str, *res
         room = (max_bytes - size) * entries // max(size, 1) // 2
         step = max(1, min(step * 2, 64, room))
     left = [area.asked._replace(looked=area.looked) if area.is_left else None for area in grown]
-    return LocateReply([found.get(digest) for digest in digests], left)
+    return replies.LocateReply([found.get(digest) for digest in digests], left)

@@ -30,24 +30,10 @@ from django_rmq.core.commands.broker_interface import Woken, run_all
 from django_rmq.core.commands.insert import end_insertion
 from django_rmq.core.commands.operate import Deleted, TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call
+from django_rmq.core.model import replies
 from django_rmq.core.model.bounds import MAX_PRIORITY, NEVER
 from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.model.keys import slot_keys, trash_key
-from django_rmq.core.model.replies import (
-    Area,
-    ClaimRead,
-    Death,
-    Delivery,
-    DescribeReply,
-    Failure,
-    FoundReply,
-    Outcome,
-    Page,
-    Prepared,
-    Pushed,
-    Sent,
-    parse,
-)
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from django_rmq.testing import Clock
@@ -105,11 +91,11 @@ def comparable(answer: Any) -> Any:
     """Return an answer so that equal ones compare equal: NaN is NaN, and numbers have one form."""
     if isinstance(answer, RmqError):
         return type(answer).__name__
-    if isinstance(answer, (Prepared, Page)) and answer.cursor is not None:
+    if isinstance(answer, (replies.Prepared, replies.Page)) and answer.cursor is not None:
         answer = answer._replace(cursor=(float(answer.cursor[0]), answer.cursor[1]))  # type: ignore[arg-type]
-    if isinstance(answer, (DescribeReply, FoundReply)) and answer.in_flight is not None:
+    if isinstance(answer, (replies.DescribeReply, replies.FoundReply)) and answer.in_flight is not None:
         answer = answer._replace(in_flight=in_one_form(answer.in_flight))
-    if isinstance(answer, ClaimRead):
+    if isinstance(answer, replies.ClaimRead):
         # Servers write scores in forms of their own.
         rows = [float(text) if at % 2 else text for at, text in enumerate(answer.rows)]
         answer = (*answer[:3], rows, answer.envelopes)
@@ -338,7 +324,7 @@ class Lockstep(RuleBasedStateMachine):
             (self.after if dump is None else dump).get(getattr(self.keys, name), {}).get(member)
         )
         if name == "deaths":
-            return None if found is None else Death.parse(found).envelope
+            return None if found is None else replies.Death.parse(found).envelope
         return found
 
     def note_sent(self, names: list[bytes], scores: list[float], envelopes: list[bytes], answer: Any) -> None:
@@ -519,7 +505,7 @@ class Lockstep(RuleBasedStateMachine):
             words.append(met if name in waited else "stored")
             waited.add(name)
         self.require("INV-25", counts == Counter(words), counts, words)
-        answer = [Sent(word, held[name]) for word, name in zip(words, names, strict=True)]
+        answer = [replies.Sent(word, held[name]) for word, name in zip(words, names, strict=True)]
         self.note_sent(names, list(scores), [], answer)
 
     @rule(data=st.data())
@@ -592,10 +578,10 @@ class Lockstep(RuleBasedStateMachine):
         max_bytes: int,
         after: tuple[str, bytes] | None,
         offers: bool,
-    ) -> Prepared:
+    ) -> replies.Prepared:
         flying = set(self.promises.flying)
         inbox = self.memory.inbox(owner) if offers else b""
-        answer: Prepared = self.both(
+        answer: replies.Prepared = self.both(
             lambda b: b.prepare(topic, 0, owner, epoch, limit, max_bytes, after, inbox=inbox)
         )
         self.cursor = answer.cursor or self.cursor
@@ -647,7 +633,7 @@ class Lockstep(RuleBasedStateMachine):
         self.send_alone(second)
         self.send_alone(third)
 
-    def note_pushed(self, pushed: Pushed) -> None:
+    def note_pushed(self, pushed: replies.Pushed) -> None:
         """A send has delivered a single message, as a prepare of the owner that took last would have delivered it."""
         type(self).pushes += 1
         control, receipt = self.after[self.keys.control], pushed.receipt
@@ -677,7 +663,7 @@ class Lockstep(RuleBasedStateMachine):
             self.require("INV-11", death.startswith(b"lapsed "), member, death)
             del self.promises.waiting[member]
 
-    def note_taken(self, owner: str, receipt: int, delivery: Delivery) -> None:
+    def note_taken(self, owner: str, receipt: int, delivery: replies.Delivery) -> None:
         member, left = delivery.member, delivery.retries_left
         promise = self.promises.waiting.pop(member, None)
         self.require("INV-11", promise is not None, member)
@@ -795,8 +781,8 @@ class Lockstep(RuleBasedStateMachine):
         if not self.topic.outcome_retention_ms:
             self.require("INV-24", found is None, found)
         elif not marked:
-            outcome = parse(found or b"")
-            is_new = isinstance(outcome, Outcome) and outcome.ended_ms == self.now_ms
+            outcome = replies.parse(found or b"")
+            is_new = isinstance(outcome, replies.Outcome) and outcome.ended_ms == self.now_ms
             self.require("INV-24", is_new and outcome[0] == state, member, outcome)
 
     @precondition(lambda self: self.topic.outcome_retention_ms and self.promises.flying)
@@ -807,7 +793,9 @@ class Lockstep(RuleBasedStateMachine):
         word = self.both(lambda b: b.progress(self.topic, 0, receipt, names[0], thousandths, said))
         if self.ours(receipt, names[:1], [word]):
             found = self.memory.status(self.topic, 0, names[0]).outcome
-            self.require("INV-24", found is not None and parse(found)[:2] == (receipt, thousandths / 1000))
+            self.require(
+                "INV-24", found is not None and replies.parse(found)[:2] == (receipt, thousandths / 1000)
+            )
 
     def told(self, receipt: int, names: list[bytes], words: list[str]) -> list[str]:
         """Check that the holder of a cancelled delivery is told so, and no other; return the words without that."""
@@ -825,7 +813,7 @@ class Lockstep(RuleBasedStateMachine):
         )
         delay_ms = choose(data, [None, None, 0, 0, 1, 1_500])
         error = data.draw(errors)
-        failures = [Failure(member, kind, delay_ms, error) for member in names]
+        failures = [replies.Failure(member, kind, delay_ms, error) for member in names]
         words = self.both(lambda b: b.rollback(self.topic, 0, receipt, failures))
         for member in self.ours(receipt, names, self.told(receipt, names, words)):
             if kind == "rejected":
@@ -991,7 +979,7 @@ class Lockstep(RuleBasedStateMachine):
         consumer, number = self.some_claim(data)
         good = self.claim_state(consumer) == (number, "sealed")
         names = data.draw(st.lists(st.sampled_from(sorted(self.zset("claim")) * 3 + MEMBERS), max_size=3))
-        failures = [Failure(name, choose(data, ["failed", "failed", "rejected"])) for name in names]
+        failures = [replies.Failure(name, choose(data, ["failed", "failed", "rejected"])) for name in names]
         words = self.both(lambda b: b.fail_claimed(self.topic, 0, consumer, number, failures))
         for failure, word in zip(failures, words, strict=True):
             held = good and failure.member in self.promises.claimed
@@ -1267,7 +1255,7 @@ class Lockstep(RuleBasedStateMachine):
         members = [b"a", b"b", b"nobody", *self.zset(state)]
         scores = [None, 50.0, *self.zset(state).values()]
         areas = [
-            Area(state, choose(data, scores), data.draw(limits), choose(data, [0, 1, 5]))
+            replies.Area(state, choose(data, scores), data.draw(limits), choose(data, [0, 1, 5]))
             for _ in range(data.draw(st.integers(0, 3)))
         ]
         digests = [sha1(member, usedforsecurity=False).digest() for member in dict.fromkeys(members)]
@@ -1395,7 +1383,7 @@ class Lockstep(RuleBasedStateMachine):
         if (self.topic.name, 0) in news:
             self.asleep_until = None
         for pushed in news:
-            if isinstance(pushed, Pushed):
+            if isinstance(pushed, replies.Pushed):
                 self.note_pushed(pushed)
 
     def everybody_is_woken_in_time(self) -> None:

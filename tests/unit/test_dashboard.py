@@ -11,22 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.admin.charts import (
-    DOT_WIDTH,
-    HEIGHT,
-    LEFT,
-    MARKER_WIDTH,
-    MOST_LINES,
-    RIGHT,
-    WIDTH,
-    Series,
-    chart,
-    markers,
-    of_several,
-    read_history,
-    scale,
-    sparkline,
-)
+from django_rmq.admin import charts
 from django_rmq.admin.dashboard import DashboardTotals
 from django_rmq.admin.topic_figures import HOUR_MINUTES, SPARK_POINTS, Recent, read_recent
 from django_rmq.core.model.topic import Topic, TopicType
@@ -55,9 +40,9 @@ PATH = re.compile(r"(M-?\d+(\.\d+)? -?\d+(\.\d+)?(L-?\d+(\.\d+)? -?\d+(\.\d+)?)*
 
 def drawn(values: list[float | None], **options: object):
     times = [60.0 * i for i in range(len(values))]
-    return chart(
+    return charts.chart(
         times,
-        [Series("in", "sent", values)],
+        [charts.Series("in", "sent", values)],
         time_label=lambda at: f"{at:g}s",
         value_label=lambda value: f"{value:g}",
         **options,  # type: ignore[arg-type]
@@ -71,14 +56,14 @@ def test_whatever_the_values_the_path_is_path_data_within_the_frame(values: list
     for path in (line.path, line.area):
         assert PATH.fullmatch(path), path
         numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
-        assert all(0 <= x <= WIDTH for x in numbers[::2])
-        assert all(0 <= y <= HEIGHT for y in numbers[1::2])
+        assert all(0 <= x <= charts.WIDTH for x in numbers[::2])
+        assert all(0 <= y <= charts.HEIGHT for y in numbers[1::2])
     assert found.empty == (not line.path)
 
 
 @given(VALUES)
 def test_a_sparkline_is_path_data_or_nothing(values: list[float | None]) -> None:
-    found = sparkline(values)
+    found = charts.sparkline(values)
     known = [value for value in values if value is not None and math.isfinite(value)]
     assert (found is None) == (len(known) < 2)
     if found is not None:
@@ -88,17 +73,17 @@ def test_a_sparkline_is_path_data_or_nothing(values: list[float | None]) -> None
 
 @given(st.floats(min_value=1e-6, max_value=1e15))
 def test_the_axis_reaches_what_it_shows_and_has_few_labels(highest: float) -> None:
-    top, step = scale(highest)
+    top, step = charts.scale(highest)
     assert top >= highest * (1 - 1e-6)
     assert 1 <= round(top / step) <= 5
 
 
 def test_an_axis_of_one_has_labels_of_one_decimal() -> None:
-    assert scale(1) == (1.0, 0.5)
+    assert charts.scale(1) == (1.0, 0.5)
 
 
 def test_an_axis_of_nothing_is_from_zero_to_one() -> None:
-    assert scale(0) == (1.0, 1.0)
+    assert charts.scale(0) == (1.0, 1.0)
     found = drawn([])
     assert found.empty
     assert found.columns == ()
@@ -114,7 +99,7 @@ def test_a_missing_value_leaves_a_gap() -> None:
 def test_a_lone_value_is_a_short_line_that_can_be_seen() -> None:
     found = drawn([None, 5, None])
     left, top, right, bottom = map(float, re.findall(r"[\d.]+", found.lines[0].path))
-    assert right - left == DOT_WIDTH and top == bottom
+    assert right - left == charts.DOT_WIDTH and top == bottom
     assert (left + right) / 2 == (found.left + found.right) / 2
 
 
@@ -126,9 +111,9 @@ def test_the_legend_has_last_least_and_most() -> None:
 def test_labels_of_time_lie_on_round_hours_of_the_viewers_clock() -> None:
     times = [5 * 60 + 300.0 * i for i in range(12 * 12)]
     label = lambda at: f"{at:g}"  # noqa: E731 - two words of a test
-    utc = chart(times, [], time_label=label, value_label=label)
+    utc = charts.chart(times, [], time_label=label, value_label=label)
     assert all(float(tick.label) % 7200 == 0 for tick in utc.columns)
-    kolkata = chart(times, [], time_label=label, value_label=label, utc_offset=5.5 * 3600)
+    kolkata = charts.chart(times, [], time_label=label, value_label=label, utc_offset=5.5 * 3600)
     assert all((float(tick.label) + 5.5 * 3600) % 7200 == 0 for tick in kolkata.columns)
     assert 2 <= len(kolkata.columns) <= 9
 
@@ -201,20 +186,20 @@ def test_the_charts_of_the_site_are_the_sums_of_topics() -> None:
     one = hour_of(*(sampled(at, 10, done=2.0, dead=1) for at in range(50, 60)))
     # It was not sampled in every minute, and the present one may still come.
     gaps = [sampled(at, 5, done=1.0) if at % 2 == 0 else None for at in range(50, 60)]
-    depth, rates = of_several(summed([one, hour_of(*gaps)]))
+    depth, rates = charts.of_several(summed([one, hour_of(*gaps)]))
     (due, dead), (sent, done, _) = depth.chart.lines, rates.chart.lines
     assert (due.least, due.most, dead.most) == ("15", "15", "1")
     assert (done.least, done.most, sent.last) == ("2", "3", "3")
     # Ten minutes of data, without the present one.
     assert len(depth.chart.readings) == 9
-    assert of_several(summed([])) == []
+    assert charts.of_several(summed([])) == []
     assert summed([hour_of(), hour_of(sampled(59, 1))]) == []
 
 
 def test_a_depth_is_not_held_for_longer_than_five_minutes() -> None:
     once = hour_of(sampled(20, 5), *([None] * 38), sampled(59, 9))
     other = hour_of(*(sampled(at, 1) for at in range(60)))
-    depth, _ = of_several(summed([once, other]))
+    depth, _ = charts.of_several(summed([once, other]))
     texts = [one.text for one in depth.chart.readings]
     assert sum("due 6" in text for text in texts) == HELD_MINUTES + 1
     assert sum("due 1" in text for text in texts) == 59 - HELD_MINUTES - 1
@@ -239,7 +224,7 @@ def test_topics_that_are_not_shown_are_read_for_three_minutes_and_have_no_trend(
 )
 def test_a_short_history_fills_its_chart(points: int, asked: list[Any], shown: int) -> None:
     reads = Reads(one=[sampled(at, 1) for at in range(points)])
-    found = read_history(reads, TOPICS[0], 6)  # type: ignore[arg-type]
+    found = charts.read_history(reads, TOPICS[0], 6)  # type: ignore[arg-type]
     assert (reads.asked, len(found)) == (asked, shown)
 
 
@@ -249,18 +234,18 @@ def happened(*seconds: float, kind: Any = "action") -> list[Annotation]:
 
 def test_markers_are_at_their_time_and_inside_the_plot() -> None:
     times = [60.0 * i for i in range(61)]
-    first, middle, last = markers(times, happened(0, 1800, 3659), lambda one: one.text)
-    assert (first.x, last.x) == (LEFT, WIDTH - RIGHT)
-    assert middle.x == pytest.approx((LEFT + WIDTH - RIGHT) / 2, abs=0.1)
+    first, middle, last = charts.markers(times, happened(0, 1800, 3659), lambda one: one.text)
+    assert (first.x, last.x) == (charts.LEFT, charts.WIDTH - charts.RIGHT)
+    assert middle.x == pytest.approx((charts.LEFT + charts.WIDTH - charts.RIGHT) / 2, abs=0.1)
     assert (first.text, middle.kind) == ("act 0", "action")
-    assert markers([0.0], happened(0), str) == ()
+    assert charts.markers([0.0], happened(0), str) == ()
 
 
 def test_what_is_too_near_is_one_marker_that_says_the_last_lines() -> None:
     times = [60.0 * i for i in range(61)]
-    many = happened(*range(100, 100 + MOST_LINES + 5)) + happened(116, kind="version") + happened(3000)
-    near, far = markers(times, many, lambda one: one.text)
+    many = happened(*range(100, 100 + charts.MOST_LINES + 5)) + happened(116, kind="version") + happened(3000)
+    near, far = charts.markers(times, many, lambda one: one.text)
     assert near.kind == "version" and far.kind == "action"
     lines = near.text.split("\n")
-    assert len(lines) == MOST_LINES and lines[-1] == "act 116"
-    assert far.x - near.x >= MARKER_WIDTH
+    assert len(lines) == charts.MOST_LINES and lines[-1] == "act 116"
+    assert far.x - near.x >= charts.MARKER_WIDTH

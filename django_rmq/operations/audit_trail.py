@@ -87,14 +87,14 @@ def record(
             "rmq_outcomes": dict(outcomes),
         },
     )
-    # An anonymous user has no primary key, which a LogEntry needs.
-    if not entry or actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
+    # A LogEntry refers to a row of a user.
+    if not entry or actor.account is None or not apps.is_installed("django.contrib.admin"):
         return
     trace = trace or Trace()
     trace.outcomes = dict(Counter(trace.outcomes) + Counter(outcomes))
     sentence = _sentence(act, note, trace.outcomes)
     try:
-        trace.entry = _log_entry(actor, topic, sentence, trace.entry)
+        trace.entry = _log_entry(actor.account, topic, f"{sentence} ({actor.via})", trace.entry)
     except Error:
         logger.exception("The LogEntry could not be written: %s", sentence)
 
@@ -113,7 +113,7 @@ def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:
     return f"{what}: {counts or 'nothing'}"
 
 
-def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> int:
+def _log_entry(account: int | str, topic: str, sentence: str, known: int | None) -> int:
     """Write a LogEntry, or rewrite the ``known`` one of this user and topic; return its primary key."""
     # These models cannot be imported in a project that has not installed the admin.
     from django.contrib.admin.models import CHANGE, LogEntry
@@ -122,14 +122,14 @@ def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> in
     from django_rmq.models import Topic
 
     # PostgreSQL stores no NUL, and the page shows one line.
-    message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})".replace("\0", "\N{REPLACEMENT CHARACTER}")
+    message = f"{sentence[:1].upper()}{sentence[1:]}".replace("\0", "\N{REPLACEMENT CHARACTER}")
     if known is not None:
-        own = LogEntry.objects.filter(pk=known, user_id=actor.user.pk, object_id=topic)
+        own = LogEntry.objects.filter(pk=known, user_id=account, object_id=topic)
         # A person may have deleted the entry between two requests. A new one is written then.
         if own.update(change_message=message):
             return known
     created = LogEntry.objects.create(
-        user_id=actor.user.pk,
+        user_id=account,
         content_type_id=ContentType.objects.get_for_model(Topic).pk,
         object_id=topic,
         object_repr=topic or "workers",

@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
+from django.contrib.auth import get_user_model
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
@@ -106,11 +107,13 @@ class Actor:
     name: str
     via: str
     """admin, command or rest."""
-    user: Any = None
-    """A user of Django, for the LogEntry, or None."""
+    user: object = None
+    """The primary key of the user, which differs where the name of two users is the same, or None."""
     permits: Callable[[Permission], bool] | None = None
     rule: TopicRule | None = None
     """Which topics the actor may know of. None: all, also those that are not declared."""
+    account: int | str | None = None
+    """The primary key of the user if it has a row in the database, for the LogEntry, or None."""
 
     @classmethod
     def of_user(cls, user: Any, via: str, rule: TopicRule | None = None) -> Actor:
@@ -120,7 +123,11 @@ class Actor:
         def permits(permission: Permission) -> bool:
             return bool(user.has_perm(permission.full_name))
 
-        return cls(str(user.get_username()), via, user, permits, rule)
+        key, account = getattr(user, "pk", None), None
+        # A user that only a token describes has no row, and its key may be that of a row of somebody else.
+        if key is not None and isinstance(user, get_user_model()):
+            account = key if isinstance(key, int) else str(key)
+        return cls(str(user.get_username()), via, key, permits, rule, account)
 
     @classmethod
     def of_shell(cls, *, as_shown: bool = False) -> Actor:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from datetime import datetime
-from types import SimpleNamespace
 from typing import get_args
 from uuid import uuid4
 
@@ -308,7 +307,7 @@ def start_action(
         rate,
         context.actor.name,
         context.actor.via,
-        getattr(context.actor.user, "pk", None),
+        context.actor.account,
         trace.entry,
         context.broker.now_ms(),
         keep and kind != "replay",
@@ -541,10 +540,9 @@ def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False,
     action = progress.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
     broker.run(stored_actions.write_action(action.id, "ended", json.dumps(ended)))
-    # The audit trail needs only the key of the user, who may have been deleted since the action began.
-    user: object = SimpleNamespace(pk=action.user) if action.user is not None else None
     note = action.described if is_complete else f"{action.described}, incomplete"
     if progress.stopped_by:
         note = f"{action.described}, stopped by {progress.stopped_by}"
-    actor, trace = Actor(action.by, action.via, user), Trace(action.entry)
+    # The user may have been deleted since the action began, and a LogEntry needs only the key.
+    actor, trace = Actor(action.by, action.via, account=action.user), Trace(action.entry)
     record(actor, _title(action.kind), action.topic, progress.outcomes, note, trace=trace)

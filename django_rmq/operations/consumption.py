@@ -286,7 +286,7 @@ def deliveries_of(context: OperationContext, name: str) -> Deliveries:
 
 def account_of(actor: Actor) -> str:
     """Return the name by which the consumers and the waiting requests of an actor are those of one user."""
-    return f"{actor.via}:{getattr(actor.user, 'pk', None) or actor.name}"
+    return f"{actor.via}:{actor.user or actor.name}"
 
 
 class LongPollLimiter:

@@ -241,5 +241,5 @@ def once(context: OperationContext, key: str, content: object, messages: int) ->
 
 def _name(actor: Actor, key: str = "") -> str:
     # Names of actors and keys of clients may hold any character, and the key in Redis only letters and digits.
-    who = getattr(actor.user, "pk", None) or actor.name
+    who = actor.user or actor.name
     return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]

@@ -65,6 +65,26 @@ def sealed(member: str, topic: str = "ranked") -> str:
     return sealed_id(topic, 0, member.encode())
 
 
+class TokenUser:
+    """A user that an identity provider knows, and the database does not."""
+
+    pk = "auth0|7"
+
+    def get_username(self) -> str:
+        return "grace"
+
+    def has_perm(self, permission: str) -> bool:
+        return True
+
+
+def test_a_user_without_a_row_is_in_the_log_alone(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    put(broker, "1")
+    with caplog.at_level(logging.INFO, "django_rmq.audit"):
+        assert Operations(Actor.of_user(TokenUser(), "rest")).purge("ranked", "store").result().done == 1
+    assert "1 purged by grace (rest)" in caplog.text
+    assert notes() == []
+
+
 @pytest.mark.parametrize("error", [OperationalError(2006, "gone away"), InterfaceError(0, "")])
 def test_an_action_that_is_done_raises_no_error_of_the_history(
     broker: Any,

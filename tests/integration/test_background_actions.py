@@ -8,9 +8,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
@@ -20,7 +22,7 @@ from django_rmq.core.commands import reports, stored_actions, stored_results
 from django_rmq.core.model.keys import background_actions_key
 from django_rmq.core.model.stored_actions import BEAT_MS, MOST_ACTIONS, decode_actions
 from django_rmq.exceptions import InvalidRequest, OperationRefused
-from django_rmq.operations import Actor, Filter, Operations, bulk, bulk_actions
+from django_rmq.operations import Actor, Filter, Operations, audit_trail, bulk, bulk_actions
 from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
@@ -257,6 +259,20 @@ def test_an_action_of_a_topic_that_has_left_the_settings_is_stopped(
         else:
             call_command("rmqworkers", "--stop-action", action, stdout=io.StringIO())
         assert one().state(shop.now_ms()) == "stopped"
+
+
+def test_a_user_whose_primary_key_is_no_number_starts_an_action(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dead(shop, 1)
+    written: list[object] = []
+    monkeypatch.setattr(audit_trail, "_log_entry", lambda account, *_: written.append(account))
+    key = uuid4()
+    user = User(username="ada", is_superuser=True)
+    monkeypatch.setattr(user, "pk", key)
+    action = Operations(Actor.of_user(user, "admin")).start_action("letters", "replay").action.id
+    assert run_part(action) and one().is_complete
+    assert written == [str(key), str(key)]
 
 
 @pytest.mark.django_db

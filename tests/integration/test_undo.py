@@ -305,7 +305,7 @@ def test_an_undo_needs_the_permission_of_the_deletion_and_knows_of_the_topic(sho
 @pytest.mark.django_db
 def test_an_undo_is_in_the_audit_trail(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
     make_dead(shop, 2)
-    ada = Operations(Actor("ada", "admin", User.objects.create_superuser("ada")))
+    ada = Operations(Actor.of_user(User.objects.create_superuser("ada"), "admin"))
     purged = ada.purge("letters", "dead").result().undo
     with caplog.at_level("INFO", "django_rmq.audit"):
         ada.undo(purged).result()

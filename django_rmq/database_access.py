@@ -8,12 +8,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Generic, NamedTuple, TypeVar
 
-from django.db import Error, InterfaceError, InternalError, OperationalError, connections
+from django.db import Error, InterfaceError, InternalError, OperationalError, connections, router
 
 from django_rmq.core.duties import Duty, DutyThread
 from django_rmq.exceptions import ServerTrouble
@@ -39,6 +40,17 @@ def needs_this_thread(alias: str) -> bool:
     """
     connection = connections[alias]
     return connection.in_atomic_block or connection.vendor == "sqlite"
+
+
+def may_have_table(alias: str, model_name: str, **hints: object) -> bool:
+    """Return whether the routers allow the table of this model of the app in a database."""
+    ask = partial(router.allow_migrate, alias, "django_rmq", model_name=model_name, **hints)
+    if ask():
+        return True
+    # A router may answer by the connection of the calling thread, as that of django-tenants does by the schema of a request or
+    # of a migration. Workers have connections of their own, and so has a new thread.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
 class Answers(NamedTuple, Generic[T]):

@@ -32,7 +32,6 @@ from django.db import (
     DatabaseError,
     OperationalError,
     ProgrammingError,
-    router,
     transaction,
 )
 from django.db import connections as databases
@@ -46,6 +45,7 @@ from django_rmq.core.model.envelope import is_drawn, uuid_of
 from django_rmq.core.model.send_results import OUTDATED, STORED, Durability, SendResult
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Outcomes
+from django_rmq.database_access import may_have_table
 from django_rmq.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def aliases() -> list[str]:
 
 def is_allowed(alias: str) -> bool:
     """Return whether the routers allow the migration of the outbox to this database."""
-    return bool(router.allow_migrate_model(alias, model()))
+    return may_have_table(alias, "outboxmessage", model=model())
 
 
 def check_allowed(topic: str, alias: str) -> None:

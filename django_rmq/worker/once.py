@@ -25,7 +25,6 @@ from django.db import (
     close_old_connections,
     connections,
     reset_queries,
-    router,
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,6 +39,7 @@ from django_rmq.core.log import safe_logger
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.envelope import uuid_of
 from django_rmq.core.model.topic import BackOff, Topic
+from django_rmq.database_access import may_have_table
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.observability import telemetry
 
@@ -446,7 +446,7 @@ def problems(config: Config, listener: OnceUse) -> Iterator[SettingsProblem]:
             f"{who}{alias!r}, which has AUTOCOMMIT: False, so nothing would commit the listener's transaction.",
             "Remove AUTOCOMMIT from this database, or name another one.",
         )
-    if not router.allow_migrate(alias, "django_rmq", model_name=MODEL):
+    if not may_have_table(alias, MODEL):
         yield SettingsProblem(
             "django_rmq.E063",
             f"{who}{alias!r}, where DATABASE_ROUTERS allow no table of django_rmq.",

@@ -46,6 +46,7 @@ from django_rmq.testing import Clock, InMemoryBroker, RMQTestMixin, drain, memor
 from django_rmq.worker import listener_registry, once, startup
 from django_rmq.worker.once import row_of
 from tests.e2e.mariadb import use_driver
+from tests.support.databases import SchemaRouter
 
 KEYED = {"TYPE": "range_merge", "TIME_RANGE": "1ms", "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
 RMQ: dict[str, Any] = {
@@ -757,6 +758,14 @@ def test_a_database_without_autocommit_is_an_error(settings: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(settings.DATABASES, "default", changed)
         assert [error.id for error in told()] == ["django_rmq.E062"]
+
+
+def test_a_check_during_the_migration_of_another_schema_asks_for_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener("payments", once=True)(write)
+    with override_settings(DATABASE_ROUTERS=[SchemaRouter(monkeypatch)]):
+        assert told() == []
 
 
 def test_a_router_that_forbids_the_table_is_an_error() -> None:

@@ -63,7 +63,7 @@ from django_rmq.outbox.relay import REFUSALS, Stored, relay
 from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.support.brokers import direct
-from tests.support.databases import MEGABYTE, write_large_rows
+from tests.support.databases import MEGABYTE, SchemaRouter, write_large_rows
 from tests.support.sends import Undo
 from tests.support.servers import TcpProxy
 from tests.support.workers import eventually
@@ -700,6 +700,16 @@ def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
             send_message("renders", 1, priority=100)
         assert list(outbox_relay.relay_all()) == []
     assert (rows(), waiting("renders")) == ([], {})
+
+
+def test_a_router_that_answers_by_the_schema_of_a_request_lets_it_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with override_settings(DATABASE_ROUTERS=[SchemaRouter(monkeypatch)]):
+        left_behind(lambda: send_message("renders", 1, priority=100))
+        make_due()
+        assert relay("default").sent == 1
+    assert waiting("renders") == {b"1": 100}
 
 
 def test_nothing_is_written_where_nothing_is_delivered() -> None:

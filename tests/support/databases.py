@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-from django.db import connections, transaction
+import pytest
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.test import TransactionTestCase
 
 from tests.e2e.mariadb import mariadb
@@ -15,6 +16,17 @@ from tests.e2e.postgres import postgres
 
 SERVERS: dict[str, Any] = {"postgres": postgres, "mariadb": mariadb}
 """What runs each of them."""
+
+
+class SchemaRouter:
+    """As the router of django-tenants: while the connection of this thread is in the schema of a tenant, the tables that tenants
+    share are not allowed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections[DEFAULT_DB_ALIAS], "schema_name", "tenant", raising=False)
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if hasattr(connections[db], "schema_name") else None
 
 
 MADE_BY_MIGRATIONS = {"django_migrations", "django_content_type", "auth_permission"}

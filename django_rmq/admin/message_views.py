@@ -25,7 +25,7 @@ from django_rmq.admin.page import Pages, back_of, page, short_id, show_outcomes,
 from django_rmq.admin.page_actions import named_acts, sweeping_acts
 from django_rmq.core.model.body_codec import dumps, dumps_beginning
 from django_rmq.core.model.bounds import LONGEST_ID
-from django_rmq.core.model.replies import error_pattern
+from django_rmq.core.model.error_causes import error_pattern
 from django_rmq.core.model.status import ENDS, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import CallerError, InvalidRequest, MessageGone, ServerTrouble

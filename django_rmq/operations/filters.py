@@ -24,7 +24,8 @@ from django_rmq.core.model.bounds import (
     is_number,
     is_whole,
 )
-from django_rmq.core.model.replies import Entry, Page, cause_of
+from django_rmq.core.model.error_causes import cause_of
+from django_rmq.core.model.replies import Entry, Page
 from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused

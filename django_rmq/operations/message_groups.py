@@ -19,7 +19,8 @@ from django.utils.translation import gettext as _
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import CALLS_PER_TRIP, Broker, run_all
 from django_rmq.core.model.bounds import LARGEST, abbreviated, is_whole
-from django_rmq.core.model.replies import DeadGroup, cause_of_pattern, error_class, error_pattern
+from django_rmq.core.model.error_causes import cause_of_pattern, error_pattern
+from django_rmq.core.model.replies import DeadGroup, error_class
 from django_rmq.core.model.status import queue_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError

@@ -27,8 +27,9 @@ from django_rmq.core.coordination import Worker as WorkerRecord
 from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.delivered_message import Message, message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope, stored_basis
+from django_rmq.core.model.error_causes import LONGEST_ERROR, cause_of, error_pattern
 from django_rmq.core.model.keys import slot_keys
-from django_rmq.core.model.replies import LONGEST_ERROR, Failure, cause_of, error_class, error_pattern
+from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.model.worker_report import RunningCall

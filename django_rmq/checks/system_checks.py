@@ -287,6 +287,9 @@ def check_listeners() -> Iterator[CheckMessage]:
             yield AppError(f'{message}, which is not in RMQ["TOPICS"]{hint}', id="django_rmq.E023")
         elif not declared.listener:
             yield AppError(f"{message}, which has LISTENER: False.", id="django_rmq.E024")
+        if listener.is_covered:
+            covered = f"{message}, and workers call it without the decorators above @listener."
+            yield AppWarning(covered, hint="Write @listener above all others.", id="django_rmq.W025")
         if listener.using is not None:
             yield from map(_message_of, once.problems(config, listener))
             yield from map(_message_of, once.warnings(config, listener))

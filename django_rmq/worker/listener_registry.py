@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -57,6 +58,22 @@ class Listener:
     """The database in which its effects happen once; None if they may happen again."""
     coroutine: Coroutine | None = None
     """The coroutine function that workers run beside others in their event loop; None if they call ``function``."""
+    registered: Callable[..., Any] | None = None
+    """What ``@listener`` stands above."""
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether its module has in its place what a decorator above ``@listener`` has made of it. Workers do not call that.
+
+        Only decorators that use ``functools.wraps`` are found.
+        """
+        written = _written(self.registered)
+        place: object = sys.modules.get(getattr(written, "__module__", ""))
+        for name in getattr(written, "__qualname__", "").split("."):
+            place = getattr(place, name, None)
+        if place is self.registered or not callable(place):
+            return False
+        return inspect.unwrap(place, stop=lambda each: each is self.registered) is self.registered
 
 
 class FailedModule(NamedTuple):
@@ -173,7 +190,7 @@ def add(
         runs = OnceListener(name, runs, using)
     # A transaction of Django belongs to a thread, so a coroutine function with ``once`` is run to its end in one.
     coroutine = function if runs_later and using is None else None
-    listener = Listener(topic, runs, batch_size, location, name, using, coroutine)
+    listener = Listener(topic, runs, batch_size, location, name, using, coroutine, function)
     other = _listeners.get(topic)
     # After a reload the same function is registered again.
     if other is not None and other.name != listener.name:
@@ -287,7 +304,7 @@ def isolated(*, empty: bool = True) -> Iterator[None]:
         scheduled.replace_declared(schedules)
 
 
-def _written(function: Callable[..., object]) -> object:
+def _written(function: Any) -> Any:
     """Return the function of the project's code beneath decorators and partials."""
     written = inspect.unwrap(function)
     while isinstance(written, functools.partial):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,49 @@ def test_a_listener_for_a_topic_that_has_none_is_an_error() -> None:
     listener("orders")(handle)
     topics = {"orders": {"TYPE": "fixed_time", "LISTENER": False}}
     assert ids(told(check_listeners, TOPICS=topics)) == ["django_rmq.E024"]
+
+
+def logged(function: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(function)
+    def call(*arguments: object) -> object:
+        return function(*arguments)
+
+    return call
+
+
+def take(message: object) -> None: ...
+
+
+async def atake(message: object) -> None: ...
+
+
+class Taker:
+    def take(self, message: object) -> None: ...
+
+    def __call__(self, message: object) -> None: ...
+
+
+def test_a_decorator_above_that_of_the_listener_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_of(name: str, registered: Callable[..., object], in_module: object) -> list[str | None]:
+        monkeypatch.setattr(sys.modules[__name__], name, in_module)
+        with isolated():
+            listener("orders")(registered)
+            return ids(told(check_listeners, TOPICS=ORDERS))
+
+    plain, coroutine = take, atake
+    above, twice = logged(plain), logged(logged(plain))
+    assert told_of("take", plain, above) == told_of("take", plain, twice) == ["django_rmq.W025"]
+    assert told_of("atake", coroutine, logged(coroutine)) == ["django_rmq.W025"]
+    assert told_of("take", above, above) == told_of("take", plain, plain) == []
+    assert told_of("take", plain, None) == told_of("take", plain, logged(print)) == []
+    assert told_of("take", functools.partial(plain), above) == []
+
+
+def test_what_is_no_function_of_a_module_is_not_taken_for_covered() -> None:
+    for registered in (Taker(), Taker().take, lambda message: None, print, logged(print)):
+        with isolated():
+            listener("orders")(registered)
+            assert ids(told(check_listeners, TOPICS=ORDERS)) == []
 
 
 def test_listeners_that_do_not_load_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

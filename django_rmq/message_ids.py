@@ -76,6 +76,13 @@ class MessageIdentity:
     place: Area | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LocatedMessage(MessageIdentity):
+    """A slot and a member: the content of a plain id, or where the message of a sealed id was found."""
+
+    member: bytes
+
+
 def id_of(
     topic: Topic,
     slot: int,
@@ -136,7 +143,7 @@ def identify(topic: Topic, text: str, broker: Broker | None = None) -> MessageId
             )
             % {"id": _abbreviated(text)}
         )
-    return MessageIdentity(slot, member)
+    return LocatedMessage(slot, member)
 
 
 def identify_for_program(topic: Topic, text: object, broker: Broker) -> MessageIdentity:
@@ -177,7 +184,7 @@ def _place(text: str, place: str) -> Area:
 class FoundMessages:
     """The messages of ids."""
 
-    messages: dict[MessageIdentity, MessageIdentity] = field(default_factory=dict)
+    messages: dict[MessageIdentity, LocatedMessage] = field(default_factory=dict)
     """Id -> slot and member of its message."""
     unseen: set[MessageIdentity] = field(default_factory=set)
     """The ids that were not found, although not everything was searched where their messages should be."""
@@ -198,7 +205,7 @@ def find_messages(
     search_result = FoundMessages()
     sealed: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
     for one in identities:
-        if one.member is not None:
+        if isinstance(one, LocatedMessage):
             search_result.messages[one] = one
         # An id without a digest is one whose message this actor may not know of, so it is not searched.
         elif one.digest:
@@ -217,7 +224,7 @@ def find_messages(
         calls = [inspect.find_by_digest(topic, search.slot, search.digests, search.areas) for search in going]
         for search, answer in zip(going, walk(broker, calls), strict=True):
             for one, member in search.take(answer).items():
-                search_result.messages[one] = MessageIdentity(one.slot, member)
+                search_result.messages[one] = LocatedMessage(one.slot, member)
     for search in searches:
         search_result.unseen.update(search.unseen)
     return search_result
@@ -234,9 +241,9 @@ def find_moved(
     definition = broker.definitions().get(topic.name, {})
     if "reslot" not in definition:
         return search_result
-    searchable = [one for one in dict.fromkeys(identities) if one.member is not None or one.digest]
+    searchable = [one for one in dict.fromkeys(identities) if isinstance(one, LocatedMessage) or one.digest]
     # A message that is in the slot of its id, in whatever state, has not moved. A message with the same key may be elsewhere.
-    staying = set(_held(broker, topic, [one for one in searchable if one.member is not None]))
+    staying = set(_held(broker, topic, [one for one in searchable if isinstance(one, LocatedMessage)]))
     is_under_way = len(slot_counts(definition)) > 1
     candidates: defaultdict[MessageIdentity, list[MessageIdentity]] = defaultdict(list)
     """The id in another slot -> the ids that were given for it."""
@@ -253,7 +260,7 @@ def find_moved(
     sought = find_messages(broker, topic, [one for one in candidates if one.member is None], rounds=rounds)
     for one in sought.unseen:
         search_result.unseen.update(candidates[one])
-    found_members = _held(broker, topic, [one for one in candidates if one.member is not None])
+    found_members = _held(broker, topic, [one for one in candidates if isinstance(one, LocatedMessage)])
     for one, at in (*sought.messages.items(), *((one, one) for one in found_members)):
         for id_given in candidates[one]:
             # ``_later_slots`` lists the likely slots first, so the first find counts.
@@ -262,9 +269,9 @@ def find_moved(
     return search_result
 
 
-def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -> Iterator[MessageIdentity]:
-    """Yield those of plain ids whose slots hold their members."""
-    by_slot: defaultdict[int, list[MessageIdentity]] = defaultdict(list)
+def _held(broker: Broker, topic: Topic, identities: Iterable[LocatedMessage]) -> Iterator[LocatedMessage]:
+    """Yield those whose slots hold their members."""
+    by_slot: defaultdict[int, list[LocatedMessage]] = defaultdict(list)
     for one in identities:
         by_slot[one.slot].append(one)
     pages = [
@@ -274,9 +281,7 @@ def _held(broker: Broker, topic: Topic, identities: Iterable[MessageIdentity]) -
     ]
     from django_rmq.core.commands import inspect
 
-    calls = [
-        inspect.describe_messages(topic, slot, [one.member or b"" for one in page]) for slot, page in pages
-    ]
+    calls = [inspect.describe_messages(topic, slot, [one.member for one in page]) for slot, page in pages]
     for (_slot, page), answer in zip(pages, walk(broker, calls), strict=True):
         yield from (one for one, reply in zip(page, answer, strict=True) if reply.is_held)
 
@@ -320,15 +325,14 @@ class Whereabouts:
         self.is_unseen = False
         """Whether the message may be where nothing has been searched."""
 
-    def __iter__(self) -> Iterator[MessageIdentity]:
-        """Yield slot and member."""
+    def __iter__(self) -> Iterator[LocatedMessage]:
         for find in (find_messages, find_moved):
             result = find(self._broker, self._topic, [self._identity], rounds=self._rounds)
             self.is_unseen |= self._identity in result.unseen
             yield from result.messages.values()
 
 
-def find_held(broker: Broker, topic: Topic, identity: MessageIdentity) -> MessageIdentity | None:
+def find_held(broker: Broker, topic: Topic, identity: MessageIdentity) -> LocatedMessage | None:
     """Return the slot and the member of a message that some slot holds, or None; every slot is searched wholly."""
     places = Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS)
     return next((at for at in places if any(_held(broker, topic, [at]))), None)

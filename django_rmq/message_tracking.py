@@ -19,6 +19,7 @@ from django_rmq.exceptions import InvalidMessage
 from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
+    LocatedMessage,
     MessageIdentity,
     Whereabouts,
     identify_for_program,
@@ -86,27 +87,26 @@ def replay_message(
     Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
     """
     declared, broker = get_config().topic(topic), connections.get_broker()
-    places: Iterable[MessageIdentity]
+    places: Iterable[LocatedMessage]
     if id is None:
         connections.agree(declared)
         connections.refresh_definitions(at_once=True)
         producer = connections.get_producer()
         out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
-        places = [MessageIdentity(slot, out.member) for slot in dict.fromkeys(producer.slots(out))]
+        places = [LocatedMessage(slot, out.member) for slot in dict.fromkeys(producer.slots(out))]
     elif body is not None or key is not None or slot_basis is not None:
         raise InvalidMessage(ID_IS_WHOLE)
     else:
         places = Whereabouts(broker, declared, identify_for_program(declared, id, broker), rounds=ALL_ROUNDS)
     word: ReplayResult = "not_found"
     for at in places:
-        member = at.member or b""
         (outcome,) = broker.run(
-            operate.replay(connections.with_present_slots(declared, at_once=True), at.slot, [member])
+            operate.replay(connections.with_present_slots(declared, at_once=True), at.slot, [at.member])
         )
         if outcome in ("replayed", "merged"):
             observability.announce_replayed(topic, {outcome: 1}, "program")
             return cast("ReplayResult", outcome)
-        state = _status_in(declared, [at.slot], member).state.removesuffix("_and_waiting")
+        state = _status_in(declared, [at.slot], at.member).state.removesuffix("_and_waiting")
         if state in ("waiting", "running", "resting"):
             word = cast("ReplayResult", state)
     return word
@@ -133,7 +133,7 @@ def _of_id(topic: Topic, name: str) -> MessageStatus:
     broker = connections.get_broker()
     identity = identify_for_program(topic, name, broker)
     for at in Whereabouts(broker, topic, identity, rounds=ALL_ROUNDS):
-        status = _status_in(topic, [at.slot], at.member or b"")
+        status = _status_in(topic, [at.slot], at.member)
         if status.state != "unknown":
             return status
     return status_of_ended(broker, topic, identity, name) or MessageStatus(topic.name, name, "unknown")

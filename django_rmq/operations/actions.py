@@ -35,7 +35,7 @@ from django_rmq.core.producer.placement import (
     slot_of,
 )
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
-from django_rmq.message_ids import MessageIdentity, find_messages, find_moved, sealed_id
+from django_rmq.message_ids import LocatedMessage, MessageIdentity, find_messages, find_moved, sealed_id
 from django_rmq.operations.audit_trail import chosen, record, record_outcomes
 from django_rmq.operations.authorization import (
     EDITED_REPLAY,
@@ -296,7 +296,7 @@ def _do(
     if keep:
         named = chosen([public_id(topic, one, identity) for one, identity in identities.items()], detail)
         trash = open_trash(context, "delete", topic, named)
-    at: dict[str, MessageIdentity] = {}
+    at: dict[str, LocatedMessage] = {}
     unseen: set[MessageIdentity] = set()
     error: RmqError | None = None
     for find in (find_messages, find_moved):
@@ -338,7 +338,7 @@ def _act_in_slots(
     context: OperationContext,
     act: MessageAction,
     topic: Topic,
-    places: Mapping[str, MessageIdentity],
+    places: Mapping[str, LocatedMessage],
     outcomes: dict[str, str],
     trash: Trash | None,
 ) -> RmqError | None:
@@ -346,7 +346,7 @@ def _act_in_slots(
     by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one, at in places.items():
         # If two ids name one message, the action is performed once.
-        by_slot[at.slot][at.member or b""].append(one)
+        by_slot[at.slot][at.member].append(one)
     for slot, named in by_slot.items():
         try:
             words = _act_in_slot(context, act, topic, slot, list(named), trash)
@@ -415,7 +415,7 @@ def replay_edited(
     encode_body(topic, body)
     at, reply = locate_message(context, topic, message_id)
     word = "gone"
-    if at is not None and at.member is not None and reply is not None:
+    if at is not None and reply is not None:
         if reply.dead is None:
             word = instead(reply)
         else:

@@ -154,7 +154,7 @@ class Settlements:
         ).messages
         for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
             at = sought.get(identity)
-            if receipt is not None and at is not None and at.member is not None:
+            if receipt is not None and at is not None:
                 # A delivery that is named twice is settled once, and its second name is stale.
                 groups[identity.slot, receipt].setdefault(at.member, index)
         return groups

@@ -23,7 +23,7 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import MessageGone, NotPermitted, OperationRefused
-from django_rmq.message_ids import MessageIdentity, Whereabouts, id_of, sealed_id
+from django_rmq.message_ids import LocatedMessage, MessageIdentity, Whereabouts, id_of, sealed_id
 from django_rmq.operations.authorization import (
     OperationContext,
     Permission,
@@ -63,21 +63,21 @@ def copies_of(context: OperationContext, topic: Topic, message_id: str) -> list[
     if at is None or reply is None:
         raise _gone(topic, message_id)
     hidden = not sees_content(context.actor, topic.name)
-    copies = list(from_reply(topic, at.slot, at.member or b"", reply, message_id, hidden=hidden))
+    copies = list(from_reply(topic, at.slot, at.member, reply, message_id, hidden=hidden))
     return as_shown(context.actor, topic, copies)
 
 
 def locate_message(
     context: OperationContext, topic: Topic, message_id: str
-) -> tuple[MessageIdentity | None, DescribeReply | None]:
+) -> tuple[LocatedMessage | None, DescribeReply | None]:
     """Return the slot and the member of an id, as far as they are known, and the slot's description of it, or None.
 
     Raises ``OperationRefused`` if the message was not found, although it may be there.
     """
-    at: MessageIdentity | None = None
+    at: LocatedMessage | None = None
     places = _whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        (reply,) = context.broker.run(inspect.describe_messages(topic, at.slot, [at.member or b""]))
+        (reply,) = context.broker.run(inspect.describe_messages(topic, at.slot, [at.member]))
         if reply.is_held:
             return at, reply
     _require_seen(places, message_id)
@@ -170,11 +170,9 @@ def follow(context: OperationContext, name: str, message_id: str) -> Followed:
     copies: list[MessageCopy] = []
     status: MessageStatus | None = None
     for at in places:
-        copies, status = _copies_and_status(
-            context, topic, at.slot, at.member or b"", message_id, hidden=hidden
-        )
+        copies, status = _copies_and_status(context, topic, at.slot, at.member, message_id, hidden=hidden)
         if status.state in ("waiting", "resting"):
-            seen = _see(context.broker, topic, at.slot, at.member or b"")
+            seen = _see(context.broker, topic, at.slot, at.member)
             held_by = _sorted_holds(context, topic, at.slot, seen)
         if status.state != "unknown":
             break
@@ -229,7 +227,7 @@ def holds(context: OperationContext, name: str, message_id: str) -> list[Hold]:
     topic = context.permitted(name, Permission.VIEW)
     places = _whereabouts(context, topic, identified(context, topic, message_id))
     for at in places:
-        seen = _see(context.broker, topic, at.slot, at.member or b"")
+        seen = _see(context.broker, topic, at.slot, at.member)
         if seen.looked.is_held:
             return _sorted_holds(context, topic, at.slot, seen)
     _require_seen(places, message_id)

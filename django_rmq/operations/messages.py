@@ -126,7 +126,7 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> ListPosition:
     identity = MessageIdentity(place.slot, None, mark.digest, area)
     search = find_messages(broker, order.topic, [identity], rounds=ROUNDS, queues=())
     at = search.messages.get(identity)
-    if at is not None and at.member is not None:
+    if at is not None:
         return place._replace(member=at.member)
     return place._replace(member=_behind(place.member)) if order.descending else place
 

@@ -59,6 +59,7 @@ from django_rmq.exceptions import CallerError, InvalidMessage, RmqError, SlotMov
 from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
+    LocatedMessage,
     MessageIdentity,
     find_held,
     find_moved,
@@ -356,25 +357,22 @@ def _take_back(
 
 def _outgoing_of_id(topic: Topic, identity: MessageIdentity) -> Outgoing | None:
     """Return what takes the message with this id back, or None if no slot holds the message of a sealed id."""
-    at: MessageIdentity | None = identity
-    if identity.member is None or not _is_placed_by_member(topic, identity):
+    at = identity if isinstance(identity, LocatedMessage) else None
+    if at is None or not _is_placed_by_member(topic, at):
         # The id does not contain the basis that has placed the message, and a re-slotting may have moved it.
-        at = find_held(connections.get_broker(), topic, identity)
-        if at is None and identity.member is not None:
-            # The id names a message whose transaction has not committed yet; it will be in the slot of its id.
-            at = identity
+        # If none is held, a plain id names a message whose transaction has not committed yet; it will be in the slot of its id.
+        at = find_held(connections.get_broker(), topic, identity) or at
     return None if at is None else _outgoing_at(topic, at)
 
 
-def _outgoing_at(topic: Topic, at: MessageIdentity) -> Outgoing:
+def _outgoing_at(topic: Topic, at: LocatedMessage) -> Outgoing:
     """Return what takes a message back that is in a known slot."""
-    member = at.member or b""
-    crc = crc32(member) if _is_placed_by_member(topic, at) else at.slot
-    return Outgoing(topic, at.slot, member, 0, crc=crc).placed(topic)
+    crc = crc32(at.member) if _is_placed_by_member(topic, at) else at.slot
+    return Outgoing(topic, at.slot, at.member, 0, crc=crc).placed(topic)
 
 
-def _is_placed_by_member(topic: Topic, at: MessageIdentity) -> bool:
-    return slot_of(at.member or b"", topic.slots) == at.slot
+def _is_placed_by_member(topic: Topic, at: LocatedMessage) -> bool:
+    return slot_of(at.member, topic.slots) == at.slot
 
 
 class _NoOthers(TypedDict):
@@ -671,22 +669,20 @@ def _named_by(
         raise InvalidMessage("give key= or id=, not both")
     identity = identify_for_program(connections.with_present_slots(topic), name, connections.get_broker())
     # A sealed id has a digest in place of the member, so the slot has to be searched for the message.
-    if identity.member is None:
-        held = find_held(connections.get_broker(), topic, identity)
-        if held is None or held.member is None:
-            raise InvalidMessage(
-                f"topic {topic.name} holds no message with the id {name}: give its key, or only its body"
-            )
-        identity = held
-    member = identity.member or b""
+    at = identity if isinstance(identity, LocatedMessage) else None
+    at = at or find_held(connections.get_broker(), topic, identity)
+    if at is None:
+        raise InvalidMessage(
+            f"topic {topic.name} holds no message with the id {name}: give its key, or only its body"
+        )
     if not topic.keyed:
-        if encode_body(topic, body) != member:
+        if encode_body(topic, body) != at.member:
             raise InvalidMessage("the id is not that of a message with this body")
-        return identity, options
-    key = key_of(topic, member)
+        return at, options
+    key = key_of(topic, at.member)
     if key is None:
         raise InvalidMessage("the message of this id was sent without a key, so each send is another message")
-    return identity, {**options, "key": key}
+    return at, {**options, "key": key}
 
 
 def _check_slot(outgoing: Outgoing, identity: MessageIdentity) -> None:

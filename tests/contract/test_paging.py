@@ -11,17 +11,7 @@ from django_rmq.core.commands.script_call import AtSlots
 from django_rmq.core.model.replies import Counts, DescribeReply, Entry
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from tests.contract.slots import (
-    BOTH,
-    CONSTANT,
-    NO_BACKOFF,
-    START_MS,
-    TIME_TYPES,
-    TYPES,
-    Make,
-    Slot,
-    slot_of_each,
-)
+from tests.contract.slots import BOTH, CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Make, Slot, slot_of_each
 
 
 def pages(slot: Slot, state: str, **options: object) -> list[bytes]:
@@ -122,7 +112,7 @@ def test_every_state_shows_what_belongs_to_it(slot: Slot) -> None:
     [dead] = slot.list_messages("dead").entries
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
     oldest = None if slot.topic.type is TopicType.PRIORITY else int(waits.score)
-    since = START_MS if slot.topic.type is TopicType.PRIORITY else None
+    since = slot.now_ms if slot.topic.type is TopicType.PRIORITY else None
     running_since = running // 1000
     assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", False, since, running_since)
     looked = slot.describe_messages([b"wait", b"run", b"rest", b"dead", b"nobody"])

@@ -9,13 +9,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, output_of
+from tests.support.commands import ROOT, output_of, started
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -48,8 +47,7 @@ class Stranger:
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.folder, self.redis_url = folder, redis_url
-        self.printed: list[str] = []
-        self.worker: subprocess.Popen[str] | None = None
+        self.worker: subprocess.Popen[bytes] | None = None
         path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.environment.pop("DJANGO_SETTINGS_MODULE", None)
@@ -75,29 +73,17 @@ class Stranger:
     def start(self, command: list[str]) -> None:
         """Start the worker, and keep what it prints."""
         assert self.worker is None
-        self.worker = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.reader = threading.Thread(target=self._read, args=(self.worker,))
-        self.reader.start()
+        self.worker = started(command, self.folder / "printed", self.environment, cwd=self.folder)
 
-    def _read(self, worker: subprocess.Popen[str]) -> None:
-        assert worker.stdout is not None
-        with worker.stdout as output:
-            self.printed.extend(line.rstrip() for line in output)
+    @property
+    def printed(self) -> list[str]:
+        return (self.folder / "printed").read_text().splitlines()
 
     def stop(self) -> int:
         """End the worker; return its exit code."""
         assert self.worker is not None
         self.worker.terminate()
-        code = self.worker.wait(60)
-        self.reader.join()
-        return code
+        return self.worker.wait(60)
 
 
 @pytest.mark.parametrize("page", SAID)
@@ -106,7 +92,7 @@ def test_what_the_page_shows_runs_in_a_new_project(tmp_path: Path, server: Redis
     try:
         for language, text in blocks(page):
             stranger.follow(language, text)
-        eventually(lambda: SAID[page] in stranger.printed, f"{SAID[page]!r} of {stranger.printed}")
+        eventually(lambda: SAID[page] in stranger.printed, repr(SAID[page]))
     finally:
         if stranger.worker is not None:
             code = stranger.stop()

@@ -6,9 +6,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
-from tests.support.commands import ROOT
+from tests.support.commands import started
 from tests.support.servers import ZooKeeperServer
 from tests.support.workers import eventually
 
@@ -34,51 +32,26 @@ class RunningDemo:
             "DJANGO_DEBUG",
         )  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if name not in ours}
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", module, *arguments],
-            cwd=ROOT,
-            env=environment | {"SHOP_DATA": str(data)} | given,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._lines: list[str] = []
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                with self._changed:
-                    self._lines.append(line)
-                    self._changed.notify_all()
+        environment |= {"SHOP_DATA": str(data), **given}
+        self._printed = data.with_name(f"printed-{time.monotonic_ns()}")
+        command = [sys.executable, "-u", "-m", module, *arguments]
+        self.process = started(command, self._printed, environment, start_new_session=True)
 
     @property
     def output(self) -> str:
-        with self._changed:
-            return "".join(self._lines)
+        return self._printed.read_text()
 
     def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
         """Return the first match in what it prints; AssertionError with all of that after so many seconds."""
         deadline = time.monotonic() + seconds
-        with self._changed:
-            while True:
-                found = re.search(pattern, "".join(self._lines), re.MULTILINE)
-                if found:
-                    return found
-                left = deadline - time.monotonic()
-                assert left > 0, f"no {pattern!r} in:\n{''.join(self._lines)}"
-                self._changed.wait(left)
+        while not (found := re.search(pattern, self.output, re.MULTILINE)):
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.output}"
+            time.sleep(0.05)
+        return found
 
     def wait(self, seconds: float = 180) -> int:
         """Return its exit code."""
-        code = self.process.wait(seconds)
-        self._reader.join()
-        return code
+        return self.process.wait(seconds)
 
     def redis_answers(self) -> bool:
         """Whether the Redis that it said it started takes connections."""
@@ -100,17 +73,17 @@ class RunningDemo:
 
 @pytest.fixture
 def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
-    started: list[RunningDemo] = []
+    demos: list[RunningDemo] = []
 
     def start(*arguments: str, module: str = "example_project.demo", **given: str) -> RunningDemo:
         arguments = ("--port", "0", *arguments)
         if module == "example_project.demo":
             arguments = ("--products", "200", *arguments)
-        started.append(RunningDemo(tmp_path / "shop", *arguments, module=module, **given))
-        return started[-1]
+        demos.append(RunningDemo(tmp_path / "shop", *arguments, module=module, **given))
+        return demos[-1]
 
     yield start
-    for demo in started:
+    for demo in demos:
         if demo.process.poll() is None:
             demo.process.send_signal(signal.SIGTERM)
             demo.wait()

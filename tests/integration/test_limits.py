@@ -266,6 +266,24 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
     assert all(in_use >= prepared for in_use, prepared in told), told
 
 
+def test_a_slot_that_waits_for_its_limits_is_known_by_one_record(broker: Any) -> None:
+    topic = replace(TOPIC, slots=1, max_in_flight=1)
+    heard, forgotten = Heard(), set[Any]()
+
+    def look() -> None:
+        schedule, table = worker.dispatcher._schedule, worker.dispatcher._table
+        queued = [*schedule.waiting, *schedule.parked[topic.name]]
+        forgotten.update(slot for slot in queued if table.awake.get(slot.key) is not slot)
+
+    worker = Worker(broker, topic, heard, beat=look)
+    with worker:
+        for sent in range(3, 31, 3):
+            send(broker, topic, range(sent - 3, sent))
+            heard.wait(sent)
+            worker.asleep()
+    assert not forgotten, "another record would be fetched beside it"
+
+
 def test_a_limited_topic_leaves_the_others_alone(broker: Any) -> None:
     limited = replace(TOPIC, max_in_flight=1)
     free = replace(TOPIC, name="free")

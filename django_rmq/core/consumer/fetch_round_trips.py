@@ -308,7 +308,12 @@ class FetchReplies:
     def put_to_sleep(self, settled: Iterable[ConsumedSlot]) -> None:
         """Let slots fall asleep in which nothing is left: as little as possible is kept in memory for each."""
         asleep = (slot for slot in settled if slot.sleeping_until is not None)
-        at_rest = {slot for slot in chain(self._empty, asleep) if slot.is_at_rest}
+        # A slot that is queued keeps its record. With that of its next wake-up it would have two, and overlap with itself.
+        at_rest = {
+            slot
+            for slot in chain(self._empty, asleep)
+            if slot.is_at_rest and not self.schedule.is_queued(slot)  # rule: lets_queued_slots_sleep
+        }
         self._empty.clear()
         for slot in at_rest - self.acks.unconfirmed() if at_rest else ():
             self.capacity.table.put_to_sleep(slot)

@@ -461,6 +461,10 @@ class SlotSchedule:
         """Fetch from a slot again that was left alone, because Redis has answered for it."""
         slot.left_alone_until, slot.is_node_away = 0.0, False
 
+    def is_queued(self, slot: ConsumedSlot) -> bool:
+        """Return whether ``slot`` waits for its fetch, or for the limits of its topic. It may do both at once."""
+        return slot in self.waiting or slot in self.parked[slot.topic.name]
+
     def park(self, slot: ConsumedSlot) -> None:
         """Set a waiting slot aside until its topic's limits leave room."""
         del self.waiting[slot]

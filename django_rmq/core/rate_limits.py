@@ -41,12 +41,13 @@ class RateLimitShare:
     """This worker's share of one topic's limits."""
 
     __slots__ = (
-        "ask_at",
         "in_use",
         "others_wait",
         "permits",
+        "permits_at",
         "renew_at",
         "tokens",
+        "tokens_at",
         "told",
         "topic",
         "wanting",
@@ -62,8 +63,8 @@ class RateLimitShare:
         self.others_wait = False
         self.wanting = False
         """Whether messages are due that the limits do not allow yet."""
-        self.ask_at = 0.0
-        """Monotonic time before which it is useless to ask for more."""
+        self.permits_at = self.tokens_at = 0.0
+        """Monotonic times before which it is useless to ask for more permits, or deliveries."""
         self.renew_at = float("inf")
         """Monotonic time at which to report the share of this worker, even if it asks for nothing."""
 
@@ -79,6 +80,10 @@ class RateLimitShare:
             self.permits = min(self.permits, topic.max_in_flight)
         self.topic = topic
 
+    def delay(self, until: float) -> None:
+        """Ask for nothing before ``until``, a monotonic time."""
+        self.permits_at = self.tokens_at = self.renew_at = until
+
     @property
     def room(self) -> int:
         """How many messages may be taken now."""
@@ -87,7 +92,11 @@ class RateLimitShare:
     @property
     def due(self) -> float:
         """When to ask."""
-        return min(self.ask_at, self.renew_at) if self.wanting and self.room <= 0 else self.renew_at
+        if not self.wanting or self.room > 0:
+            return self.renew_at
+        # Permits that have become free serve for nothing as long as the worker has no deliveries.
+        is_full = self.permits <= self.in_use
+        return min(self.permits_at if is_full else self.tokens_at, self.renew_at)
 
 
 class RateLimits:
@@ -120,7 +129,7 @@ class RateLimits:
         else:
             share.change(topic)
         # The other workers must know what is in flight here. A share without limits asks for nothing.
-        share.ask_at = share.renew_at = now if topic.max_rate or topic.max_in_flight else float("inf")
+        share.delay(now if topic.max_rate or topic.max_in_flight else float("inf"))
 
     def has_permits(self, topic: str) -> bool:
         """Return whether the number of messages of ``topic`` in flight is limited."""
@@ -177,7 +186,7 @@ class RateLimits:
                     raise
                 complain(name, error)
                 rest = RENEW_SECONDS if isinstance(error, NodeUnavailable) else REST_SECONDS
-                share.ask_at = share.renew_at = now + rest
+                share.delay(now + rest)
 
     def _ask(self, share: RateLimitShare, slots: int, unsettled: int, now: float) -> None:
         topic, capacity = share.topic, self._capacity(share.topic)
@@ -189,7 +198,7 @@ class RateLimits:
         if topic.max_rate:
             has_permits = share.permits > in_use
             tokens = (more if has_permits else 0) - max(0, share.tokens)
-            if tokens > 0 and (now < share.ask_at or share.tokens > 0):
+            if tokens > 0 and (now < share.tokens_at or share.tokens > 0):
                 tokens = 0
         allowed = self._broker.run(
             limits.allow(
@@ -201,13 +210,12 @@ class RateLimits:
                 lease_ms=_lease_ms(topic),
             )
         )
-        share.ask_at = now
-        share.renew_at = float("inf")
+        share.permits_at, share.renew_at = now, float("inf")
         if topic.max_rate:
             share.tokens += allowed.tokens
             if allowed.tokens < tokens:
                 # Workers that wait for the same bucket ask at different moments.
-                share.ask_at = now + max(SHORTEST_WAIT, allowed.wait_us / 1e6) * random.uniform(1.0, 1.1)
+                share.tokens_at = now + max(SHORTEST_WAIT, allowed.wait_us / 1e6) * random.uniform(1.0, 1.1)
             if share.tokens > 0:
                 # Tokens that will not be used soon are given back.
                 share.renew_at = now + CONTENDED_SECONDS
@@ -217,7 +225,7 @@ class RateLimits:
             is_short = allowed.permits < wanted
             pause = CONTENDED_SECONDS if share.others_wait or is_short else RENEW_SECONDS
             if share.permits <= share.in_use:
-                share.ask_at = max(share.ask_at, now + pause)
+                share.permits_at = now + pause
             if share.told:
                 share.renew_at = min(share.renew_at, now + pause)
 

@@ -266,6 +266,23 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
     assert all(in_use >= prepared for in_use, prepared in told), told
 
 
+def test_permits_that_become_free_are_used_at_once_though_a_rate_holds_as_well() -> None:
+    topic = replace(TOPIC, max_rate=300, max_in_flight=4)
+    shared = RateLimits(OracleBroker("m:", Clock()), "A", [topic], lambda topic: 4)
+
+    def ask_for(slots: int, now: float) -> int:
+        for _ in "permits", "deliveries":
+            shared.ask(now, lambda name: slots, lambda name, error: None, lambda name: 0)
+        return shared.room("prices")
+
+    assert ask_for(4, 1.0) == 4
+    shared.started("prices", 4)
+    # No slot waits, so the worker gives back the deliveries that it does not use.
+    assert ask_for(0, 1.2) == 0
+    shared.ended("prices", 3, 1.25)
+    assert ask_for(3, 1.25) == 3
+
+
 def test_a_slot_that_waits_for_its_limits_is_known_by_one_record(broker: Any) -> None:
     topic = replace(TOPIC, slots=1, max_in_flight=1)
     heard, forgotten = Heard(), set[Any]()

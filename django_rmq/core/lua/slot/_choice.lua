@@ -57,8 +57,8 @@ local function running_ahead()
   return math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
 end
 
--- While fresh messages are due, at most half of a delivery is retries; the odd one alternates with the receipt. Returns two
--- values:
+-- At most half of a delivery is retries, and the odd one alternates with the receipt. If too few fresh messages are due, retries
+-- take their places. Returns two values:
 --   the retries before the other messages,
 --   the number of the retries.
 local function with_retries(rested, free)
@@ -103,7 +103,7 @@ end
 
 -- Returns six values:
 --   the candidates,
---   how many at their head may be retries,
+--   how many at their head may be retries; math.huge: any of them, because the order mixes retries with others,
 --   whether there are no others,
 --   whether they are the first entries of Store with none left out, so that they can be removed by rank,
 --   the score of the last entry that was read,
@@ -136,6 +136,10 @@ end
 
 -- section: selection
 -- Choose what is delivered of the candidates: no more than `limit` and `max_bytes`, a suspect alone, and no expired message.
+--
+-- From fetch: `wary` says whether the slot has failures. Then each member is asked whether it is `suspicious`: a suspect, whose
+-- last delivery timed out or ran for too long. `expected` is the number of retries that the caller assumes if the answer has
+-- none.
 --
 -- needs: body unusual topic_type timeout max_retries expected serial limit max_bytes
 -- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_expired

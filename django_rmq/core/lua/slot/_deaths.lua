@@ -10,8 +10,12 @@
 -- needs: store retry body topic_type
 -- needs: count note_failure waits forget die collects join
 
--- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
--- A message that collects bodies takes along those of its newer copy. With the retries of that copy it would never die.
+-- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened. If not, the message is
+-- to be tried again.
+-- A message that collects bodies takes along those of its newer copy, which is dropped: so the message itself is tried again, or
+-- dies. With the retries of that copy it would never die.
+-- The last three arguments are those that end_delivery in ack returns: `failure`, its last failure before this one, or nil;
+-- `kept`, its body, or nil; `outdated`, whether a newer body is there, that of a copy which was sent during the delivery.
 local function end_for_good(member, left, what, text, origin, failure, kept, outdated)
   local absorbs = outdated and collects(kept) and collects(redis.call('HGET', body, member))
   if absorbs and left > 0 then -- rule: collecting_never_dies

@@ -1,8 +1,9 @@
 -- Duplicates: what becomes of a send whose message is there already.
 --
 -- `place` decides the word of a message that meets a copy: merged, superseded, present, refused or stored, as `single` in send
--- does for a lone one. Which of the two scores counts, and whether what comes later merges or replaces, is decided by the
--- scripts of sends. How bodies are joined is in _accumulation.
+-- does for a lone one, and insert for those of a bulk insertion. Which of the two scores counts, and whether what comes later
+-- merges or replaces, is decided by send_merge, send_replace, send_fifo and ensure in send. How bodies are joined is in
+-- _accumulation. Which sends are one message is decided in core/producer/identity.
 
 -- section: place
 -- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that

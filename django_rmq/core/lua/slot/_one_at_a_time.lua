@@ -1,6 +1,10 @@
 -- The gate: one at a time. While a worker or a Spark consumer has messages of a serial slot, no other one gets any.
--- Its holder may take more, and runs them one after the other (`core/consumer/capacity`). `push` in send
--- delivers where nothing else is in the slot, and asks that by itself.
+-- Its holder may take more, and runs them one after the other: all in one thread (Capacity.thread_for in core/consumer/capacity),
+-- or in the event loop by its queue (FairQueue in core/consumer/run_order). `push` in send delivers where nothing else is in the
+-- slot, and asks that by itself.
+--
+-- `strict`: on a fifo topic with ORDER strict, a message that has failed also holds back the later ones of its slot, as long as
+-- it rests. Those that were delivered together with it are held back by `holds` in core/consumer/batch_run.
 
 -- section: for_delivery
 -- Whether nothing may be delivered to `owner` now. A slot that is not serial has at most MAX_PREPARED messages in flight.

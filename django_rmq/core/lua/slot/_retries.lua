@@ -1,7 +1,10 @@
 -- Retries: how many a message has left, how long it rests after a failure, and how it comes back. _deaths.end_for_good decides
 -- whether it is tried again, dies or is dropped.
 --
--- How many it has at first is `Topic.max_retries` (core/model/topic.py), or its own limit if that is lower (`own_limits`).
+-- How many it has at first is `Topic.max_retries` (core/model/topic.py), or its own limit if that is lower (`own_limits`, in
+-- Python `Topic.retries_of`). A rest that the listener or a BACKOFF function gives is computed in core/consumer/failures. What a
+-- failed message of a fifo topic holds back is decided in _one_at_a_time (`strict`), and within its delivery in
+-- core/consumer/batch_run (`holds`).
 
 -- section: own_limits
 -- The limits that a message brings along. They are the first entry of the meta in its envelope: {"!":"retries timeout"}.
@@ -57,7 +60,8 @@ end
 
 -- section: backoff
 -- Returns how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
--- coming back together.
+-- coming back together. The sum of these rests without jitter, in worker/once, decides how long a processed message is
+-- remembered.
 --
 -- needs: backoff_base backoff_cap micros
 

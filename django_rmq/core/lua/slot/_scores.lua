@@ -1,6 +1,7 @@
 -- Scores: numbers without lost digits, and what a score says of its message. _choice decides which due message is taken next.
 --
--- The score of any other send comes with its call (score_of in placement.py), or is now_ms + range_ms (send_merge, ensure).
+-- The score of a send comes with its call (score_of in core/producer/placement.py, which refuses what is out of bounds), or is
+-- now_ms + range_ms (send_merge, ensure).
 --
 -- Store, on topics of time: the due ms. With DEBOUNCE and MAX_WAIT, a fraction in 1/1024 that says the deadline (_debounce).
 -- Store, on priority topics: the priority, a whole number above the floor, which is 16 or MAX_RETRIES.
@@ -29,7 +30,8 @@ local function plain_score(score)
 end
 
 -- section: kinds
--- Read what a score says of its message. A retry with the number q has q deliveries left.
+-- Read what a score says of its message. A retry with the number q has q deliveries left. In Python: core/model/scores.py, and
+-- `Topic.min_priority`, which is one above the floor. `single` in send has a shorter form of is_retry, for scores that are sent.
 --
 -- needs: topic_type max_retries LARGEST_WITH_RETRIES
 

@@ -1,8 +1,8 @@
 -- Sending: the push to an owner that sleeps (`push`), the fast way of a lone message (`single`), and the places of a fifo line.
 --
 -- Which of two scores counts, where the message of a send is there already, is decided here: by what each script gives to
--- `place`, and in `single`. What such a send then is (merged, superseded, refused) is decided in _duplicates, how far it is put
--- off in _debounce.
+-- `place`, and in `single`; for the many messages of a bulk insertion, in insert. What such a send then is (merged, superseded,
+-- refused) is decided in _duplicates, how far it is put off in _debounce.
 
 -- script: send_merge
 -- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see _debounce).
@@ -65,6 +65,7 @@ for i = 1, n do
   members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
 end
 local keep = accumulate > 0 and collect
+-- A copy that waits keeps its time, unless `again` computes another one. So do rows of the outbox (outbox/merged_rows).
 local reply = place(members, rows, envelope, 'merged', again, {}, keep) -- rule: merge_takes_the_later_time
 if reply[1] == 'stored' then reply[2] = due end
 return reply
@@ -127,6 +128,7 @@ for i = 1, n do
   end
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
+-- A copy that waits gets the new score.
 local reply = place(members, rows, envelope, 'replaced', true, {}) -- rule: replace_keeps_the_first
 note_sent()
 return reply
@@ -194,6 +196,7 @@ if ensure then
     end
   end
 end
+-- A copy that waits or rests keeps its place, and with ON_DUPLICATE "replace" gets the new body.
 local met = (ensure or on_duplicate == 'keep') and 'present' or 'replaced' -- rule: fifo_keeps_the_body
 local reply = place(members, rows, envelope, met, false, running)
 if delay == 0 then keep_place() end -- rule: fifo_forgets_its_place
@@ -260,6 +263,7 @@ if redis.call('ZCARD', claim) > 0 then
   end
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
+-- A copy stays as it is.
 local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
 note_sent()
 if reply[1] == 'mixed' or topic_type ~= 'range_merge' then return reply end

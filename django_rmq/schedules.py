@@ -16,13 +16,14 @@ from typing import Any
 from django_rmq import connections, observability
 from django_rmq.conf import Config, SettingsProblem, did_you_mean, get_config, set_schedule_topics
 from django_rmq.conf.parsers import InvalidSetting, printable
-from django_rmq.conf.schedule_settings import NAME_WANTED, SCHEDULE_KEYS, is_name
+from django_rmq.conf.schedule_settings import SCHEDULE_KEYS, is_name
 from django_rmq.connections import Purpose
 from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.keys import NAME_WANTED
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic

@@ -20,7 +20,7 @@ from django_rmq.admin.body_display import visible
 from django_rmq.admin.labels import Text
 from django_rmq.core.model.body_codec import encode_body, exact_json
 from django_rmq.core.model.bounds import FASTEST, LARGEST, LONGEST_WAIT, MAX_TIMEOUT, SHORTEST_WAIT, SLOWEST
-from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.topic import SCORE_OPTIONS, Topic, TopicType
 from django_rmq.durations import InvalidDuration, duration_text, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage, OperationRefused
 from django_rmq.operations import TopicLimits
@@ -208,14 +208,8 @@ class SendForm(BodyForm):
         if not topic.keyed:
             for name in ("key", "fresh_key", "max_retries", "timeout"):
                 del self.fields[name]
-        field_name = {
-            TopicType.RANGE_MERGE: "time_range",
-            TopicType.PRIORITY: "priority",
-            TopicType.FIXED_TIME: "fixed_time",
-            TopicType.FIFO: "delay",
-        }[topic.type]
-        for name in ("priority", "time_range", "fixed_time", "delay"):
-            if name != field_name:
+        for topic_type, name in SCORE_OPTIONS.items():
+            if topic_type is not topic.type:
                 del self.fields[name]
         if topic.type is TopicType.RANGE_MERGE:
             self.fields["time_range"].required = topic.time_range_ms is None

@@ -25,6 +25,7 @@ from django_rmq.core.model.stored_actions import ActionKind
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import ActionResult, BulkRun, Filter, Operations, Permission
 from django_rmq.operations.authorization import PERMISSION_OF
+from django_rmq.operations.bulk_actions import FASTEST_RATE
 from django_rmq.operations.filters import is_for_purge
 
 
@@ -59,7 +60,7 @@ class RateForm(QuestionForm):
         label=gettext_lazy("Messages per second"),
         required=False,
         min_value=1,
-        max_value=1_000_000,
+        max_value=FASTEST_RATE,
         help_text=gettext_lazy("Leave empty for no limit."),
     )
 

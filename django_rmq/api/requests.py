@@ -39,7 +39,8 @@ from django_rmq.core.model.status import QUEUES, STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations import MAX_IDS
-from django_rmq.operations.consumption import LONGEST_WAIT
+from django_rmq.operations.bulk_actions import FASTEST_RATE, SLOWEST_RATE
+from django_rmq.operations.consumption import LONGEST_POLL
 from django_rmq.operations.messages import LONGEST_PAGE, MOST_EXAMINED
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
@@ -423,7 +424,12 @@ class BackgroundFields(RequestSerializer):
     action = serializers.ChoiceField(["replay", "delete", "purge"])
     state = Text(default="dead", help_text="dead, waiting or resting")
     filter = StrictFilter(default=dict)
-    rate = Number(required=False, min_value=0.1, max_value=1_000_000, help_text="Messages per second at most")
+    rate = Number(
+        required=False,
+        min_value=SLOWEST_RATE,
+        max_value=FASTEST_RATE,
+        help_text="Messages per second at most",
+    )
     keep = Flag(default=True, help_text=KEEP_HELP)
 
 
@@ -445,7 +451,7 @@ class PrepareFields(RequestSerializer):
         help_text="Created once by each consumer, which processes its messages one after the other"
     )
     max = Whole(default=1, min_value=1, max_value=BATCH)
-    wait = Number(default=0.0, min_value=0, max_value=LONGEST_WAIT)
+    wait = Number(default=0.0, min_value=0, max_value=LONGEST_POLL)
     held = Flag(default=False, help_text="True: take nothing, list the messages that this consumer holds")
     first = Whole(
         default=0, min_value=0, max_value=LAST_SLOT, help_text="`held` only: the first slot to look at"

@@ -14,11 +14,9 @@ from django_rmq.conf.parsers import InvalidSetting, one_of, optional, printable,
 from django_rmq.conf.sections import Keys, Problems, read_values
 from django_rmq.conf.topic_settings import read_defaults, read_topic
 from django_rmq.core.model.bounds import LONGEST_WAIT
-from django_rmq.core.model.keys import TOPIC_NAME
+from django_rmq.core.model.keys import NAME_WANTED, TOPIC_NAME
 from django_rmq.core.model.schedule import CATCH_UP, Schedule
 from django_rmq.core.model.topic import Topic
-
-NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
 
 
 def body(value: object) -> object:

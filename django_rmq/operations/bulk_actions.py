@@ -259,8 +259,8 @@ PART_SECONDS, SEARCH_SECONDS = 2.0, 10.0
 LEASE_MS = 30_000
 """Milliseconds after which a worker that does a part counts as dead, and another worker does it."""
 
-SLOWEST_RATE = 0.1
-"""The lowest rate, in messages per second: the pause between two messages is well below the lease."""
+SLOWEST_RATE, FASTEST_RATE = 0.1, 1_000_000
+"""The bounds of a rate, in messages per second. At the lowest the pause between two messages is well below the lease."""
 
 _KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 
@@ -332,7 +332,7 @@ def _check_action(kind: ActionKind, queue: str, wanted: Filter, rate: float | No
         )
     if kind == "purge" and not is_for_purge(wanted):
         raise OperationRefused(_("a purge selects by age and slot only"))
-    if rate is not None and not SLOWEST_RATE <= rate <= 1e6:
+    if rate is not None and not SLOWEST_RATE <= rate <= FASTEST_RATE:
         raise InvalidRequest(
             _("the rate must be from %(least)s to 1000000 messages per second") % {"least": SLOWEST_RATE}
         )

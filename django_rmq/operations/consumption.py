@@ -396,7 +396,7 @@ def _lease_ms(topic: Topic) -> int:
     return topic.timeout * 1000 + 1000
 
 
-LONGEST_WAIT = 20.0
+LONGEST_POLL = 20.0
 """Maximum seconds for which a consumer may wait for a message."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
@@ -445,9 +445,9 @@ class LongPoll:
         """
         if not (is_whole(most) and 1 <= most <= BATCH):
             raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {abbreviated(most)}")
-        if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
+        if not (is_number(wait) and 0 <= wait <= LONGEST_POLL):
             raise InvalidRequest(
-                f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {abbreviated(wait)}"
+                f"the wait must be from 0 to {LONGEST_POLL:g} seconds, got {abbreviated(wait)}"
             )
         end = time.monotonic() + wait
         rest = self._topic.slots / SLOTS_PER_SECOND

@@ -21,7 +21,7 @@ from django_rmq.core.consumer.failures import name_of
 from django_rmq.core.model.body_codec import decode_body, encode_json, exact_body
 from django_rmq.core.model.envelope import Envelope, content_of, key_of
 from django_rmq.core.model.replies import Death, DescribeReply, Entry, FailureRecord, error_class, read_record
-from django_rmq.core.model.scores import LAST_INSTANT_MS, is_retry, retries_left
+from django_rmq.core.model.scores import LAST_INSTANT_MS, is_retry, priority_of, retries_left
 from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
@@ -292,7 +292,7 @@ def from_entry(
         queue=queue,
         score=score,
         at_ms=time_of(topic, queue, score, content.timeout),
-        priority=_priority(topic, queue, score),
+        priority=priority_of(topic, score) if queue in ("store", "claim") else None,
         retries_left=retries_left(topic, queue, score, known.times if known else 0, content.max_retries),
         size=len(shown),
         member=None if hidden else member,
@@ -376,9 +376,3 @@ def time_of(topic: Topic, queue: str, score: float, timeout: int | None = None) 
         early = 0 if timeout is None else max(0, topic.timeout - timeout)
         return (math.floor(score / 1000) + early) * 1000
     return math.floor(score)
-
-
-def _priority(topic: Topic, queue: str, score: float) -> int | None:
-    if queue not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
-        return None
-    return math.floor(score) if score > topic.min_priority - 1 else None

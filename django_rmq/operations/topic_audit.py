@@ -14,9 +14,11 @@ from typing import TypeVar
 from django_rmq.core.commands import claims, inspect, operate, send
 from django_rmq.core.commands.broker_interface import Broker, run_all, walk
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.bounds import MAX_PRIORITY
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.ledger import Ledger
 from django_rmq.core.model.replies import RECORDS, Entry
+from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.topic_registration import as_registered
@@ -175,7 +177,10 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     if topic.debounce_ms:
         score = float(int(score))  # Its fraction belongs to its former wait.
     # Such a score is that of a retry, whose number of retries a send would lose.
-    if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
+    if (
+        score != int(score)
+        or not (topic.min_priority if topic.is_priority else LAST_RETRY + 1) <= score <= MAX_PRIORITY
+    ):
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]
     (there,) = broker.run(inspect.describe_messages(topic, own, [member]))

@@ -57,7 +57,8 @@ from django_rmq.message_ids import sealed_id
 logger = safe_logger("django_rmq.consumer")
 
 REPORT_SECONDS = 5.0
-"""Seconds between two reports of a worker."""
+"""Seconds between two reports of a worker. With each one it obeys what it was asked for: the admin, the API and the commands say
+"within five seconds"."""
 
 FORGET_MS = 3_600_000
 """Milliseconds after which the report of a worker that vanished is deleted."""

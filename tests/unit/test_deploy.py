@@ -21,7 +21,7 @@ from django_rmq.conf.settings_reader import Consumer
 from django_rmq.core.worker_processes.child_process import SERVER, USAGE, WATCHDOG
 from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS
 from django_rmq.management.commands.runrmqconsumers import ENVIRONMENT, Command
-from django_rmq.operations.consumption import LONGEST_WAIT
+from django_rmq.operations.consumption import LONGEST_POLL
 from tests.support.commands import completed
 from tests.support.servers import absent
 
@@ -225,7 +225,7 @@ def test_keda_asks_for_a_metric_of_topics_that_exist() -> None:
 def test_a_long_poll_ends_before_gunicorn_ends_its_process() -> None:
     told: dict[str, Any] = {}
     exec((DEPLOY / "gunicorn.conf.py").read_text(), told)
-    assert min(told["timeout"], told["graceful_timeout"]) > LONGEST_WAIT
+    assert min(told["timeout"], told["graceful_timeout"]) > LONGEST_POLL
     assert (
         float(compose()["services"]["web"]["stop_grace_period"].removesuffix("s")) > told["graceful_timeout"]
     )

@@ -18,8 +18,9 @@ def read_schedules() -> Call[list[ScheduleRecord]]:
 def change_schedule(
     name: str, field: str, value: str, *, from_now: bool = False, renewed: int | None = None
 ) -> Call[str]:
-    """Change ``spec``, ``override``, ``paused``, ``walls`` or ``removed`` of a schedule. Answers changed, same or not_found.
+    """Change a field of a schedule. Answers changed, same or not_found.
 
+    ``field``: spec, override, paused or removed; or walls, the local times of the latest ticks (``local_times_text``).
     ``from_now``: its ticks count from now on, instead of from the last one. ``renewed``: change it only if no
     worker has declared it since that time, which is the one of its record.
     """

@@ -7,7 +7,8 @@
 --
 -- KEYS schedules
 --
--- A tick is ready, writing (into its slot), written (until it is due), or retracting (it is taken back).
+-- A tick is ready, writing (into its slot), written (until it is due), or retracting (it is taken back): see
+-- `ScheduleRecord.state` in core/model/schedule.py.
 --
 -- ARGV[1] name
 -- ARGV[2] field          spec, override, paused, walls or removed
@@ -133,8 +134,6 @@ end
 local known = redis.call('HMGET', schedules, of('generation'), of('at'), of('state'), of('changed'), of('removed'))
 -- A writer may have been slow: another worker has settled this tick since, or the schedule was changed.
 if known[1] ~= generation or known[2] ~= instant then return 'lost' end -- rule: a_stale_writer_settles
--- The states: `ready`: the next tick is to be planned. `writing`: the tick `at` is to be written into its slot. `written`: it is
--- there. `retracting`: it is to be taken back, because the schedule was changed or removed.
 local at, state = tonumber(instant), known[3]
 if state == 'writing' and outcome == 'written' then
   redis.call('HDEL', schedules, '')

@@ -33,6 +33,8 @@ def read_wakeup(number: int) -> tuple[str, int]:
 
 MAX_SLOTS = 1 << 20
 TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
+"""What ``TOPIC_NAME`` matches, for errors."""
 
 
 class SlotKeys(NamedTuple):
@@ -220,10 +222,7 @@ def read_store_key(store: bytes, prefix: str) -> tuple[str, int]:
 def check_topic_name(name: object) -> str:
     """Return ``name`` if it may name a topic, else raise ``ConfigurationError``."""
     if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"topic name {name!r} is not allowed: it must be 1 to 100 of A-Z a-z 0-9 . _ - "
-            "and begin with a letter or digit"
-        )
+        raise ConfigurationError(f"topic name {name!r} is not allowed: it must be {NAME_WANTED}")
     return name
 
 

@@ -104,7 +104,7 @@ class ScheduleRecord:
     """Rises with every change."""
     state: str
     """ready: the next tick is to be planned. writing: ``at`` is to be written into its slot. written: it is there.
-    retracting: it is to be taken back, because the schedule was changed."""
+    retracting: it is to be taken back, because the schedule was changed or removed. ``lua/schedules.lua`` changes the state."""
     at: int
     """The latest tick that was planned, or the instant from which the next one counts."""
     changed_ms: int

@@ -1,7 +1,7 @@
 """Scores: what the score of a message in Store says: when it is due, or its priority, and its retries left.
 
-Scores are doubles, in Redis as in Lua. The scripts have the same numbers. The score that a send gives its message comes from
-``producer.placement.score_of``.
+Scores are doubles, in Redis as in Lua. The scripts have the same numbers, and the same rules in ``lua/slot/_scores.lua``. The
+score that a send gives its message comes from ``producer.placement.score_of``.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class TopicType(StrEnum):
     """How a topic's Store is ordered (article, section "three kinds of messages")."""
 
     RANGE_MERGE = "range_merge"
-    """Due ``time_range`` after the first send. Sends until then merge and keep that time."""
+    """Due ``time_range`` after the first send. Sends until then merge and keep that time, or with ``debounce`` put it off."""
     PRIORITY = "priority"
     """Highest priority first; the last send's priority counts."""
     FIXED_TIME = "fixed_time"
@@ -47,13 +47,22 @@ class TopicType(StrEnum):
     """Due at once or after a delay, in the order of sending."""
 
 
+SCORE_OPTIONS = {
+    TopicType.RANGE_MERGE: "time_range",
+    TopicType.PRIORITY: "priority",
+    TopicType.FIXED_TIME: "fixed_time",
+    TopicType.FIFO: "delay",
+}
+"""Type of a topic -> the option of a send that gives the due time or the priority of its message."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """How long a failed message rests: ``base_ms`` doubling to ``cap_ms``, jittered by up to half.
 
     Equal base and cap mean that constant time without jitter; 0 means no rest, as in the article.
     ``function`` (failures so far, from 1 → seconds) takes precedence after a listener's failure; time-outs
-    always use the numbers.
+    always use the numbers. The script of a failure computes the rest (``lua/slot/_retries.lua``, section ``backoff``).
     """
 
     base_ms: int = 1_000
@@ -90,8 +99,8 @@ class Topic:
     timeout: int = 30
     """Seconds from prepare or extend until a delivery counts as timed out."""
     max_retries: int = 16
-    """How often a message that fails is tried again before it dies: with 16, it is delivered at most 17 times. A message may have
-    a lower limit of its own."""
+    """How often a message that fails is tried again before it dies: with 16, it fails at most 17 times. Deliveries that are
+    given back before they begin do not count. A message may have a lower limit of its own (``retries_of``)."""
     backoff: BackOff = field(default_factory=BackOff)
     default_priority: int | None = None
     """priority topics: the priority of a send that gives none. None if each send must give one."""
@@ -165,11 +174,17 @@ class Topic:
 
     @property
     def min_priority(self) -> int:
-        """The smallest priority that a send may use: a score below it is read as a retry."""
+        """The smallest priority that a send may use: a score below it is read as a retry.
+
+        It is one above ``floor_priority`` of the scripts (``lua/slot/_scores.lua``).
+        """
         return max(16, self.max_retries) + 1
 
     def retries_of(self, own: int | None) -> int:
-        """Return how often a message with its ``own`` limit may be tried again: at most as often as the topic allows."""
+        """Return how often a message with its ``own`` limit may be tried again: at most as often as the topic allows.
+
+        The scripts decide it by ``own_limits`` (``lua/slot/_retries.lua``).
+        """
         return self.max_retries if own is None else min(own, self.max_retries)
 
     @property

@@ -39,7 +39,7 @@ from django_rmq.core.model.envelope import (
     new_origin,
 )
 from django_rmq.core.model.scores import LAST_RETRY
-from django_rmq.core.model.topic import Definition, Topic, TopicType, slot_counts
+from django_rmq.core.model.topic import SCORE_OPTIONS, Definition, Topic, TopicType, slot_counts
 from django_rmq.core.producer.identity import keyed_member
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
@@ -166,6 +166,11 @@ def slot_of(basis: bytes, slots: int) -> int:
     return slot_of_crc(crc32(basis), slots)
 
 
+def slot_crc(basis: bytes | None, member: bytes) -> int:
+    """Return the CRC that decides the slot of a message: of its slot basis, or of its member if it has no basis."""
+    return crc32(member if basis is None else basis)
+
+
 def slot_of_crc(crc: int, slots: int) -> int:
     """Return the slot for the CRC of a slot basis. A slot count is a power of two."""
     return crc & (slots - 1)
@@ -244,30 +249,33 @@ def check_option_of_type(
         or (delay is not None and kind is not TopicType.FIFO)
     ):
         given = {"priority": priority, "time_range": time_range, "fixed_time": fixed_time, "delay": delay}
-        option, _ = _OPTIONS[kind]
+        option = SCORE_OPTIONS[kind]
         others = [f"{name}=" for name, value in given.items() if value is not None and name != option]
         raise InvalidMessage(
             f"topic {topic.name} has the type {kind.value}: pass {option}=, not {' and '.join(others)}"
         )
 
 
-_OPTIONS = {
-    TopicType.RANGE_MERGE: ("time_range", "how long it waits for others to merge with"),
-    TopicType.PRIORITY: ("priority", "an integer"),
-    TopicType.FIXED_TIME: ("fixed_time", "an aware datetime"),
-    TopicType.FIFO: ("delay", "how long it waits at least"),
+_VALUES = {
+    TopicType.RANGE_MERGE: "how long it waits for others to merge with",
+    TopicType.PRIORITY: "an integer",
+    TopicType.FIXED_TIME: "an aware datetime",
+    TopicType.FIFO: "how long it waits at least",
 }
-"""Type of a topic -> the option of a send that gives the due time or the priority of its messages, and its values."""
+"""Type of a topic -> the values of the option in ``SCORE_OPTIONS``."""
 
 
 def option_of(topic: Topic) -> str:
     """Return the option of a send that gives the due time or the priority of a message of ``topic``, and the values it takes."""
-    option, values = _OPTIONS[topic.type]
-    return f"{option}= ({values})"
+    return f"{SCORE_OPTIONS[topic.type]}= ({_VALUES[topic.type]})"
 
 
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
-    """Return the score that makes a replayed message due at once, or restores its priority (``scored``)."""
+    """Return the score that makes a replayed message due at once, or restores its priority (``scored``).
+
+    For a message that is replayed by a send, to another topic or slot. In its own slot, the script ``replay`` computes it
+    (``lua/slot/operate.lua``).
+    """
     if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
         return 0
     if topic.type is TopicType.FIXED_TIME:
@@ -298,7 +306,7 @@ class Placement:
     ) -> Outgoing:
         """Return a message in the slot of its basis; without a basis, in the slot of its member."""
         present = self.present(topic)
-        crc = crc32(member if basis is None else basis)
+        crc = slot_crc(basis, member)
         return Outgoing(present, slot_of_crc(crc, present.slots), member, score, envelope, "send", crc)
 
     def present(self, topic: Topic, attempt: int = 0) -> Topic:

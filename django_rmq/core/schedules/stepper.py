@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from zlib import crc32
 
 from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker
@@ -20,7 +19,7 @@ from django_rmq.core.model.envelope import Envelope, derived_origin, encode_enve
 from django_rmq.core.model.schedule import ScheduleRecord, instant_text, local_times_text, tick_member
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import Outgoing, basis_of, check_stored_basis, slot_of_crc
+from django_rmq.core.producer.placement import Outgoing, basis_of, check_stored_basis, slot_crc, slot_of_crc
 from django_rmq.core.schedules.tick_times import local_time, next_instant, next_tick
 from django_rmq.exceptions import (
     CallerError,
@@ -230,7 +229,7 @@ def message(
         headers=headers,
         origin=origin if topic.origin else None,
     )
-    crc = crc32(member if basis is None else basis)
+    crc = slot_crc(basis, member)
     return Outgoing(topic, slot_of_crc(crc, topic.slots), member, score, encode_envelope(envelope), crc=crc)
 
 

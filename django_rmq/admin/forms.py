@@ -1,6 +1,6 @@
 """The forms of pages: the limits of a topic, a body, a message to send, and the filter of messages.
 
-The forms of the questions before an action are in ``page_actions``.
+The forms of the questions before an action are in ``page_actions``, and that of a schedule is in ``schedule_views``.
 """
 
 from __future__ import annotations

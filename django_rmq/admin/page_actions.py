@@ -1,7 +1,7 @@
 """A table of the actions on messages from a page: the words, the question with its form, and the operation of each.
 
-``action_views`` asks the question and runs the action. Nothing is decided here: permissions, outcomes and the audit are
-those of ``django_rmq.operations``.
+``action_views`` asks the question and runs the action. Only what a page offers is decided here: which actions, for messages of
+which state and filter. Permissions, what is refused, outcomes and the audit are those of ``django_rmq.operations``.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class PageAction:
     for_filtered: bool | None = None
     """True: only for a filtered list. False: only without a filter (except for age and slot). None: both."""
     for_priorities: bool = True
-    """Whether it applies to resting messages of a priority topic."""
+    """Whether it applies to resting messages of a priority topic. ``reschedule`` of ``lua/slot/operate.lua`` refuses them."""
 
     background: ActionKind | None = None
     """The same action in the background, if there is one."""

@@ -142,7 +142,8 @@ class PrepareView(RmqView):
     def post(self, topic: Topic, fields: Fields) -> Json | Response:
         """Take messages, or list those that this consumer holds.
 
-        A delivery that is neither settled nor extended in time ends, and its message is delivered again.
+        A delivery that is neither settled nor extended in time ends, and its message is delivered again, or dies if it has no
+        retries left.
         """
         deliveries = self.operations.deliveries(topic.name)
         if fields["held"]:
@@ -164,7 +165,7 @@ class PrepareView(RmqView):
 
 def _let_go_of_databases() -> None:
     """Close the database connections of a request that waits."""
-    # Each of them would be idle for up to 20 s, and databases have few. One in a transaction, as in a test, stays.
+    # Each of them would be idle for up to ``LONGEST_POLL`` s, and databases have few. One in a transaction, as in a test, stays.
     for database in databases.all(initialized_only=True):
         if not database.in_atomic_block:
             database.close()

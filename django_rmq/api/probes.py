@@ -58,7 +58,7 @@ class PublicView(RmqView):
         return [AllowAny()]
 
     def get_throttles(self) -> list[BaseThrottle]:
-        """Return no throttles: a process whose probe is refused gets killed."""
+        """Return no throttles for clients without a login, because a process whose probe is refused gets killed."""
         is_known = getattr(self.request.user, "is_authenticated", False)
         return super().get_throttles() if is_known else []
 

@@ -62,7 +62,7 @@ class RunAnswer(ResponseSerializer):
 class SchedulesView(RmqView):
     @route("schedules", Permission.VIEW, answers={200: SchedulesAnswer})
     def get(self) -> Json:
-        """List the schedules that workers have declared, with their next and last runs."""
+        """List the schedules that workers have declared, and those of this project that Redis does not know, with their runs."""
         schedules = self.operations.schedules(self.known())
         rows = [
             ScheduleAnswer.of(one, edited=sorted(one.override), outcome=one.outcome or None)

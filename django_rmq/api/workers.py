@@ -12,7 +12,7 @@ from django_rmq.api.view import Json, MessageRoute, ResponseSerializer, RmqView,
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.operations import Permission, RunningMessages, WorkerStack
-from django_rmq.operations.worker_overview import ReportedWorker, RunningMessage
+from django_rmq.operations.worker_overview import MOST_RUNNING, MOST_VANISHED, ReportedWorker, RunningMessage
 
 
 class WorkerReportAnswer(ResponseSerializer):
@@ -69,7 +69,9 @@ class WorkersAnswer(ResponseSerializer):
     """All live workers, and what is missing."""
 
     results = WorkerAnswer(many=True)
-    vanished = VanishedWorkerAnswer(many=True, help_text="At most 100 of the last hour, the last one first")
+    vanished = VanishedWorkerAnswer(
+        many=True, help_text=f"At most {MOST_VANISHED} of the last hour, the last one first"
+    )
     unserved = serializers.ListField(
         child=serializers.CharField(), help_text="Topics with a listener that no worker serves"
     )
@@ -152,7 +154,9 @@ class RunningAnswer(ResponseSerializer):
     """The messages that run, the one that has run longest first."""
 
     now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
-    results = RunningMessageAnswer(many=True, help_text="At most 200; each worker names its twenty longest")
+    results = RunningMessageAnswer(
+        many=True, help_text=f"At most {MOST_RUNNING}; each worker names its twenty longest"
+    )
     unlisted = serializers.IntegerField(help_text="The number of other messages that run, of any topic")
 
 

@@ -1,4 +1,4 @@
-"""`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case.
+"""`RMQ["SCHEDULES"]`, the options of `@schedule`, which are the same in lower case, and the topic of a schedule that names none.
 
 What a schedule requires of its topic is checked by ``django_rmq.schedules``, when all topics are known.
 """
@@ -45,10 +45,11 @@ OWN_TOPIC: Mapping[str, object] = MappingProxyType(
         "BODY": "json",
         "SLOT_BASIS": None,
         "SLOTS": 1,
+        "SERIAL": True,
         "LISTENER": True,
     }
 )
-"""The topic of a schedule that names none. Its runs come one after the other."""
+"""The topic of a schedule that names none, whatever TOPIC_DEFAULTS says. Its runs come one after the other."""
 
 
 # A schedule may have a topic in its own name, so both take the same names.

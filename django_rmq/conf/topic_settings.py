@@ -1,7 +1,9 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
 ``sections`` refuses unknown keys. The result is a ``Topic`` for each name. The default of an option is that of the
-field of ``core.model.topic.Topic``. ``connections`` checks whether Redis knows the topic with the same options.
+field of ``core.model.topic.Topic``. Others are in this file: TYPE and ORDER of a topic without TYPE (``SOON``), OUTBOX (as
+`RMQ["OUTBOX"]`), IDENTITY of fifo topics, and MAX_RUNTIME beside HARD_TIMEOUT. ``connections`` checks whether Redis knows the
+topic with the same options.
 """
 
 from __future__ import annotations
@@ -389,7 +391,7 @@ def _check_identity(problems: Problems, place: str, values: Values, own: Mapping
 
 
 def _check_limits(problems: Problems, place: str, values: Values) -> None:
-    """Report a HARD_TIMEOUT below MAX_RUNTIME; without a MAX_RUNTIME the heartbeat lasts until the HARD_TIMEOUT and longer."""
+    """Report a HARD_TIMEOUT that is not above MAX_RUNTIME. Without MAX_RUNTIME, the heartbeat lasts longer than HARD_TIMEOUT."""
     hard, most = values.get("hard_timeout"), values.get("max_runtime")
     if hard is None:
         return

@@ -102,7 +102,10 @@ def check_coordinator() -> None:
 
 
 def end_session(worker: str, token: str) -> None:
-    """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
+    """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``.
+
+    With a coordinator of the project's own, nothing is done: it has to notice the end of the process by itself.
+    """
     if _coordinator() == "redis":
         get_broker("coordinator").run(membership.leave(worker, token))
     elif _coordinator() == "zookeeper":
@@ -112,7 +115,7 @@ def end_session(worker: str, token: str) -> None:
 
 
 def survey_zookeeper() -> ZooKeeperSurvey | None:
-    """Return the workers and the assignment from ZooKeeper, or None if the roster in Redis has them. Raises ``ServerTrouble``.
+    """Return the workers and the assignment from ZooKeeper, or None if another coordinator is in use. Raises ``ServerTrouble``.
 
     The answer may be ``SURVEY_SECONDS`` old, because it needs a session, and pages are loaded often.
     """

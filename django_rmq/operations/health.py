@@ -94,7 +94,8 @@ class HealthThresholds:
 USUAL_LIMITS = HealthThresholds(
     max_age=300.0, max_dead=0, max_outbox_age=300.0, max_schedule_lateness=600.0, max_running=900.0
 )
-"""The limits where the caller has chosen no others: those of monitoring/alerts.yml."""
+"""The limits where the caller has chosen no others. monitoring/alerts.yml has the same, except for dead messages: it alerts
+about new ones."""
 
 DEFAULT_THRESHOLDS = HealthThresholds(lateness=Severity.BAD)
 """The limits of ``rmqhealth`` without options, and of the pages of the admin."""
@@ -246,9 +247,9 @@ def shared_health(
 ) -> Health:
     """Return what ``rmqhealth`` finds wrong with its default limits, for topics whose figures were read before.
 
-    Only what dashboards share is read: the servers, the workers, the outbox and the schedules. ``problem``: why the
-    workers are unknown. ``only_these``: without vanished workers and undeclared topics, and without schedules and rows of
-    other topics. The texts are in the language of this thread.
+    Only what dashboards share is read: the servers, the workers, undeclared topics, the outbox and the schedules. Whether the
+    assignment fits the workers is not checked. ``problem``: why the workers are unknown. ``only_these``: without vanished
+    workers and undeclared topics, and without schedules and rows of other topics. The texts are in the language of this thread.
     """
     context.actor.require(Permission.VIEW)
     names = {one.topic.name for one in figures}

@@ -1,8 +1,8 @@
 """Write: ``Writer`` and ``StreamWriter`` make messages of rows, by the same rules as a send from Python.
 
-``columns`` says what a row may contain, and ``bulk_write`` how many rows are sent together. Rows are sent as columns where they
-can be; fifo topics, and what has limits of its own, are built row by row. At least once: a task that is tried again sends again,
-and messages that still wait merge. Rows that cannot be sent are an error, or go into the folder of ``badRows``.
+``columns`` says what a row may contain, and ``bulk_write`` how many rows are sent together. ``Target.encode`` chooses the fastest
+form in which rows can be sent. At least once: a task that is tried again sends again, and messages that still wait merge. Rows
+that cannot be sent are an error, or go into the folder of ``badRows``.
 """
 
 from __future__ import annotations
@@ -299,7 +299,11 @@ class PartitionSend:
 
 
 class EncodedBatch(NamedTuple):
-    """Rows that can be sent, in one of three forms."""
+    """Rows that can be sent, in one of three forms: the first that their topic and options allow.
+
+    ``rows``: as columns (``rows_of`` says which). ``bodies`` alone: without options, to a topic whose messages need none, such
+    as a fifo topic. ``built``: row by row, as any other send.
+    """
 
     bodies: list[bytes]
     rows: ArrowRows | None = None
@@ -341,6 +345,7 @@ class Target:
             part = batch.take(pa.array(chosen, pa.int64()))
             return self._built(part, [bodies[row] for row in chosen], options)
 
+        # Each row gets back the options that its message had when it was read, so it is built.
         restores = self.write.columns.has_envelopes and topic.keyed
         if not self.write.in_cluster and not restores:
             rows = rows_of(topic, options, batch, bodies, parsed, build, self._now_ms())

@@ -1,4 +1,4 @@
-"""Runs the listeners of a test, immediately and in its own thread, and starts its schedules."""
+"""Runs the listeners of a test, immediately and in the thread of the test, and starts its schedules."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def schedule_state(name: str) -> ScheduleState:
 
 
 def send_ticks(broker: Broker) -> None:
-    """Send the ticks that are due; on a server that is left to its workers."""
+    """Send the ticks that are due with a broker in memory. Those of a server are sent by its workers."""
     from django_rmq import schedules
 
     if broker.in_memory:

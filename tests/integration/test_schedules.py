@@ -1118,6 +1118,15 @@ def test_a_topic_of_the_settings_with_the_name_of_a_schedule_is_that_topic() -> 
         assert get_config().topic("stock").type == "fixed_time"
 
 
+def test_the_runs_of_a_topic_that_a_schedule_brings_come_one_after_the_other_whatever_the_defaults() -> None:
+    loose = {"SLOTS": 8, "SERIAL": False}
+    with override_settings(
+        RMQ={"BROKER": "memory", "TOPIC_DEFAULTS": loose, "SCHEDULES": {"stock": {"EVERY": 60}}}
+    ):
+        topic = get_config().topic("stock")
+        assert (topic.slots, topic.serial) == (1, True)
+
+
 def test_what_was_sent_is_there_after_a_schedule_has_brought_its_topic() -> None:
     before, broker = get_config(), get_broker()
 

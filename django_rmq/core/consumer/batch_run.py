@@ -1,7 +1,8 @@
 """One run of a batch: which of its messages may begin, the call of the listener, the outcomes, and when these are reported.
 
 A thread (``executor_pool``) and the event loop (``async_executor``) run batches by the same rules. A listener is called for
-messages one by one or in lists. What its error means for a message is decided by ``failures``.
+messages one by one or in lists. What its error means for a message is decided by ``failures``. On strict fifo topics a message
+that failed holds back those behind it (``holds``).
 """
 
 from __future__ import annotations
@@ -488,7 +489,11 @@ def report_failed_run(batch: Batch, mailbox: ReportQueue) -> None:
 
 
 def holds(failure: Failure | None) -> bool:
-    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is tried again."""
+    """Return whether an outcome holds back the later messages of its batch, on a strict fifo topic: the message failed.
+
+    Redis decides whether it is tried again or dies. If it dies, the later ones are delivered again at once. From one delivery to
+    the next, the slot is held by ``lua/slot/_one_at_a_time.lua`` (``strict``).
+    """
     return failure is not None and failure.kind not in ("rejected", "cancelled")
 
 

@@ -1,6 +1,8 @@
 """Capacity: how many more messages a worker can take now, given its threads, its event loop, its flows and its memory.
 
-``Capacity.limit`` decides how many messages one fetch asks for. Which slots are asked is decided by ``fetch_planner``.
+``Capacity.limit`` decides how many messages one fetch asks for. Which slots are asked is decided by ``fetch_planner``. Messages
+of a serial slot run one at a time: ``Capacity.thread_for`` gives them to the thread that has such messages already. In the event
+loop ``run_order.FairQueue`` sees to that, and between workers Redis does (``lua/slot/_one_at_a_time.lua``).
 
 A topic with FLOW uses as many threads as its flow allows, but never all of them if there are other topics. Topics without a
 flow use the others. So a listener that becomes slow delays only its own topic. Limits over all workers

@@ -1,7 +1,8 @@
 """Failures: the outcome that a listener's error gives its message, the text that is stored, and the log lines of outcomes.
 
 Nothing here raises, because the message has to end whatever its error is. Whether it is tried again or dies is decided in Redis
-by ``lua/slot/_deaths.lua``, and how long a retry waits by ``lua/slot/_retries.lua``.
+by ``lua/slot/_deaths.lua``. How long a retry waits is decided here if the listener or a BACKOFF function gives the delay, else by
+``lua/slot/_retries.lua``.
 
 Failures that repeat are logged less and less often: the first of a kind at once, with its traceback. A kind is a topic,
 the consequence (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.

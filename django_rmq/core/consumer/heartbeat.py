@@ -2,8 +2,9 @@
 
 It runs in a separate thread, so that a listener that never returns cannot stop it. On each beat ``watchdog`` looks for calls
 that run too long, and their batches are not extended. An extension restarts the time-out; where a time-out ends is in
-``lua/slot/_time_outs.lua``. After the death of a process nothing is extended: ``worker_processes.crash_recovery`` gives its
-messages back at once. Here is also who starts and ends this thread and the subscriber to wake-ups (``mailbox``).
+``lua/slot/_time_outs.lua``. After the death of a process nothing is extended: ``worker_processes.crash_recovery`` ends the
+deliveries of serial topics at once, and the others time out. ``BackgroundThreads`` starts and ends this thread and the
+subscriber to wake-ups (``mailbox``).
 
 Cancelling goes through here. The script ``remove`` (``lua/slot/operate.lua``) marks the delivery and publishes its slot. The
 heartbeat then extends the deliveries of that slot at once (``look_again``), and ``extend`` answers which are cancelled.

@@ -1,6 +1,8 @@
-"""Which batch runs next: in a thread (``TurnQueue``), in the event loop (``FairQueue``), and among suspects.
+"""Which batch runs next: in a thread (``TurnQueue``), in the event loop (``FairQueue``), and among suspects (``Suspects``).
 
-What is fetched next is decided by ``fetch_planner``, and which messages of a batch may begin by ``batch_run``.
+A suspect is a message whose last delivery timed out or ran for too long: it may kill its process. Redis delivers it alone
+(``lua/slot/_choice.lua``). What is fetched next is decided by ``fetch_planner``, and which messages of a batch may begin by
+``batch_run``.
 """
 
 from __future__ import annotations

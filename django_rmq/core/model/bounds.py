@@ -15,7 +15,8 @@ LARGEST = 1 << 53
 """The largest number accepted anywhere. A double, and therefore Lua and JSON, holds every integer up to it."""
 
 MAX_DURATION_MS = 31_622_400_000
-"""The longest ``time_range``, ``BACKOFF`` and delay of a rollback: 366 days."""
+"""The longest ``time_range`` and ``delay`` of a send, constant BACKOFF, interval of a schedule, and delay of a rollback over
+REST: 366 days. What a listener or a BACKOFF function gives is limited by ``delay_ms`` instead."""
 
 SHORTEST_WAIT, LONGEST_WAIT = timedelta(milliseconds=1), timedelta(milliseconds=MAX_DURATION_MS)
 """The bounds of ``time_range``."""
@@ -51,7 +52,7 @@ def abbreviated(value: object) -> str:
 
 
 def delay_ms(delay: object) -> int:
-    """Return the result of a back-off function in ms. A number or timedelta is limited to the longest duration.
+    """Return the delay of ``Retry``, or the result of a BACKOFF function, in ms. It is limited to the longest duration.
 
     A function such as ``2**failures`` has no bounds of its own. Raises ``ValueError`` for a value that is not a duration.
     """

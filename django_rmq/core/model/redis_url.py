@@ -72,10 +72,9 @@ def database(parts: SplitResult) -> str | None:
 
 
 def printable_url(url: str) -> str:
-    """Return the printable parts of a URL: its scheme, host, port and database.
+    """Return the printable parts of a URL: its scheme, host, port and database; of a Unix socket, the path and the database.
 
-    If the URL cannot be read, or its scheme does not belong to Redis, only the scheme is known to be
-    harmless.
+    If the URL cannot be read, only its scheme is known to be harmless. If its scheme does not belong to Redis, nothing is.
     """
     scheme = url.partition("://")[0].strip().lower()
     if scheme not in SCHEMES:

@@ -38,7 +38,7 @@ class TopicType(StrEnum):
     """How a topic's Store is ordered (article, section "three kinds of messages")."""
 
     RANGE_MERGE = "range_merge"
-    """Due ``time_range`` after the first send. Sends until then merge and keep that time, or with ``debounce`` put it off."""
+    """Due ``time_range`` after the first send. Sends until then merge and keep that time, or with DEBOUNCE put it off."""
     PRIORITY = "priority"
     """Highest priority first; the last send's priority counts."""
     FIXED_TIME = "fixed_time"

@@ -2,8 +2,8 @@
 
 Sends with the same topic, slot and member are one message. The member is the key (IDENTITY "key"), or else the encoded body,
 which ``placement`` takes as ``body_codec`` has made it. On fifo topics each send without a key draws a member of its own, so it
-is another message. What becomes of a send whose message is there already is decided by the script of its type, such as
-``send_merge``.
+is another message. What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says
+whether it is stored, merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.
 """
 
 from __future__ import annotations

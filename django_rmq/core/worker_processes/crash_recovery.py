@@ -2,7 +2,8 @@
 
 It reads the notes of the process (``consumer.shared_notes``). It commits the messages that were done, ends those that were
 running as timed out, and gives back those that had not begun. Without the notes all of them would wait for their time-out, as
-those of a lost host do (``core/lua/slot/_time_outs.lua``).
+those of a lost host do (``core/lua/slot/_time_outs.lua``). So do those of topics that are not serial, because Redis does not
+record who has them.
 """
 
 from __future__ import annotations

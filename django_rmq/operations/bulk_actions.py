@@ -116,8 +116,8 @@ def reschedule_all(
     """Give all messages of a state that ``wanted`` selects another due time or priority, as ``reschedule`` does.
 
     ``state``: waiting, or on topics ordered by time also resting. Messages that have that time or priority already are
-    left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry that waits by
-    priority keeps its place), ``running``, ``gone``.
+    left out; a ``dry_run`` without one counts all. Outcomes: ``rescheduled``, ``refused`` (a retry on a priority topic
+    keeps its score, as the script ``reschedule`` decides for each message), ``running``, ``gone``.
     """
     topic, queue = context.permitted(name, PERMISSION_OF["reschedule"]), queue_of(state)
     if queue not in ("store", "retry") or (queue == "retry" and topic.is_priority):

@@ -1,6 +1,6 @@
-"""The backend: it enqueues tasks as messages, with the priority that ``message_priority`` makes of that of the task.
+"""The backend: it enqueues tasks as messages.
 
-``task_status`` finds the results of tasks, and ``execution`` runs tasks.
+``jobs`` makes the message of a task and its priority, ``task_status`` finds the results of tasks, and ``execution`` runs tasks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,6 @@ from django_rmq.sending import send_message
 from django_rmq.tasks import Framework, task_status
 from django_rmq.tasks.jobs import Job
 from django_rmq.tasks.task_status import TaskRecord, result_of
-
-_LOWEST = 1_024
-"""Larger than any score that a priority topic interprets as a retry."""
-
-_LEVEL = 1 << 35
-"""The number of places that a priority has."""
-
-_STEP_MS = 20
-
-_SINCE_MS = 1_767_225_600_000
-"""2026-01-01. The places of a priority last until 2047; later tasks share the last place."""
-
-
-def message_priority(priority: int, since: datetime) -> int:
-    """Return the priority of the message of a task: higher ones of tasks first, then longer waits, in steps of 20 ms."""
-    # Django's priorities reach from -100 to 100, so the largest result is below MAX_PRIORITY, which is 2 ** 43.
-    steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
-    return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
-
-
-def priority_of(job: Job) -> int:
-    """Return the priority of the message of a job in the topic of its queue."""
-    return message_priority(job.priority, job.run_after or job.enqueued_at)
 
 
 class Tasks:
@@ -131,7 +108,7 @@ def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
             if _is_later(after, timezone.now()):
                 raise
     topic = mine.topic_of(job.queue, in_loop=job.in_loop)
-    return send_message(topic.name, job.body, priority=priority_of(job), **how)
+    return send_message(topic.name, job.body, priority=job.message_priority, **how)
 
 
 def _is_later(moment: datetime, now: datetime) -> bool:

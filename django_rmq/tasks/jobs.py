@@ -3,7 +3,7 @@
 Anyone who may send to a topic of tasks chooses the path of a task, and any consumer the text of an error. So a path
 that comes from Redis never leads to an import: it is looked up in the modules that the process has imported. Which
 modules it imports follows from the project alone: the ``tasks`` modules of the installed apps, and
-``OPTIONS["MODULES"]`` of the backends. ``backend`` gives the message its priority.
+``OPTIONS["MODULES"]`` of the backends. The priority of its message is here, too.
 """
 
 from __future__ import annotations
@@ -111,6 +111,25 @@ def import_each(names: Iterable[str]) -> list[tuple[str, Exception]]:
     return failed
 
 
+_LOWEST = 1_024
+"""Larger than any score that a priority topic interprets as a retry."""
+
+_LEVEL = 1 << 35
+"""The number of places that a priority has."""
+
+_STEP_MS = 20
+
+_SINCE_MS = 1_767_225_600_000
+"""2026-01-01. The places of a priority last until 2047; later tasks share the last place."""
+
+
+def message_priority(priority: int, since: datetime) -> int:
+    """Return the priority of the message of a task: higher ones of tasks first, then longer waits, in steps of 20 ms."""
+    # Django's priorities reach from -100 to 100, so the largest result is below MAX_PRIORITY, which is 2 ** 43.
+    steps = (round(since.timestamp() * 1000) - _SINCE_MS) // _STEP_MS
+    return _LOWEST + (priority + 101) * _LEVEL - 1 - min(max(steps, 0), _LEVEL - 1)
+
+
 class Job(NamedTuple):
     """One call of a task, as its message carries it."""
 
@@ -144,6 +163,11 @@ class Job(NamedTuple):
         if self.in_loop:
             body["async"] = True
         return body
+
+    @property
+    def message_priority(self) -> int:
+        """The priority of the message in the topic of its queue."""
+        return message_priority(self.priority, self.run_after or self.enqueued_at)
 
     @classmethod
     def of(cls, body: Any) -> Job:

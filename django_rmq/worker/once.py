@@ -494,6 +494,7 @@ def longest_life(topic: Topic) -> float:
 
 
 def _longest_rest(backoff: BackOff, failures: int) -> float:
+    """Return the rest in seconds: as ``lua/slot/_retries.lua`` computes it (``backoff``), or the function if it is longer."""
     longest: float = min(backoff.cap_ms, backoff.base_ms * 2 ** (failures - 1)) / 1000
     if backoff.function is not None:
         # A time-out always uses the numbers, and so does a worker if the function fails.

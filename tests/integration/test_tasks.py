@@ -27,8 +27,8 @@ from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import framework, is_installed
-from django_rmq.tasks.backend import message_priority
 from django_rmq.tasks.execution import Attempt, release, run
+from django_rmq.tasks.jobs import message_priority
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish

@@ -1,4 +1,10 @@
-"""The call of a script: its keys, found by their names at a place, its arguments, and the meaning of its reply."""
+"""The call of a script (``Call``), which the functions of the other modules here make, and brokers run.
+
+A call has a place, which finds the keys that the header of the script names (``AtSlot`` and others), arguments, of which some are
+facts of the topic (``FACTS``), and a function that reads the reply. Functions that several calls read replies with are here, too.
+``RedisCommand`` is a call of a plain command. A pipeline gives an ``Answer`` for each call. ``Packed`` stands for arguments that
+Spark has encoded already, which only a pipeline can send.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ LONGEST_ID = 1_200
 """Maximum number of characters of a message's id: 512 bytes of member are 683 of them."""
 
 MAX_ERROR_BYTES = 1024
-"""The maximum size of the error text stored per message, in bytes of UTF-8."""
+"""The maximum size of the error text stored per message, in bytes of UTF-8: ``cut_error`` keeps it, and so do the scripts."""
 
 SLOWEST, FASTEST = 1e-6, 1e6
 """The bounds of a rate, in messages per second. A slot counts its rate in whole µs from one delivery to the next."""

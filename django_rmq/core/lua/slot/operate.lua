@@ -444,7 +444,8 @@ keep_counts()
 return { 'restored', scanned[1], back, merged }
 
 -- script: reschedule
--- Give waiting messages a new due time or priority; resting messages keep their budget.
+-- Give waiting messages a new due time or priority; resting messages keep their budget. On priority topics a retry is refused:
+-- its score is no due time. So `reschedule_all` in operations/bulk_actions refuses it, and admin/page_actions does not offer it.
 --
 -- KEYS store retry prepare stats control claim
 --

@@ -1,9 +1,9 @@
 """The audit trail: what is recorded of an action, in the log and in the history of the admin.
 
 Every action is written to the logger ``django_rmq.audit`` and, if there is a user and the admin is installed, as a
-LogEntry of the topic: who, what, how many. An entry names messages by the filter, by sealed ids and by the values before
-and after; never by any content. Who acts, also in a command, is decided by ``authorization``. Nothing here deletes old
-entries: they are Django's, and the project's to delete.
+LogEntry of the topic: who, what, how many. Sends that programs make over REST are in the log alone. An entry names messages by
+the filter, by sealed ids and by the values before and after; never by any content. Who acts, also in a command, is decided by
+``authorization``. Nothing here deletes old entries: they are Django's, and the project's to delete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All workers at one instant: those that live, those that vanished in the last hour, and the messages that they run.
 
-Redis knows who lives, and which slots each worker has. What a worker is and does, it reports itself every few seconds;
+The coordinator knows who lives, and which slots each worker has. What a worker is and does, it reports itself every few seconds;
 older workers, and consumers over REST or in Spark, report nothing. A worker reads what people ask of it with each report.
 """
 

@@ -100,7 +100,7 @@ class AdaptiveConcurrency:
     change distorts it.
 
     ``limit`` doubles from 1 until calls begin to wait. Then it rises by one while fewer than a tenth wait,
-    and falls by one for each call that waits beyond that. After a change that makes all calls slower it
+    and otherwise falls by the number of those that wait. After a change that makes all calls slower it
     falls, if necessary to 1, where the latency without a queue can be measured directly, and doubles again.
     """
 

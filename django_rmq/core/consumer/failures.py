@@ -4,7 +4,8 @@ Nothing here raises, because the message has to end whatever its error is. Wheth
 by ``lua/slot/_deaths.lua``. How long a retry waits is decided here if the listener or a BACKOFF function gives the delay, else by
 ``lua/slot/_retries.lua``.
 
-Failures that repeat are logged less and less often: the first of a kind at once, with its traceback. A kind is a topic,
+Failures that repeat are logged less and less often: the first of a kind at once, with its traceback unless the listener raised
+Retry or Reject. A kind is a topic,
 the consequence (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
 """
 

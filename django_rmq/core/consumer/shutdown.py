@@ -1,8 +1,9 @@
 """The end of a worker: when it ends by itself, and how everything is settled before it does.
 
-A worker ends on request, in a burst when nothing can be taken, after its maximum idle time, or because a listener exceeded
-HARD_TIMEOUT. The dispatcher then gives up its slots, and ``Shutdown`` settles what is in flight: for at most
-the shutdown time-out (``bounds.SHUTDOWN_SECONDS`` by default). How the process ends is the part of ``worker_processes``.
+A worker ends on request, in a burst when nothing can be taken, after its maximum idle time, because a listener exceeded
+HARD_TIMEOUT, or because a topic was given another slot count that it cannot follow. The dispatcher then gives up its slots, and
+``Shutdown`` settles what is in flight: for at most the shutdown time-out (``bounds.SHUTDOWN_SECONDS`` by default). How the
+process ends is the part of ``worker_processes``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Coordination: decides which worker owns which slots, and informs each worker of the slots that it gains and loses.
 
-A coordinator only balances. Redis ensures that the messages of a slot are consumed one after the other (the gate in
+A coordinator only balances. Redis ensures that the messages of a serial slot are consumed one after the other (the gate in
 ``prepare``), so two workers that both believe for a while that they own a slot do no harm. The worker that loses a slot is
 informed. The worker that gains it may begin at once, and is answered busy until the messages of the other one are no longer in
 flight.

@@ -325,7 +325,9 @@ keep_counts()
 return 'ok'
 
 -- script: time_out
--- Time out deliveries and claims without a heartbeat, as `prepare` does, too: each message uses a retry, or dies.
+-- Time out deliveries and claims without a heartbeat, as `prepare` does, too.
+--
+-- Each message uses a retry, or dies, unless it cannot have begun (see _time_outs and claims.leases).
 --
 -- KEYS store prepare inflight dead deaths failures body stats control retry claimants claim claims claim_body prepare_body
 --      claim_failed
@@ -444,8 +446,8 @@ local function land(member)
   return delivered, outdated
 end
 
--- Take a delivery out of Prepare. Returns nil if a mark or a rejection has ended it. Otherwise it has failed, and there are four
--- values:
+-- Take a delivery out of Prepare. Returns nil if a mark, a rejection or a cancellation has ended it. Otherwise it has failed, and
+-- there are four values:
 --   the score of the message before it first failed,
 --   its last failure, or nil,
 --   its body, or nil,

@@ -35,7 +35,8 @@
 --         sleeping until: as long as what is delivered is in flight, or has succeeded, the caller need not ask before; who makes
 --         something available earlier wakes it; no retries left: all have ARGV[8]; no envelopes: each member is its own body
 --         alone: 1 if nothing else is in flight and the slot has no failures, 2 if it has failures, 0 if something is in flight
---         suspect: its last delivery timed out; timeout: some have one of their own, of which this is the shortest
+--         suspect: its last delivery timed out or ran for too long; timeout: some have one of their own, of which this is the
+--         shortest
 
 -- A foreign key of the slot has another type: then the check of the types below ends the script.
 local known = redis.pcall('HMGET', control, 'slots', 'epoch', 'deliveries', 'timeout', 'max_retries', 'paused', 'moving',

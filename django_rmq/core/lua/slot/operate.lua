@@ -444,8 +444,10 @@ keep_counts()
 return { 'restored', scanned[1], back, merged }
 
 -- script: reschedule
--- Give waiting messages a new due time or priority; resting messages keep their budget. On priority topics a retry is refused:
--- its score is no due time. So `reschedule_all` in operations/bulk_actions refuses it, and admin/page_actions does not offer it.
+-- Give waiting messages a new due time or priority; resting messages keep their budget.
+--
+-- On priority topics a retry is refused, because its score is no due time. So `reschedule_all` in operations/bulk_actions refuses
+-- it, and admin/page_actions does not offer it.
 --
 -- KEYS store retry prepare stats control claim
 --
@@ -507,7 +509,7 @@ keep_counts()
 return words
 
 -- script: pause
--- Stop delivering messages of a slot, or resume it: `prepare` and `claim` heed it.
+-- Stop delivering messages of a slot, or resume it: `prepare`, `claim` and `push` heed it.
 --
 -- KEYS control
 --

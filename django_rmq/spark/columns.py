@@ -137,7 +137,8 @@ _SCORED = {
     TopicType.PRIORITY: "priority",
     TopicType.FIXED_TIME: "fixed_time",
 }
-"""The column that says when a message is due, or how urgent it is."""
+"""The column that says when a message is due, or how urgent it is: ``SCORE_OPTIONS``, without that of fifo topics, which no row
+needs."""
 
 
 class WriteColumns:
@@ -366,7 +367,10 @@ def _bases(
 
 
 def _numbers(topic: Topic, column: pa.Array, now_ms: int) -> pa.Array | None:
-    """Return the column that says when messages are due, or how urgent they are. None: one is missing or invalid."""
+    """Return the column that says when messages are due, or how urgent they are; None if a value is missing or invalid.
+
+    The bounds are those of ``placement.score_of``, which reports the first invalid value if the rows are built one by one.
+    """
     least, most = {
         TopicType.RANGE_MERGE: (1, MAX_DURATION_MS),
         TopicType.PRIORITY: (topic.min_priority, MAX_PRIORITY),

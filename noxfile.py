@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -61,15 +62,18 @@ print(platform.python_version(), version("django"), version("redis"), f"{server[
 """
 
 
-def pins() -> dict[str, str]:
-    """Return the pins of the tests' environment: package -> its requirement."""
+def pins() -> dict[str, list[str]]:
+    """Return the pins of the tests' environment: package -> its requirements, of which some are for some Pythons."""
     found = re.findall(r"^([\w.-]+)(==[^\\\n]+)", Path("requirements/dev.txt").read_text(), re.MULTILINE)
-    return {name: name + version for name, version in found}
+    pinned: dict[str, list[str]] = {}
+    for name, version in found:
+        pinned.setdefault(name, []).append(name + version)
+    return pinned
 
 
 def fixed(*varied: str) -> str:
     """Return the pins of the tests' environment, except those of the packages that a cell chooses."""
-    return "\n".join(pin for name, pin in pins().items() if name not in varied)
+    return "\n".join(pin for name, found in pins().items() if name not in varied for pin in found)
 
 
 def installed(session: nox.Session, name: str) -> str:
@@ -145,7 +149,8 @@ def declare_spark(cell: str) -> None:
         build = Path("build/matrix").resolve()
         build.mkdir(parents=True, exist_ok=True)
         session.install(
-            *(pins()[name] for name in OF_SPARK), re.sub(r"\D+(\d)(\d+)", r"pyspark~=\1.\2.0", pyspark)
+            *chain.from_iterable(pins()[name] for name in OF_SPARK),
+            re.sub(r"\D+(\d)(\d+)", r"pyspark~=\1.\2.0", pyspark),
         )
         # Built by the Python that runs nox, because this one has nothing that builds.
         session.run_install(
@@ -167,7 +172,7 @@ def declare_spark(cell: str) -> None:
         ways = tried("LIGHT", "tests/spark/test_versions.py", "-k", "told or django or way")
         with Path("build/matrix-spark.md").open("a") as table:
             table.write(spark_row(cell, ways, WAYS))
-        session.install(*(pins()[name] for name in OF_PIPELINES))
+        session.install(*chain.from_iterable(pins()[name] for name in OF_PIPELINES))
         piped = tried("PIPED", "tests/spark/test_versions.py", "-k", "pipeline")
         with Path("build/matrix-pipelines.md").open("a") as table:
             table.write(spark_row(cell, piped, PIPELINES))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from django.utils.module_loading import import_string
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 20
 """The number of errors of one body that are reported."""
+
+TYPING_MODULES = {"types", "typing", "typing_extensions"}
 
 MANY_DIGITS = re.compile(rb"[0-9.]{17}|[eE]-[0-9]{3}")
 """Matches each number whose value a float may not hold exactly. It matches some texts, too."""
@@ -261,7 +262,8 @@ def adapter_of(path: str) -> TypeAdapter[object]:
             'pip install "django-redis-rmq[typed]".',
         ) from None
     target = _imported("E101", path)
-    if not isinstance(target, (type, GenericAlias)) and get_origin(target) is None:
+    # Aliases, unions and generics are objects of these modules. A function is none: pydantic would validate its arguments.
+    if not isinstance(target, type) and type(target).__module__ not in TYPING_MODULES:
         raise Unusable(
             "E102",
             f"{path!r} is a {type(target).__name__}: it must be a dataclass, a TypedDict, a pydantic model or "

@@ -32,6 +32,9 @@ from django_rmq.tasks import execution as tasks
 from django_rmq.tasks import jobs
 from django_rmq.worker.once import OnceListener
 
+if sys.version_info >= (3, 14):
+    import annotationlib
+
 Function = TypeVar("Function", bound=Callable[..., object])
 TakesMessage = TypeVar("TakesMessage", bound=Callable[[Message], object])
 TakesMessages = TypeVar("TakesMessages", bound=Callable[[list[Message]], object])
@@ -175,14 +178,12 @@ def add(
                 f'listener {name} of topic "{topic}" ({location}) is a generator, so calling it would run nothing'
             )
     try:
-        inspect.signature(function).bind(object())
+        check_arguments(function, object())
     except TypeError as error:
         argument = "one message" if batch_size is None else "a list of messages"
         raise ConfigurationError(
             f'listener {name} of topic "{topic}" ({location}) cannot be called with {argument}: {error}'
         ) from None
-    except ValueError:
-        pass  # some functions written in C do not expose their arguments
     # A decorator that is a plain function may return the coroutine of the function beneath it.
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
     runs: ListenerFunction = async_to_sync(function) if runs_later else function
@@ -199,6 +200,22 @@ def add(
         )
     _listeners[topic] = listener
     return listener
+
+
+def check_arguments(function: Callable[..., object], *arguments: object) -> None:
+    """Raise ``TypeError`` if ``function`` cannot be called with these arguments.
+
+    Since Python 3.14 annotations are evaluated when somebody asks for them. The names in them may exist for type
+    checkers only, so they are not evaluated here.
+    """
+    try:
+        if sys.version_info >= (3, 14):
+            signature = inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+        else:
+            signature = inspect.signature(function)
+    except ValueError:
+        return  # some functions written in C do not expose their arguments
+    signature.bind(*arguments)
 
 
 def schedule(

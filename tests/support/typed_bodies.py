@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Generic, Literal, NewType, NotRequired, TypeVar
 from uuid import UUID
 
 from annotated_types import Gt
@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 
 class Reason(Enum):
@@ -212,3 +212,10 @@ class Shapes(BaseModel):
     nothing: None
     choice: OneA | OneB = Field(discriminator="kind")
     maybe: OneA | None
+
+
+Pages = TypeAliasType("Pages", list[Viewed])
+"""What the statement ``type Pages = list[Viewed]`` makes since Python 3.12."""
+
+Sku = NewType("Sku", int)
+Quantity = int | float

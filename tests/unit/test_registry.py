@@ -17,7 +17,7 @@ from django.test import override_settings
 from django_rmq import listener
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.worker import listener_registry
-from django_rmq.worker.listener_registry import DuplicateListener, isolated, listeners
+from django_rmq.worker.listener_registry import DuplicateListener, check_arguments, isolated, listeners
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,21 @@ def test_a_listener_takes_one_argument(function: Any) -> None:
         listener("orders")(function)
     with pytest.raises(ConfigurationError, match="cannot be called with a list of messages"):
         listener("orders", batch_size=2)(function)
+
+
+# Since Python 3.14 annotations are evaluated when somebody asks for them, as if all modules had this import.
+ANNOTATIONS_LATER = "" if sys.version_info >= (3, 14) else "from __future__ import annotations"
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_the_types_of_a_listener_may_exist_for_type_checkers_only(batch_size: int | None) -> None:
+    source = f"{ANNOTATIONS_LATER}\ndef handle(message: OnlyForTypeCheckers) -> None: ..."
+    found: dict[str, Any] = {"__name__": "shop"}
+    exec(compile(source, "shop.py", "exec", dont_inherit=True), found)
+    listener("orders", batch_size=batch_size)(found["handle"])
+    assert listeners()["orders"].function is found["handle"]
+    with pytest.raises(TypeError):
+        check_arguments(found["handle"], 1, 2)
 
 
 def test_methods_partials_and_objects_may_listen() -> None:

@@ -342,6 +342,17 @@ def test_a_type_that_cannot_be_used_says_why(path: str, check: str, why: str) ->
         encode_body(replace(PRICES, typed=DeclaredBody(path)), {})
 
 
+@pytest.mark.parametrize(
+    ("name", "body"), [("Pages", [{"page": "/", "ms": 5}]), ("Sku", 7), ("Quantity", 0.5)]
+)
+def test_another_name_of_a_type_is_a_type(name: str, body: object) -> None:
+    topic = typed(name)
+    assert list(typed_bodies.problems(topic)) == []
+    assert message(topic, encode_body(topic, body)).body == body
+    with pytest.raises(InvalidBody):
+        encode_body(topic, "text")
+
+
 @pytest.mark.parametrize("name", ["missing", "NOT_A_FUNCTION"])
 def test_an_upcast_that_is_no_function_is_a_problem(name: str) -> None:
     (found,) = typed_bodies.problems(typed("Viewed", name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from django.utils.module_loading import import_string
 from django_rmq.exceptions import ConfigurationError, InvalidRequest
 from django_rmq.spark.foreach_batch import BATCH_COLUMNS, MALFORMED, Batches, Each, Files, Sink, Table
 from django_rmq.spark.pipelines.pipeline import KEY_TEXT, Context, Options, Pipeline, register
+from django_rmq.worker.listener_registry import check_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -122,7 +122,7 @@ def _function(path: str) -> Callable[[DataFrame, int, str], object]:
     if not callable(attribute):
         raise ConfigurationError(f"--each {path} is not a function")
     try:
-        inspect.signature(attribute).bind(None, 0, "")
+        check_arguments(attribute, None, 0, "")
     except TypeError as error:
         raise ConfigurationError(
             f"--each {path} must take a frame, the number of the batch and the id of the query: {error}"

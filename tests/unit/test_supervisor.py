@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +395,27 @@ def test_what_modules_have_made_in_the_parent_stays_when_a_process_ends(diary: D
         assert helper.is_alive()
         helper.kill()
         helper.join()
+
+
+def test_a_worker_process_starts_processes_beside_a_fork_server_of_the_parent(diary: Diary) -> None:
+    context = multiprocessing.get_context("forkserver")  # the default since Python 3.14
+
+    def child(notes: SharedNotes) -> int:
+        process = context.Process(target=time.sleep, args=(0,))
+        process.start()
+        process.join()
+        diary.write(str(process.exitcode))
+        return 0
+
+    try:
+        # A module of the project does this while the parent imports it.
+        helper = context.Process(target=time.sleep, args=(0,))
+        helper.start()
+        helper.join()
+        assert supervise(child).run() == 0
+    finally:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    assert diary.text == "0"
 
 
 @pytest.mark.parametrize("is_daemon", [True, False])

@@ -203,6 +203,11 @@ def _leave_to_parent() -> None:
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
     getattr(sys.modules.get("multiprocessing.process"), "_children", set()).clear()
+    # Only the parent can wait for the fork server that it has started. A listener would get ChildProcessError instead of
+    # a process. Without its pid, multiprocessing starts another fork server.
+    fork_server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if fork_server is not None:
+        fork_server._forkserver_pid = None  # noqa: SLF001 - nothing public does it
 
 
 def _finish(code: int) -> None:

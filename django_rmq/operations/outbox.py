@@ -27,7 +27,8 @@ from django_rmq.operations.audit_trail import chosen as chosen_note
 from django_rmq.operations.audit_trail import record_outcomes
 from django_rmq.operations.authorization import OperationContext, Permission, sees_stored
 from django_rmq.outbox import relay, row_lists
-from django_rmq.outbox.relay import RelayStep, envelope_in
+from django_rmq.outbox.merged_rows import envelope_in
+from django_rmq.outbox.relay import RelayStep
 from django_rmq.outbox.row_lists import ListedRow, Waiting
 from django_rmq.outbox.rows import aliases, delete
 

@@ -4,6 +4,7 @@ The sender writes a row in its transaction, and deletes it after the commit, whe
 dies, or Redis does not answer, the relay of a worker sends the message and deletes the row.
 """
 
-from django_rmq.outbox.rows import DirectSend, OutboxSend, StoredSend, write
+from django_rmq.outbox.deletion import DirectSend, OutboxSend
+from django_rmq.outbox.rows import StoredSend, write
 
 __all__ = ["DirectSend", "OutboxSend", "StoredSend", "write"]

@@ -6,8 +6,7 @@ share the work, and one that stands still stops none of the others. Where the da
 holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
 ``core.duties`` begins the relay again after some seconds.
 
-``rows`` decides when a row may be deleted. ``folded`` and ``outgoing`` turn the rows of one message into messages to send.
-They need neither a database nor Redis.
+``merged_rows`` turns the rows of one message into what is sent. ``deletion`` decides when a row may be deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, Error, close_old_connections, reset_queries, transaction
@@ -29,21 +27,20 @@ from django_rmq.conf import get_config
 from django_rmq.core.clock import uptime
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.body_codec import check_size
-from django_rmq.core.model.bounds import MAX_PRIORITY
-from django_rmq.core.model.envelope import envelope_of
 from django_rmq.core.model.send_results import Durability, SendResult
-from django_rmq.core.model.topic import Topic, TopicType
+from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing
-from django_rmq.exceptions import CallerError, InvalidMessage, LostRace, RmqError, ServerTrouble, TopicFull
+from django_rmq.exceptions import CallerError, LostRace, RmqError, ServerTrouble, TopicFull
+from django_rmq.outbox.deletion import may_be_deleted, needed_durability
+from django_rmq.outbox.merged_rows import merge_rows, outgoing
 from django_rmq.outbox.rows import (
+    LIGHT,
+    StoredRow,
     aliases,
     delete,
     has_table,
     is_mariadb,
-    may_be_deleted,
     model,
-    needed_durability,
     now_ms,
     read_contents,
     with_sizes,
@@ -55,97 +52,6 @@ other processes may have other settings."""
 
 LONGEST_REST_MS = 600_000
 """The longest time between two attempts at one message."""
-
-
-_REMOVALS = ("remove", "cancel")
-
-
-class Stored(NamedTuple):
-    """A row of the outbox. The fields are those of ``OutboxMessage``."""
-
-    id: int
-    topic: str
-    type: str
-    act: Literal["send", "ensure", "remove", "cancel"]
-    identity: UUID
-    crc: int
-    member: bytes
-    envelope: bytes | None
-    score: int
-    replicas: int
-    fsync: bool
-    sent_ms: int
-    due_ms: int | None
-    attempts: int
-
-
-LIGHT = tuple(name for name in Stored._fields if name not in ("member", "envelope"))
-"""The fields of a row without its contents, which may be large."""
-
-
-def folded(rows: Sequence[Stored], *, debounces: bool = False, keeps: bool = False) -> list[Stored]:
-    """Return the rows to send in place of all ``rows`` of one message: a removal, a send, or both in this order.
-
-    They have the effect that all rows would have one after the other. A removal ends everything before it, and a
-    cancelled message stays cancelled. Of sends, the last one counts, but a range_merge message keeps the time of the
-    first, unless its topic ``debounces``, and a fifo message keeps its place, and its body if its topic ``keeps`` it
-    (ON_DUPLICATE). An ``ensure`` after a send finds the message present.
-    """
-    removal: Stored | None = None
-    last: Stored | None = None
-    for row in rows:
-        if row.act in _REMOVALS:
-            # A removal after a cancel does not undo it: the listener of the running message must still be notified.
-            cancels = removal is not None and removal.act == "cancel"
-            removal, last = row._replace(act="cancel") if cancels else row, None
-        elif last is None:
-            last = row
-        elif row.act == "send" and keeps:
-            # The message keeps its first body. A send queues a message that rests or is in flight, an ensure does
-            # not.
-            last = last._replace(act="send")
-        elif row.act == "send":
-            merges = row.type == TopicType.FIFO or (row.type == TopicType.RANGE_MERGE and not debounces)
-            # If the topic had another type at the first row, the score of that row means something else.
-            has_time = merges and row.type == last.type
-            last = row._replace(sent_ms=last.sent_ms, score=last.score) if has_time else row
-    return [row for row in (removal, last) if row is not None]
-
-
-def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
-    """Return the message of a row, not yet placed, as its sender would have sent it.
-
-    A message that waits for a time from its send is due when it would have been, and at once if that time has passed.
-    Raises ``InvalidMessage`` if ``topic`` no longer takes such messages.
-    """
-    _check(row, topic)
-    score = row.score
-    if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO) and row.act not in _REMOVALS:
-        score = min(max(0, row.sent_ms + row.score - now_ms), row.score)
-    return Outgoing(topic, 0, row.member, score, row.envelope, row.act, row.crc)
-
-
-def envelope_in(row: Stored) -> bytes | None:
-    """Return the envelope of a message, which a member of a fifo topic may hold, or None if it has none."""
-    if row.type != TopicType.FIFO:
-        return row.envelope
-    return envelope_of(Topic(row.topic, TopicType.FIFO, identity="key"), row.member, row.envelope)
-
-
-def _check(row: Stored, topic: Topic) -> None:
-    if row.type != topic.type.value:
-        raise InvalidMessage(f"topic {topic.name} had the type {row.type}, and now it is {topic.type.value}")
-    if row.act in _REMOVALS:
-        return
-    envelope = envelope_in(row)
-    if topic.keyed != (envelope is not None):
-        before = "body" if envelope is None else "key"
-        raise InvalidMessage(
-            f"topic {topic.name} had IDENTITY {before!r} when this message was sent, and now {topic.identity!r}"
-        )
-    check_size(topic, len(row.member if envelope is None else envelope.partition(b"\n")[2]))
-    if topic.is_priority and not topic.min_priority <= row.score <= MAX_PRIORITY:
-        raise InvalidMessage(f"priority must be from {topic.min_priority} to {MAX_PRIORITY}, got {row.score}")
 
 
 def next_attempt(error: Exception, attempts: int, now_ms: int, grace_ms: int) -> int | None:
@@ -197,7 +103,7 @@ class RelayStep:
 class _Plan:
     """The messages that a step sends, in order, and the errors of those that it cannot send."""
 
-    messages: list[tuple[Stored, Outgoing]] = field(default_factory=list)
+    messages: list[tuple[StoredRow, Outgoing]] = field(default_factory=list)
     refused: dict[UUID, RmqError] = field(default_factory=dict)
 
 
@@ -205,7 +111,7 @@ class _Plan:
 class _Held:
     """The rows that a step has locked, without their contents, by message; in the order of the first row of each."""
 
-    rows: dict[UUID, list[Stored]]
+    rows: dict[UUID, list[StoredRow]]
     sizes: dict[int, int]
     """The size of the contents of each row in bytes."""
     since: float
@@ -277,11 +183,11 @@ def _hold(alias: str, identities: set[UUID]) -> _Held:
         # write large rows again.
         (rows.filter(pk=0) if connection.vendor == "sqlite" else rows).update(due_ms=F("due_ms"))
     locked = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
-    held: defaultdict[UUID, list[Stored]] = defaultdict(list)
+    held: defaultdict[UUID, list[StoredRow]] = defaultdict(list)
     sizes: dict[int, int] = {}
     for values in with_sizes(locked).values(*LIGHT, "size"):
         sizes[values["id"]] = values.pop("size")
-        row = Stored(**values, member=b"", envelope=None)
+        row = StoredRow(**values, member=b"", envelope=None)
         held[row.identity].append(row)
     # The second query finds the rows that the first one skipped as locked, or that were committed meanwhile. Another
     # relay may be sending one of them, so this step leaves the whole message out.
@@ -325,16 +231,16 @@ def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
     return len(rows) < len(held.rows)
 
 
-def _chosen(held: _Held) -> dict[UUID, list[Stored]]:
+def _chosen(held: _Held) -> dict[UUID, list[StoredRow]]:
     """Return what to send for each of the first messages, up to STEP_BYTES."""
     config = get_config().topics
     debounced = {name for name, topic in config.items() if topic.debounce_ms}
     keeping = {name for name, topic in config.items() if topic.is_fifo and topic.on_duplicate == "keep"}
-    chosen: dict[UUID, list[Stored]] = {}
+    chosen: dict[UUID, list[StoredRow]] = {}
     carried = 0
     for identity, rows in held.rows.items():
         name = rows[0].topic
-        parts = folded(rows, debounces=name in debounced, keeps=name in keeping)
+        parts = merge_rows(rows, debounces=name in debounced, keeps=name in keeping)
         size = sum(held.sizes[row.id] for row in parts)
         if chosen and carried + size > STEP_BYTES:
             break
@@ -343,7 +249,7 @@ def _chosen(held: _Held) -> dict[UUID, list[Stored]]:
     return chosen
 
 
-def _planned(alias: str, chosen: Mapping[UUID, Sequence[Stored]], now: int) -> _Plan:
+def _planned(alias: str, chosen: Mapping[UUID, Sequence[StoredRow]], now: int) -> _Plan:
     """Return what to send for the rows, in the order of their ids."""
     plan = _Plan()
     topics: dict[str, Topic | CallerError] = {}
@@ -391,7 +297,7 @@ def _shortcoming(topic: Topic, result: SendResult, needed: Durability) -> RmqErr
 
 
 def _postpone(
-    alias: str, held: Mapping[UUID, Sequence[Stored]], troubles: Mapping[UUID, RmqError], step: RelayStep
+    alias: str, held: Mapping[UUID, Sequence[StoredRow]], troubles: Mapping[UUID, RmqError], step: RelayStep
 ) -> None:
     """Set when the rows of messages that could not be sent are tried again, and why they could not."""
     grace_ms, now = get_config().outbox.grace_ms, now_ms()

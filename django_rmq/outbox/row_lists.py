@@ -13,9 +13,10 @@ from django.db import DatabaseError
 from django.db.models import Count, Min, Q, QuerySet
 
 from django_rmq.database_access import ask_each
-from django_rmq.outbox.relay import LIGHT, Stored
 from django_rmq.outbox.rows import (
+    LIGHT,
     RowValues,
+    StoredRow,
     aliases,
     explained,
     has_table,
@@ -53,7 +54,7 @@ class ListedRow:
     """A row as it is in its database."""
 
     database: str
-    row: Stored
+    row: StoredRow
     error: str
     failed_ms: int | None
     unread: int = 0
@@ -136,7 +137,9 @@ def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) ->
 
 
 def _found(alias: str, values: RowValues, contents: RowValues | None) -> ListedRow:
-    row = Stored(**{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None}))
+    row = StoredRow(
+        **{name: values[name] for name in LIGHT}, **(contents or {"member": b"", "envelope": None})
+    )
     return ListedRow(alias, row, values["error"], values["failed_ms"], 0 if contents else values["size"])
 
 

@@ -37,9 +37,9 @@ from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import ServerTrouble
-from django_rmq.outbox import relay, rows
+from django_rmq.outbox import deletion, relay
+from django_rmq.outbox.deletion import OutboxSend
 from django_rmq.outbox.relay import relay_all
-from django_rmq.outbox.rows import OutboxSend
 from django_rmq.sending import on_commit
 from tests.e2e.postgres import postgres
 from tests.support.servers import RedisServer
@@ -100,8 +100,8 @@ def arm(point: str, at: int) -> None:
         "after-commit": lambda: before(on_commit, "_flush"),
         "after-look": lambda: after(OutboxSend, "__init__"),
         "after-send": lambda: after(Producer, "attempt"),
-        "in-delete": lambda: before(rows, "delete_free"),
-        "after-delete": lambda: after(rows, "conclude"),
+        "in-delete": lambda: before(deletion, "delete_free"),
+        "after-delete": lambda: after(deletion, "conclude"),
         "relay-holds": lambda: after(relay, "_hold"),
         "relay-sent": lambda: after(Producer, "attempt"),
         "relay-before-commit": lambda: after(relay, "_send"),

@@ -56,10 +56,11 @@ from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.redis import broker as pipeline
 from django_rmq.models import OutboxMessage
 from django_rmq.operations import Actor, Operations, outbox
+from django_rmq.outbox import deletion, row_lists
 from django_rmq.outbox import relay as outbox_relay
-from django_rmq.outbox import row_lists
 from django_rmq.outbox import rows as outbox_rows
-from django_rmq.outbox.relay import REFUSALS, Stored, relay
+from django_rmq.outbox.relay import REFUSALS, relay
+from django_rmq.outbox.rows import StoredRow
 from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.support.brokers import direct
@@ -205,7 +206,7 @@ def test_without_a_key_there_is_no_older_row_to_ask_for(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_message("jobs", 0, key="k")
-    monkeypatch.setattr(outbox_rows, "SURE_SECONDS", 60)
+    monkeypatch.setattr(deletion, "SURE_SECONDS", 60)
     with django_assert_num_queries(0):
         send_message("jobs", 0)
     begin_and_commit, row_and_deletion = 2, 2
@@ -431,7 +432,7 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
 
 def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
     def relay_late() -> None:
-        time.sleep(2 * outbox_rows.SURE_SECONDS)
+        time.sleep(2 * deletion.SURE_SECONDS)
         assert relay_due().sent == 1
 
     with before_each_flush(relay_late), transaction.atomic():
@@ -722,7 +723,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.outbox.rows.delete_free", side_effect=OSError("gone")),
+        mock.patch("django_rmq.outbox.deletion.delete_free", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)
@@ -752,7 +753,7 @@ def command(*arguments: str) -> Any:
 def one_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """One of two databases never answers; what was asked of it, and the topics of the other one."""
     goes_on, asked = threading.Event(), list[str]()
-    row = Stored(1, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, 0, 0, 0)
+    row = StoredRow(1, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, 0, 0, 0)
 
     def answer(alias: str, found: Any) -> Any:
         asked.append(alias)
@@ -982,7 +983,9 @@ def test_the_rows_of_several_databases_are_listed_oldest_first(
 
     def rows(alias: str, *_: Any, **__: Any) -> list[row_lists.ListedRow]:
         stored = [
-            Stored(number, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, at_ms, 0, 0)
+            StoredRow(
+                number, "renders", "priority", "send", uuid4(), 0, b"1", None, 100, 0, False, at_ms, 0, 0
+            )
             for number, at_ms in enumerate(sent[alias], 1)
         ]
         return [row_lists.ListedRow(alias, row, "", None) for row in stored]

@@ -17,8 +17,9 @@ from django_rmq.core.producer.identity import draw_members
 from django_rmq.core.producer.placement import Outgoing
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge, TopicFull, UnknownTopic
-from django_rmq.outbox.relay import LONGEST_REST_MS, REFUSALS, Stored, folded, next_attempt, outgoing
-from django_rmq.outbox.rows import identity_of
+from django_rmq.outbox.merged_rows import merge_rows, outgoing
+from django_rmq.outbox.relay import LONGEST_REST_MS, REFUSALS, next_attempt
+from django_rmq.outbox.rows import StoredRow, identity_of
 from tests.support.brokers import OracleBroker, direct
 
 NOW = 1_790_000_000_000
@@ -34,7 +35,7 @@ LOOSE = [
 ]
 
 
-def row(topic: Topic, number: int, act: str, score: int, **more: Any) -> Stored:
+def row(topic: Topic, number: int, act: str, score: int, **more: Any) -> StoredRow:
     envelope = None
     if topic.keyed and act != "remove":
         envelope = encode_envelope(Envelope(b"%d" % number))
@@ -55,7 +56,7 @@ def row(topic: Topic, number: int, act: str, score: int, **more: Any) -> Stored:
         "attempts": 0,
         **more,
     }
-    return Stored(**given)
+    return StoredRow(**given)
 
 
 def score_of(topic: Topic, number: int) -> int:
@@ -87,7 +88,7 @@ def test_folding_leaves_what_all_rows_one_after_the_other_leave(
     rows = [row(topic, number, act, score_of(topic, number)) for number, act in enumerate(acts, 1)]
     before = [outgoing(row(topic, 0, "send", score_of(topic, 50)), topic, NOW)] if waits else []
     one_by_one = state_after(topic, before, [outgoing(each, topic, NOW) for each in rows])
-    kept = folded(rows, keeps=topic.is_fifo and topic.on_duplicate == "keep")
+    kept = merge_rows(rows, keeps=topic.is_fifo and topic.on_duplicate == "keep")
     assert state_after(topic, before, [outgoing(each, topic, NOW) for each in kept]) == one_by_one
     assert len(kept) <= 2
     assert [each.act for each in kept if each.act == "remove"] == ["remove"][: len(kept)] * ("remove" in acts)
@@ -97,7 +98,7 @@ def test_a_message_with_an_earlier_send_keeps_its_time_only_if_it_merges() -> No
     merging, replacing = TOPICS[0], TOPICS[2]
     for topic, score in ((merging, 60_001), (replacing, 102)):
         rows = [row(topic, number, "send", score_of(topic, number)) for number in (1, 2)]
-        (found,) = folded(rows)
+        (found,) = merge_rows(rows)
         assert (found.id, found.score) == (2, score)
 
 
@@ -115,7 +116,7 @@ def test_of_two_sends_with_a_key_a_fifo_topic_gets_one_in_the_place_of_the_first
 ) -> None:
     for first in ("send", "ensure"):
         rows = [row(LOOSE[0], 1, first, 60_001), row(LOOSE[0], 2, "send", 60_002)]
-        (found,) = folded(rows, keeps=keeps)
+        (found,) = merge_rows(rows, keeps=keeps)
         assert (found.act, found.id, found.score) == ("send", number, 60_001)
 
 

@@ -22,7 +22,7 @@ import pytest
 import redis
 import yaml
 from django.core.management import CommandError, call_command
-from django.test import AsyncRequestFactory, override_settings
+from django.test import AsyncRequestFactory, modify_settings, override_settings
 from health_check.views import HealthCheckView
 
 from django_rmq import connections
@@ -506,6 +506,14 @@ def asked(**options: Any) -> tuple[int, str]:
 
 def test_all_is_well(probed: OracleBroker) -> None:
     assert asked(topics=("work",), max_age=60.0, max_dead=0) == (200, "OK")
+
+
+@modify_settings(INSTALLED_APPS={"append": "health_check"})
+def test_a_probe_that_asks_for_no_json_gets_the_page(probed: OracleBroker) -> None:
+    view = HealthCheckView.as_view(checks=[(CHECK, {"needs_workers": False})])
+    response = asyncio.run(view(AsyncRequestFactory().get("/health/", headers={"accept": "*/*"})))
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "RmqHealthCheck" in response.rendered_content
 
 
 def test_no_worker_is_unavailable_and_may_be_allowed(probed: OracleBroker) -> None:

@@ -204,7 +204,8 @@ class WriteColumns:
         for at, name in enumerate(names):
             if columns[at].type in _SHORT_TYPES:
                 columns[at] = columns[at].cast(_SHORT_TYPES[columns[at].type])
-            if name in self.options and name not in DURATIONS and pa.types.is_decimal(columns[at].type):
+            is_number = name in self.options and name not in DURATIONS | {"slot_basis"}
+            if is_number and pa.types.is_decimal(columns[at].type):
                 try:
                     columns[at] = columns[at].cast(pa.int64())
                 except pa.ArrowInvalid as error:

@@ -279,6 +279,7 @@ def test_columns_become_the_body_and_the_slot_basis_in_it(queue: MakeQueue) -> N
 
 
 PAIRS = pa.map_(pa.string(), pa.int64())
+DECIMALS = [Decimal("1.50000000"), Decimal("5.00000000"), Decimal("1E-8")]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +290,8 @@ PAIRS = pa.map_(pa.string(), pa.int64())
         (PAIRS, [[("b", 1), ("a", 2)]], [{"a": 2, "b": 1}]),
         (pa.timestamp("us", "UTC"), [datetime(2040, 1, 1, tzinfo=UTC)], ["2040-01-01T00:00:00+00:00"]),
         (pa.large_string(), ["é"], ["é"]),
+        (pa.decimal128(20, 8), DECIMALS, DECIMALS),
+        (pa.decimal128(38, 0), [Decimal(10**30)], [Decimal(10**30)]),
     ],
 )
 def test_the_slot_basis_of_a_column_is_that_of_any_other_send(

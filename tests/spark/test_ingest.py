@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql.readwriter import DataFrameWriter
 
+from django_rmq.core.model.body_codec import encode_json
 from django_rmq.exceptions import LostRace
 from django_rmq.spark.pipelines.ingest import Pieces, encoded
 from tests.spark.conftest import Run, bury, refused_in, topic, waiting
@@ -97,15 +98,21 @@ def test_ingest_keeps_decimals_and_microseconds(run: Run, broker: Broker, spark:
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
-def test_small_decimals_are_the_same_text_with_and_without_ansi_mode(spark: Any, ansi: str) -> None:
-    rows = spark.sql("select cast(0 as decimal(20, 10)) as a, array(cast(1e-7 as decimal(20, 10))) as b")
+def test_decimals_are_the_text_that_every_other_send_writes(spark: Any, ansi: str) -> None:
+    rows = spark.sql("""
+        select id, cast(id as decimal(20, 10)) as `a.b`, array(cast(id * 1e-7 as decimal(20, 10)), null) as b,
+            map('k', cast(id * 1e20 as decimal(38, 0)), 'n', null) as c,
+            if(id = 1, null, named_struct('d', cast(1.5 as decimal(10, 2)), 'n', cast(null as decimal(10, 2)))) as d
+        from range(3)
+    """).cache()
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        [(body,)] = encoded(rows, {}, value=None, select=[]).collect()
+        bodies = [row.value for row in encoded(rows, {}, value=None, select=[]).collect()]
     finally:
         spark.conf.set("spark.sql.ansi.enabled", before)
-    assert body == '{"a":"0.0000000000","b":["0.0000001000"]}'
+    assert bodies == [encode_json(row.asDict(recursive=True)).decode() for row in rows.collect()]
+    assert '["0E-10",null]' in bodies[0] and '["1.000E-7",null]' in bodies[1]
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])

@@ -31,7 +31,7 @@ from django_rmq.spark.pipelines.pipeline import (
 from django_rmq.spark.source_options import PAST_TIMES, PATIENCE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
 PIECE_SECONDS = 2.0
@@ -368,24 +368,27 @@ def encoded(
     kind = cast("StructType", rows.select(body.alias("body")).schema["body"].dataType)
     if len(set(kind.names)) < len(kind.names):
         raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
-    # Without ANSI mode, ``cast`` writes small decimals with an exponent, and the same row would be another body.
-    exact = body.try_cast(_with_text(kind))
+    exact = _with_text(body, kind)
     # In the order of a body that is stored, so that a task has nothing to reorder.
     columns = [exact.getField(name).alias(name) for name in sorted(kind.names)]
     return rows.select(sql.to_json(sql.struct(*columns), JSON_OPTIONS).alias("value"), *others)
 
 
-def _with_text(kind: DataType) -> DataType:
-    """Return a type of Spark with text in place of decimals."""
+def _with_text(column: Column, kind: DataType) -> Column:
+    """Return a column of a type with text in place of decimals: the text that every other send writes, such as ``1E-7``."""
+    from pyspark.sql import functions as sql
     from pyspark.sql import types
 
-    if isinstance(kind, types.DecimalType):
-        return types.StringType()
+    if "decimal" not in kind.simpleString():
+        return column
     if isinstance(kind, types.ArrayType):
-        return types.ArrayType(_with_text(kind.elementType), kind.containsNull)
+        return sql.transform(column, lambda item: _with_text(item, kind.elementType))
     if isinstance(kind, types.MapType):
-        return types.MapType(kind.keyType, _with_text(kind.valueType), kind.valueContainsNull)
+        return sql.transform_values(column, lambda _, value: _with_text(value, kind.valueType))
     if isinstance(kind, types.StructType):
-        fields = [types.StructField(field.name, _with_text(field.dataType), field.nullable) for field in kind]
-        return types.StructType(fields)
-    return kind
+        fields = [_with_text(column.getField(one.name), one.dataType).alias(one.name) for one in kind]
+        return sql.when(column.isNotNull(), sql.struct(*fields))
+    if isinstance(kind, types.DecimalType):
+        # What ``cast`` writes depends on ANSI mode: with it, small decimals have no exponent.
+        return sql.when(column.isNotNull(), sql.format_string("%s", column))
+    return column

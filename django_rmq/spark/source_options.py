@@ -72,18 +72,23 @@ def connection_part(given: Mapping[str, str]) -> dict[str, str]:
 class SourceOptions:
     """The options of one read or write. Raises ``ConfigurationError`` for an unknown name or an invalid value."""
 
-    def __init__(self, given: Mapping[str, str], known: set[str], what: str) -> None:
+    def __init__(self, given: Mapping[str, object], known: set[str], what: str) -> None:
         names = {name.lower(): name for name in known}
-        if "path" in map(str.lower, given):
+        # Spark makes the same texts of numbers and flags: `fail` and `declare` get the options of a program as it gives them.
+        self._given = {
+            name.lower(): str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in given.items()
+            if value is not None
+        }
+        if "path" in self._given:
             raise ConfigurationError(
-                f"{what} of format rmq takes no path: name the topic by the option topic, got the path {given['path']!r}"
+                f"{what} of format rmq takes no path: name the topic by the option topic, got the path {self.text('path')!r}"
             )
-        unknown = sorted(set(map(str.lower, given)) - set(names) - SPARKS_OWN)
+        unknown = sorted(set(self._given) - set(names) - SPARKS_OWN)
         if unknown:
             raise ConfigurationError(
                 f"unknown option for {what} of format rmq: {', '.join(unknown)}; the options are {', '.join(sorted(known))}"
             )
-        self._given = {name.lower(): value for name, value in given.items()}
         self.is_cluster = self.flag("cluster", default=False)
         self.prefix = check_prefix(self.text("prefix") or "")
         self.socket_timeout = self.seconds("socketTimeout", 30.0, low=0.1)

@@ -18,7 +18,7 @@ from django_rmq.spark.broker_connection import broker_of
 from django_rmq.spark.declaring import declare
 from django_rmq.spark.pipelines.pipeline import connection_options
 from django_rmq.spark.reader import COLUMNS, Reader
-from django_rmq.spark.source_options import CONNECTION, READ, SourceOptions
+from django_rmq.spark.source_options import CONNECTION, PATIENCE, READ, SourceOptions
 from tests.spark.conftest import TOPICS, run_pipeline, topic
 from tests.support.servers import RedisServer, SentinelGuard, TlsProxy, ask
 from tests.support.workers import total
@@ -139,6 +139,17 @@ def test_what_cannot_be_used_names_its_option(options: dict[str, str], said: str
     given = SourceOptions({"url": "redis://rmq/0", "topic": "any", **options}, CONNECTION, "a test")
     with pytest.raises(ConfigurationError, match=said):
         broker_of(given)
+
+
+def test_options_of_a_program_need_not_be_texts() -> None:
+    given = SourceOptions(
+        {"topic": "any", "Cluster": True, "includeMetadata": False, "slots": 3, "patience": None},
+        READ,
+        "a test",
+    )
+    assert given.is_cluster and not given.metadata and given.slots(4) == [3] and given.patience == PATIENCE
+    with pytest.raises(ConfigurationError, match="takes no path"):
+        SourceOptions({"Path": "/data"}, READ, "a test")
 
 
 def test_a_topic_is_declared_without_a_project(redis_url: str, prefix: str) -> None:

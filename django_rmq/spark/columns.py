@@ -40,13 +40,13 @@ DURATIONS = WAITS | {"timeout"}
 INSTANTS = frozenset(["fixed_time", "expires"])
 
 
-def in_milliseconds(batch: pa.RecordBatch, options: Collection[str], now_ms: int | None) -> pa.RecordBatch:
-    """Return the rows with the times among the ``options`` in ms, and ``timeout`` in seconds.
+def with_numbers(batch: pa.RecordBatch, options: Collection[str], now_ms: int | None) -> pa.RecordBatch:
+    """Return the rows with the times among the ``options`` in ms, ``timeout`` in seconds, and whole decimals as integers.
 
     ``now_ms``: by the server's clock, for a ``fixed_time`` that has passed, which becomes a moment from now: a batch
     that Spark repeats later has the times that it had, and would be refused each time. None: such times stay.
 
-    Raises ``InvalidMessage`` for a value that is not a duration.
+    Raises ``InvalidMessage`` for a value that is not a duration, or a number that is too large.
     """
     for name in options:
         column = batch.column(name)
@@ -60,6 +60,11 @@ def in_milliseconds(batch: pa.RecordBatch, options: Collection[str], now_ms: int
                 # What was meant in seconds stays wrong.
                 has_passed = pc.and_(pc.greater(column, soon // 10), pc.less(column, soon))
                 column = pc.if_else(has_passed, soon, column)
+        elif name != "slot_basis" and pa.types.is_decimal(column.type):
+            try:
+                column = column.cast(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise InvalidMessage(f"column {name}: {error}") from None
         batch = batch.set_column(batch.schema.get_field_index(name), name, column)
     return batch
 
@@ -145,15 +150,18 @@ class WriteColumns:
     """The columns of a frame as a write uses them. Raises ``ConfigurationError`` for those that it cannot use.
 
     The names of columns ignore case, as Spark's do. A frame that was read from a topic may have all columns that
-    a read has: those that a write does not use are ignored.
+    a read has: those that a write does not use are ignored. A column of the body whose name is that of an option is the option
+    too where the topic takes it.
     """
 
     def __init__(
         self, schema: StructType, body_columns: Sequence[str], what: str, topic: Topic | None
     ) -> None:
-        reserved = {*OPTION_COLUMNS, *METADATA.fieldNames()} - set(body_columns)
+        reserved = {*OPTION_COLUMNS, *METADATA.fieldNames()}
         lower = {name: name.lower() for name in schema.fieldNames()}
-        self._ours = {name: low if low in reserved else name for name, low in lower.items()}
+        self._ours = {
+            name: low if low in reserved and name not in body_columns else name for name, low in lower.items()
+        }
         types = {self._ours[field.name]: field.dataType for field in schema.fields}
         if len(types) < len(schema.fields):
             raise ConfigurationError(
@@ -167,8 +175,11 @@ class WriteColumns:
             )
         was_read = set(types) >= OF_A_READ
         self.options = [name for name in OPTION_COLUMNS if name in types]
-        if was_read and topic is not None:
-            self.options = [name for name in self.options if name in taken_by(topic)]
+        if topic is not None:
+            may_be_left = types if was_read else body_columns
+            self.options = [
+                name for name in self.options if name in taken_by(topic) or name not in may_be_left
+            ]
         self.has_topics = topic is None
         """Whether a column names the topic of each row."""
         self.has_envelopes = was_read and "envelope" in types
@@ -196,20 +207,15 @@ class WriteColumns:
         )
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with our names for their columns, and whole numbers in place of decimals without fraction.
+        """Return rows with our names for their columns.
 
         Texts and bytes have the types of short ones: with ``spark.sql.execution.arrow.useLargeVarTypes`` they are large.
         """
-        names, columns = [self._ours.get(name, name) for name in batch.schema.names], list(batch.columns)
-        for at, name in enumerate(names):
-            if columns[at].type in _SHORT_TYPES:
-                columns[at] = columns[at].cast(_SHORT_TYPES[columns[at].type])
-            is_number = name in self.options and name not in DURATIONS | {"slot_basis"}
-            if is_number and pa.types.is_decimal(columns[at].type):
-                try:
-                    columns[at] = columns[at].cast(pa.int64())
-                except pa.ArrowInvalid as error:
-                    raise InvalidMessage(f"column {name}: {error}") from None
+        names = [self._ours.get(name, name) for name in batch.schema.names]
+        columns = [
+            column.cast(_SHORT_TYPES[column.type]) if column.type in _SHORT_TYPES else column
+            for column in batch.columns
+        ]
         return pa.RecordBatch.from_arrays(columns, names=names)
 
 

@@ -44,11 +44,11 @@ from django_rmq.spark.columns import (
     canonical_rows,
     canonical_texts,
     check_taken,
-    in_milliseconds,
     needed_by,
     rows_of,
     taken_by,
     values,
+    with_numbers,
 )
 from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import PAST_TIMES, SourceOptions
@@ -337,9 +337,9 @@ class Target:
             if batch.column(name).null_count:
                 raise InvalidMessage(f"column {name} is null")
         moves_up = self.write.moves_up and topic.type is TopicType.FIXED_TIME
-        batch = in_milliseconds(batch, options, self._now_ms() if moves_up else None)
         bodies, parsed = self._bodies(batch)
         self._check_sizes(bodies)
+        batch = with_numbers(batch, options, self._now_ms() if moves_up else None)
 
         def build(chosen: Sequence[int]) -> list[Outgoing]:
             part = batch.take(pa.array(chosen, pa.int64()))
@@ -378,10 +378,14 @@ class Target:
         return int(time.monotonic() * 1000 + self.ahead_ms)
 
     def _options(self, batch: pa.RecordBatch) -> list[str]:
-        """Return the columns of options. One that the topic does not take must be null in all rows."""
+        """Return the columns of options. One that the topic does not take must be null in all rows, or belong to the body."""
         taken = taken_by(self.topic)
         for name in self.write.columns.options:
-            if name not in taken and batch.column(name).null_count < batch.num_rows:
+            if (
+                name not in taken
+                and name not in self.write.body_columns
+                and batch.column(name).null_count < batch.num_rows
+            ):
                 check_taken(self.topic, [name])
         return [name for name in self.write.columns.options if name in taken]
 

@@ -23,7 +23,7 @@ from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import instant_ms
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.spark.columns import MARGIN_MS, in_milliseconds, instants_ms
+from django_rmq.spark.columns import MARGIN_MS, instants_ms, with_numbers
 from django_rmq.spark.writer import Target
 from tests.spark.conftest import MakeQueue, Queue, begin
 
@@ -219,7 +219,7 @@ def test_a_topic_that_was_reslotted_is_followed(queue: MakeQueue, name: str) -> 
 def times(name: str, column: pa.Array, now_ms: int | None = None) -> list[Any]:
     """Return a column of a write as the core takes it."""
     batch = pa.record_batch({"n": pa.array(range(len(column))), name: column})
-    found = in_milliseconds(batch, [name], now_ms)
+    found = with_numbers(batch, [name], now_ms)
     assert found.schema.names == batch.schema.names
     values: list[Any] = found.column(name).to_pylist()
     return values

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.topic import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
@@ -131,6 +133,30 @@ def test_names_of_columns_ignore_case_and_whole_decimals_are_numbers(queue: Make
     priorities = (pa.decimal128(10, 0), [Decimal(40), Decimal(50)])
     rows = batch_of(VALUE=(pa.string(), ["1", "2"]), Priority=priorities)
     assert topic.write_batch(rows) == {"stored": 2} and topic.scores() == {"1": 40, "2": 50}
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_columns_of_a_body_may_be_called_as_options(queue: MakeQueue, by_row: bool) -> None:
+    topic, keyed = queue(default_priority=1_000), queue(identity="key", default_priority=1_000)
+    texts = {name: (pa.string(), ["1"]) for name in ("key", "Score", "delay", "VALUE")}
+    for one in (topic, keyed):
+        named = {"topic": (pa.string(), [one.topic.name])} if by_row else {}
+        options = {"bodyColumns": ",".join(texts), **({"topic": ""} if by_row else {})}
+        assert one.write_batch(batch_of(**texts, **named), **options) == {"stored": 1}
+    body = {"Score": "1", "VALUE": "1", "delay": "1", "key": "1"}
+    assert [json.loads(entry.member) for entry in topic.entries()] == [body]
+    assert [entry.member for entry in keyed.entries()] == [b"1"]
+
+
+def test_an_option_in_a_body_is_there_as_in_any_other_send(queue: MakeQueue) -> None:
+    topic = queue(identity="key")
+    given = {"key": "a", "priority": Decimal(2_000), "timeout": timedelta(seconds=12)}
+    kinds = (pa.string(), pa.decimal128(10, 0), pa.duration("us"))
+    columns = {name: (kind, [given[name]]) for name, kind in zip(given, kinds, strict=True)}
+    assert topic.write_batch(batch_of(**columns), bodyColumns=",".join(columns)) == {"stored": 1}
+    [entry] = topic.entries()
+    envelope = decode_envelope(entry.envelope or b"")
+    assert (entry.score, envelope.timeout, envelope.body) == (2_000, 12, encode_json(given))
 
 
 # --- rows that cannot be sent

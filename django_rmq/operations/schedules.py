@@ -37,6 +37,7 @@ from django_rmq.exceptions import (
     RmqError,
     TopicFull,
     UnknownSchedule,
+    Unreadable,
 )
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations.audit_trail import record_outcomes
@@ -105,7 +106,7 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
     known = {one.name for one in records}
     chosen = [one for one in records if names is None or one.schedule.topic in names]
     missing = [
-        _missing(one)
+        _missing(one, records.unreadable.get(one.name, ""))
         for one in _declared().values()
         if one.name not in known and one.topic in declared_topics
     ]
@@ -241,9 +242,12 @@ def _record(
 ) -> ScheduleRecord:
     context.actor.require(needed)
     names = context.known(names, needed)
-    for record in context.broker.run(ticks.read_schedules()):
+    records = context.broker.run(ticks.read_schedules())
+    for record in records:
         if record.name == name and (names is None or record.schedule.topic in names):
             return record
+    if names is None and name in records.unreadable:
+        raise Unreadable(f"schedule {name}: {records.unreadable[name]}")
     raise UnknownSchedule(
         f"no schedule {name[:100]!r} is known: workers declare the schedules of the settings when they start"
     )
@@ -256,7 +260,8 @@ def _declared() -> Mapping[str, Schedule]:
         return {}  # A system check reports two schedules of one name.
 
 
-def _missing(declared: Schedule) -> ScheduleStats:
+def _missing(declared: Schedule, unreadable: str) -> ScheduleStats:
+    """Return a schedule that Redis does not know, or whose record there cannot be read."""
     return ScheduleStats(
         declared.name,
         declared.topic,
@@ -268,7 +273,8 @@ def _missing(declared: Schedule) -> ScheduleStats:
         next_ms=None,
         last_ms=None,
         late_ms=0,
-        is_missing=True,
+        problem=f"does not run: {unreadable}" if unreadable else "",
+        is_missing=not unreadable,
     )
 
 

@@ -39,6 +39,7 @@ from django_rmq.exceptions import (
     OperationRefused,
     ServerUnavailable,
     TopicFull,
+    Unreadable,
     WrongType,
 )
 from django_rmq.management.commands import rmqstats
@@ -379,7 +380,7 @@ def test_a_renewal_that_redis_refuses_is_an_error_of_the_duty(
     worker = Version(broker, clock, nightly=NIGHTLY)
     known = broker.run(ticks.read_schedules())
     clock.advance(60)
-    monkeypatch.setattr(worker.declarations, "_read", lambda: {record.name: record for record in known})
+    monkeypatch.setattr(worker.declarations, "_read", lambda: known)
     broker.keyspace[schedules_key(broker.prefix)] = SortedSet({b"of another program": 1.0})
     with pytest.raises(WrongType):
         worker.declarations.end() if ends else worker.declarations.reconcile(known, broker.now_ms())
@@ -412,6 +413,58 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
     assert later.declarations.is_idle
     schedule_duty.declare()
     assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spec", b"x"),
+        ("spec", b"[]"),
+        ("spec", b"\xff"),
+        ("spec", b"[" * 100_000),
+        ("spec", b'{"name":"nightly","topic":"reports","every":60,"field_of_a_later_version":1}'),
+        ("spec", b'{"name":"nightly","topic":"reports","every":"60"}'),
+        ("spec", b'{"name":"nightly","topic":["reports"],"every":60}'),
+        ("spec", b'{"name":"nightly","topic":"reports","every":0}'),
+        ("spec", b'{"name":"nightly","topic":"reports"}'),
+        ("override", b"[]"),
+        ("override", b'{"every":true}'),
+        ("at", b"soon"),
+        ("at", b"-1"),
+        ("at", b"9" * 30),
+        ("generation", b""),
+        ("walls", b"[1]"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_stops_no_other(
+    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture, field: str, value: bytes
+) -> None:
+    worker = Version(broker, clock, nightly=NIGHTLY, added=HOURLY)
+    stored: Any = broker.keyspace[schedules_key(broker.prefix)]
+    stored[f"nightly:{field}".encode()] = value
+    before = {name: text for name, text in stored.items() if name.startswith(b"nightly:")}
+    for one in (worker, Version(broker, clock, nightly=NIGHTLY, added=HOURLY)):
+        for _ in range(3):
+            clock.advance(3600)
+            one.look()
+            # No worker declares it, because a later version may have written it.
+            assert before == {name: stored[name] for name in stored if name.startswith(b"nightly:")}
+    assert len([name for name in waiting(broker) if name.startswith("added@")]) == 7
+    assert "Schedule nightly does not run: fields 'nightly:…' of the hash" in caplog.text
+    with settings(nightly=NIGHTLY, added=HOURLY):
+        shown = {one.name: one for one in operations().schedules()}
+        assert shown["nightly"].problem.startswith("does not run: fields 'nightly:…'")
+        assert (shown["nightly"].is_missing, shown["added"].problem) == (False, "")
+        out = io.StringIO()
+        with pytest.raises(CommandError, match="schedule nightly does not run"):
+            call_command("rmqhealth", "--no-workers", "--max-age", "1d", stdout=out)
+        with pytest.raises(Unreadable):
+            operations().pause_schedule("nightly")
+        assert "does not run" in command()
+        for name in before:
+            del stored[name]
+        live([worker], 5)
+        assert {one.name: one.problem for one in operations().schedules()} == {"nightly": "", "added": ""}
 
 
 def test_an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from django_rmq.core.commands.script_call import AtSlot, Call, RedisCommand, Single, moved, pairs, word
+from django_rmq.core.commands.script_call import AtSlot, Call, OfKey, RedisCommand, Single, moved, pairs, word
 from django_rmq.core.model.keys import schedules_key
-from django_rmq.core.model.schedule import ScheduleRecord, records
+from django_rmq.core.model.schedule import ScheduleRecords, records
 from django_rmq.core.model.topic import Topic
 
 _SCHEDULES = Single(schedules_key)
 
 
-def read_schedules() -> Call[list[ScheduleRecord]]:
+def read_schedules() -> Call[ScheduleRecords]:
     """Return everything that is recorded about schedules, by their names."""
-    return RedisCommand("HGETALL", _SCHEDULES, (), lambda reply: records(dict(pairs(reply))))
+    return RedisCommand(
+        "HGETALL", _SCHEDULES, (), OfKey("schedules", lambda key, reply: records(key, dict(pairs(reply))))
+    )
 
 
 def change_schedule(

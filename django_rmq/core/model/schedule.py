@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from hashlib import sha1
 from typing import Any, NamedTuple, Self
 
+from django_rmq.core.model.bounds import abbreviated
+
 TIMING = ("cron", "every", "timezone")
 """The fields that decide when a schedule ticks."""
 
@@ -19,6 +21,9 @@ EDITABLE = (*TIMING, "catch_up")
 """The fields that people may change. A change stays when the settings are deployed again."""
 
 CATCH_UP = ("none", "last", "all")
+
+LATEST_MS = 1 << 47
+"""A time (ms) beyond every time of a schedule, for which there is still a date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,19 @@ class Schedule:
             schedule: Self = cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(f"not a schedule: {error}") from None
+        schedule.check()
         return schedule
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless the fields have the types of a schedule: its text comes from Redis."""
+        texts: tuple[object, ...] = (self.name, self.topic, self.timezone, self.catch_up, self.cron or "")
+        every: object = self.every
+        if not (
+            self.is_sound
+            and all(isinstance(text, str) for text in texts)
+            and (every is None or (type(every) is int and 0 < every < LATEST_MS))
+        ):
+            raise ValueError("not a schedule: a field has another type")
 
     def changed(self, override: Mapping[str, Any]) -> Schedule:
         """Return the schedule with the changes of people; ``cron`` and ``every`` replace each other."""
@@ -143,42 +160,75 @@ class ScheduleRecord:
         return self.at if self.state == "written" and self.at <= now_ms else self.last
 
 
-def records(fields: Mapping[bytes, bytes]) -> list[ScheduleRecord]:
-    """Return the record of each schedule from the fields of the hash. Raises ``ValueError`` for values that RMQ did not write."""
+class ScheduleRecords(list[ScheduleRecord]):
+    """The records of all schedules that can be read."""
+
+    def __init__(
+        self, readable: Iterable[ScheduleRecord] = (), unreadable: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(readable)
+        self.unreadable = dict(unreadable or {})
+        """Schedule whose record cannot be read -> why. Another program has written it, or a later version. It does not run,
+        and no worker declares it, until somebody has corrected it."""
+
+
+def records(key: bytes, fields: Mapping[bytes, bytes]) -> ScheduleRecords:
+    """Return the record of each schedule from the fields of the hash ``key``."""
     parts_of: dict[str, dict[str, str]] = {}
     for field, value in fields.items():
-        name, colon, part = field.decode().partition(":")
+        name, colon, part = field.decode(errors="backslashreplace").partition(":")
         if colon:
-            parts_of.setdefault(name, {})[part] = value.decode()
-    # An older version of RMQ that removes a schedule leaves the fields that it does not know.
-    return [_record(name, parts) for name, parts in sorted(parts_of.items()) if "spec" in parts]
+            parts_of.setdefault(name, {})[part] = value.decode(errors="backslashreplace")
+    readable, unreadable = [], {}
+    for name, parts in sorted(parts_of.items()):
+        # A version that removes a schedule leaves the fields that it does not know.
+        if "spec" not in parts:
+            continue
+        try:
+            readable.append(_record(name, parts))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            unreadable[name] = (
+                f"fields {name + ':…'!r} of the hash {key.decode(errors='replace')!r} in Redis are not a schedule "
+                f"({type(error).__name__}: {error}). Correct or delete them; workers then declare it again"
+            )
+    return ScheduleRecords(readable, unreadable)
 
 
 def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
     override = json.loads(parts.get("override", "{}"))
     if not isinstance(override, dict):
         raise ValueError(f"the override of schedule {name} is not an object")  # noqa: TRY004 - a stored value
-    return ScheduleRecord(
+    record = ScheduleRecord(
         name,
         Schedule.parse(parts["spec"]),
         override,
-        int(parts["generation"]),
+        _time(parts["generation"]),
         parts["state"],
-        int(parts["at"]),
-        int(parts["changed"]),
+        _time(parts["at"]),
+        _time(parts["changed"]),
         "paused" in parts,
         "removed" in parts,
         parts.get("topic", ""),
         int(parts.get("crc", 0)),
-        int(parts["last"]) if "last" in parts else None,
+        _time(parts["last"]) if "last" in parts else None,
         int(parts.get("late", 0)),
-        int(parts.get("renewed", 0)),
+        _time(parts.get("renewed", "0")),
         parts.get("former", ""),
         tuple(
-            LocalTime(int(instant), int(offset), str(zone))
+            LocalTime(_time(instant), int(offset), str(zone))
             for instant, offset, zone in json.loads(parts.get("walls", "[]"))
         ),
     )
+    record.schedule.check()
+    return record
+
+
+def _time(value: str | int) -> int:
+    """Return a time in ms. Raises ``ValueError`` for one that no calendar has."""
+    time_ms = int(value)
+    if not 0 <= time_ms < LATEST_MS:
+        raise ValueError(f"{abbreviated(time_ms)} is not a time")
+    return time_ms
 
 
 def local_times_text(local_times: Iterable[LocalTime]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker, walk
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.schedule import Schedule, ScheduleRecord
+from django_rmq.core.model.schedule import Schedule, ScheduleRecord, ScheduleRecords
 from django_rmq.core.schedules.stepper import LONGEST_PAUSE, plan_again
 from django_rmq.core.schedules.tick_times import has_moved
 from django_rmq.exceptions import ConfigurationError
@@ -61,8 +61,12 @@ class Declarations:
 
         An older version, which the present one has replaced, does not, as long as there are workers with the present version.
         """
-        now_ms, records = self._broker.now_ms(), self._read()
+        now_ms, read = self._broker.now_ms(), self._read()
+        records = {record.name: record for record in read}
         for name, each in self._declared.items():
+            # A later version may have written it, whose workers read it.
+            if name in read.unreadable:
+                continue
             record = records.get(name)
             if record is None or record.is_removed or record.declared == each:
                 self._declare(each, record)
@@ -89,7 +93,7 @@ class Declarations:
             )
         self._replan_changed_zones(records.values(), now_ms)
 
-    def reconcile(self, records: Iterable[ScheduleRecord], now_ms: int) -> bool:
+    def reconcile(self, records: ScheduleRecords, now_ms: int) -> bool:
         """Compare the schedules in Redis with those that are declared here, and change them; return whether any was changed."""
         now = self._clock()
         if now - self._looked > 6 * LONGEST_PAUSE:
@@ -99,7 +103,9 @@ class Declarations:
         stored = {record.name: record for record in records}
         self._renew(stored, now_ms)
         changed = [
-            name for name, each in self._declared.items() if self._restore(each, stored.get(name), now)
+            name
+            for name, each in self._declared.items()
+            if name not in records.unreadable and self._restore(each, stored.get(name), now)
         ]
         changed += [record.name for record in self._undeclared(stored.values()) if self._remove(record, now)]
         for name in self._silent.keys() - stored.keys():
@@ -108,7 +114,7 @@ class Declarations:
 
     def end(self) -> None:
         """Note that this worker ends. Others that declare the same schedules renew them within some seconds."""
-        records = self._read()
+        records = {record.name: record for record in self._read()}
         self._note_declared(
             (
                 name
@@ -128,8 +134,8 @@ class Declarations:
         """Whether there is nothing to do: no schedule is declared here, and Redis had none of these topics."""
         return not self._declared and not self._silent
 
-    def _read(self) -> dict[str, ScheduleRecord]:
-        return {record.name: record for record in self._broker.run(ticks.read_schedules())}
+    def _read(self) -> ScheduleRecords:
+        return self._broker.run(ticks.read_schedules())
 
     def _undeclared(self, records: Iterable[ScheduleRecord]) -> list[ScheduleRecord]:
         return [

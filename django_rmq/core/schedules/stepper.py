@@ -8,7 +8,7 @@ into it. Which tick comes next, also after some were missed, is decided in ``tic
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from django_rmq.core.commands import ticks
@@ -16,7 +16,13 @@ from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
-from django_rmq.core.model.schedule import ScheduleRecord, instant_text, local_times_text, tick_member
+from django_rmq.core.model.schedule import (
+    ScheduleRecord,
+    ScheduleRecords,
+    instant_text,
+    local_times_text,
+    tick_member,
+)
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, basis_of, check_stored_basis, slot_crc, slot_of_crc
@@ -28,6 +34,7 @@ from django_rmq.exceptions import (
     SlotMoved,
     TopicFull,
     UnknownTopic,
+    Unreadable,
 )
 
 logger = logging.getLogger("django_rmq.schedules")
@@ -61,9 +68,11 @@ class Stepper:
         now_ms = self._broker.now_ms()
         return self.step_each(self._broker.run(ticks.read_schedules()), now_ms, also)
 
-    def step_each(self, records: Iterable[ScheduleRecord], now_ms: int, also: str = "") -> float:
+    def step_each(self, records: ScheduleRecords, now_ms: int, also: str = "") -> float:
         """Take one step of each of these schedules, which were just read; see ``step``."""
         pause = LONGEST_PAUSE
+        for name, problem in records.unreadable.items():
+            self._log_throttled(name, f"Schedule {name} does not run: %s", Unreadable(problem))
         trouble: RmqError | None = None
         for record in records:
             # The workers that consume the topic of a schedule take its steps.

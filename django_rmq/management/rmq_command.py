@@ -16,6 +16,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
+from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -95,6 +96,9 @@ class RmqCommand(BaseCommand):
         """Run the command. If nobody reads its errors, its exit code is the same."""
         if _has_no_reader(sys.stderr):
             discard_output(sys.stderr)
+        # Bodies have any characters, and a terminal or a file of another encoding than UTF-8 does not.
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
         super().run_from_argv(argv)
 
     def check(self, *args: Any, **options: Any) -> None:

@@ -175,6 +175,20 @@ def test_a_command_whose_output_nobody_reads_ends_quietly_like_any_tool(
     assert run_unread(command, environment, "stdout") == (141, "")
 
 
+def test_characters_that_the_encoding_of_the_output_lacks_are_written_as_numbers(
+    environment: dict[str, str], broker: Broker
+) -> None:
+    send(broker, WORK, ["caf\u00e9 \u2603"])
+    for encoding, shown in (
+        ("utf-8", "caf\u00e9 \u2603"),
+        ("latin-1", "caf\u00e9 \\u2603"),
+        ("ascii", "caf\\xe9 \\u2603"),
+    ):
+        command = [sys.executable, "manage.py", "rmqlist", "work", "--state", "waiting"]
+        done = completed(command, environment | {"PYTHONIOENCODING": encoding}, encoding=encoding)
+        assert (done.returncode, done.stderr) == (0, "") and shown in done.stdout
+
+
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("command", ["rmqstats", "rmqhealth"])
 def test_a_command_whose_output_does_not_fit_on_the_disk_says_so(

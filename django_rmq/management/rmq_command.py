@@ -30,6 +30,7 @@ from django.utils.timezone import is_naive, make_aware
 from django_rmq.core.model import bounds
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.bounds import LARGEST, MAX_AGE
+from django_rmq.core.model.status import STATE_OF
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.worker_processes.supervisor import handling_signals, stopping_or_leaving
 from django_rmq.durations import InvalidDuration, parse_duration
@@ -38,7 +39,7 @@ from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from django_rmq.core.model.stored_actions import ActionKind
+    from django_rmq.core.model.stored_actions import ActionKind, ActionProgress
     from django_rmq.operations import BulkProgress, BulkRun, Filter, Operations
 
 UNREAD = 128 + signal.SIGPIPE
@@ -229,9 +230,11 @@ class RmqCommand(BaseCommand):
         """Let workers do an action on all messages that ``wanted`` selects, and print which it is."""
         if options["limit"] is not None:
             raise UsageError("--background takes no --limit")
-        action = self.operations().start_action(options["topic"], kind, state, wanted, **how).action
+        started = self.operations().start_action(options["topic"], kind, state, wanted, **how)
+        action = started.action
         number = messages_text(action.total) if action.is_exact else f"up to {messages_text(action.total)}"
-        self.stdout.write(f"{action.id}: {action.kind} of {number} of {action.topic}, in the background")
+        text = f"{action.id}: {action.kind} of {number} of {action.topic}, in the background"
+        self.print_answer(action_as_json(started, action.started_ms), text, options)
 
     def raise_problems(self, progress: BulkProgress) -> None:
         """Raise ``CommandError`` if part of a long operation could not be done."""
@@ -250,6 +253,30 @@ def progress_as_json(progress: BulkProgress) -> dict[str, object]:
         "complete": progress.is_complete,
         "problems": list(progress.problems),
         **({"undo": progress.undo, "kept": progress.kept} if progress.undo else {}),
+    }
+
+
+def action_as_json(one: ActionProgress, now_ms: int) -> dict[str, object]:
+    """Return an action in the background for JSON, with the names of REST."""
+    action = one.action
+    return {
+        "action_id": action.id,
+        "action": action.kind,
+        "topic": action.topic,
+        "state": STATE_OF.get(action.state, action.state),
+        "selection": action.described,
+        "status": one.state(now_ms),
+        "done": one.done,
+        "total": action.total,
+        "exact": action.is_exact,
+        "outcomes": one.outcomes,
+        "rate": one.rate(now_ms),
+        "seconds_left": one.seconds_left(now_ms),
+        "started_by": action.by,
+        "started_ms": action.started_ms,
+        "stopped_by": one.stopped_by or None,
+        "ended_ms": one.ended_ms,
+        "problem": one.problem,
     }
 
 

@@ -333,9 +333,19 @@ def test_rest_and_commands_start_list_and_stop_actions(shop: Any, staff: Callabl
     )
     replay = operations().background_actions()[-1].action.id
     assert f"{replay}: replay of letters (dead)" in command("rmqworkers", "--actions")
+    # As over REST, but for what depends on the time.
+    listed = json.loads(command("rmqworkers", "--actions", "--json"))
+    results = client.get("/api/rmq/background/").json()["results"]
+    for one in (*listed, *results):
+        del one["rate"], one["seconds_left"]
+    assert listed == results and len(listed) == 2
     assert "stopped, 0 of 3" in command("rmqworkers", "--stop-action", replay)
     purge = ("rmqpurge", "letters", "--state", "dead", "--no-input", "--background")
     assert "purge of 3 messages" in command(*purge)
     assert "delete of 1 message of" in command(*purge, "--text", "m1")
+    begun = json.loads(command(*purge, "--json"))
+    assert (begun["action"], begun["status"], begun["total"]) == ("purge", "waiting", 3)
+    ended = json.loads(command("rmqworkers", "--stop-action", begun["action_id"], "--json"))
+    assert (ended["action_id"], ended["status"]) == (begun["action_id"], "stopped")
     with pytest.raises(CommandError, match="takes no --limit"):
         command(*purge, "--limit", "1")

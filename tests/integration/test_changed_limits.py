@@ -332,6 +332,9 @@ def test_rest_and_the_command_change_limits(shop: Any, staff: Callable[..., Clie
         "tight", "--max-rate", "2.5", "--max-in-flight", "none"
     )
     assert "changed at run time: max_rate 2.5, max_in_flight none" in command("tight")
+    assert json.loads(command("tight", "--max-rate", "2.5", "--max-in-flight", "none", "--json")) == [
+        {"topic": "tight", "max_rate": 2.5, "max_in_flight": None}
+    ]
     assert json.loads(command("tight", "--json"))[0]["changed_limits"] == {
         "max_rate": 2.5,
         "max_in_flight": None,

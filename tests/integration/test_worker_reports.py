@@ -331,6 +331,9 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
         out = io.StringIO()
         call_command("rmqworkers", f"--{request}", "abcdef00", stdout=out)
         assert out.getvalue() == f"abcdef0099: asked to {request}\n"
+        out = io.StringIO()
+        call_command("rmqworkers", f"--{request}", "abcdef00", "--json", stdout=out)
+        assert json.loads(out.getvalue()) == [answer.json()]
     assert client.post("/api/rmq/workers/unknown-one/stop/").status_code == 409
     assert staff("view_topic").post("/api/rmq/workers/abcdef0099/stop/").status_code == 403
     report(shop, "abcdef0099", state="quiet")

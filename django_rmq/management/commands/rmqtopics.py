@@ -117,6 +117,7 @@ class Command(RmqCommand):
             return False
         if not options["topics"] or (values and options["reset_limits"]):
             raise UsageError("name the topics whose limits change, and give new limits or --reset-limits")
+        rows = []
         for name in options["topics"]:
             if values:
                 changes = {limit: None if value == NONE else value for limit, value in values.items()}
@@ -124,7 +125,11 @@ class Command(RmqCommand):
             else:
                 limits = operations.reset_limits(name)
             text = ", ".join(f"{limit} {_limit(getattr(limits.topic, limit))}" for limit in LIMITS)
-            self.stdout.write(f"{name}: {text}; workers apply this within five seconds")
+            rows.append({"topic": name, **{limit: getattr(limits.topic, limit) for limit in LIMITS}})
+            if not options["json"]:
+                self.stdout.write(f"{name}: {text}; workers apply this within five seconds")
+        if options["json"]:
+            self.print_json(rows)
         return True
 
     def _retire(self, options: Options) -> None:

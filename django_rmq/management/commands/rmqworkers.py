@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.management.rmq_command import RmqCommand, ago, one_line, outcomes_text
+from django_rmq.management.rmq_command import RmqCommand, action_as_json, ago, one_line, outcomes_text
 from django_rmq.operations import WorkerStats
 
 
@@ -41,17 +41,25 @@ class Command(RmqCommand):
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
         if options["stop_action"]:
-            stopped = operations.stop_action(options["stop_action"])
-            self.stdout.write(_action(stopped, operations.broker.now_ms()))
+            stopped, now_ms = operations.stop_action(options["stop_action"]), operations.broker.now_ms()
+            self.print_answer(action_as_json(stopped, now_ms), _action(stopped, now_ms), options)
             return
         if options["actions"]:
-            now_ms = operations.broker.now_ms()
-            self.print_lines(_action(action, now_ms) for action in operations.background_actions())
+            actions, now_ms = operations.background_actions(), operations.broker.now_ms()
+            if options["json"]:
+                self.print_json([action_as_json(action, now_ms) for action in actions])
+            else:
+                self.print_lines(_action(action, now_ms) for action in actions)
             return
+        asked = []
         for request in get_args(WorkerRequest):
             for name in options[request] or ():
-                self.stdout.write(f"{operations.ask_worker(name, request)}: asked to {request}")
-        if any(options[request] for request in get_args(WorkerRequest)):
+                asked.append({"worker": operations.ask_worker(name, request), "asked": request})
+                if not options["json"]:
+                    self.stdout.write(f"{asked[-1]['worker']}: asked to {request}")
+        if asked:
+            if options["json"]:
+                self.print_json(asked)
             return
         overviews = operations.worker_overview().workers
         workers = [one.stats for one in overviews]

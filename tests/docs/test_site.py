@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,7 +17,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import CHROMIUMS, PATIENCE
 from tests.support.commands import ROOT, output_of
-from tests.support.servers import absent
+from tests.support.servers import absent, serving
 
 DOMAIN = "https://docs.example.com/"
 
@@ -68,29 +66,17 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert fetched is None, f"{page}: {fetched}"
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the standard library
-        pass
-
-
 @pytest.fixture
 def home(site: Path) -> Iterator[Page]:
     binary = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if binary is None:
         absent("no Chromium: install Debian's package chromium")
-    handler = functools.partial(QuietHandler, directory=str(site))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with sync_playwright() as playwright:
+    with serving(SimpleHTTPRequestHandler, directory=str(site)) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        page.goto(f"{address}/index.html")
         yield page
         browser.close()
-    server.shutdown()
-    server.server_close()
 
 
 MAINTAINERS = {

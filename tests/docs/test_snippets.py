@@ -35,20 +35,21 @@ import redis
 import yaml
 
 from django_rmq.api import urls
-from django_rmq.core.commands.reports import delete_reports, write_report, write_stacks
+from django_rmq.core.commands.reports import delete_reports, write_stacks
 from django_rmq.core.commands.ticks import change_schedule
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.topic import Topic, TopicType
-from django_rmq.core.model.worker_report import RunningCall, Stack, WorkerReport
+from django_rmq.core.model.worker_report import RunningCall, Stack
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.schedules.stepper import Stepper
 from tests.docs import stage
 from tests.support import preloaded
 from tests.support.commands import ROOT, completed
 from tests.support.embedded_server import free_port
+from tests.support.reports import report
 from tests.support.servers import RedisServer
 from tests.support.workers import eventually
 
@@ -406,23 +407,9 @@ class Project:
                 calls = (RunningCall("image-renders", sealed, at_ms, 1, "rmq-executor-0"),)
                 if "POST" not in snippet.text:
                     broker.run(write_stacks(worker.id, [Stack(sealed, at_ms, at_ms, STACK)]))
-            report = WorkerReport(
-                at_ms=at_ms,
-                host=worker.host,
-                pid=worker.pid,
-                version="0.1.0",
-                python="3.11.7",
-                code="",
-                load=0.4,
-                memory_mib=61.5,
-                threads=8,
-                taken=0,
-                messages=0,
-                running=0,
-                calls=calls,
-                state="working",
-            )
-            broker.run(write_report(worker.id, report))
+            idle: dict[str, Any] = {**dict.fromkeys(("taken", "messages", "running"), 0), "state": "working"}
+            whose: dict[str, Any] = {"host": worker.host, "pid": worker.pid, "code": "", "threads": 8}
+            report(broker, worker.id, calls=calls, **whose, **idle)
             yield
         finally:
             RedisBroker(client, "").run(delete_reports(worker.id))

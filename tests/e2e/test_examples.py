@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.e2e.test_python_consumer import PYTHON
+from tests.support.servers import serving
 from tests.support.shop_server import TOPIC, Shop, installed, running
 
 
@@ -149,15 +149,9 @@ def consume_from(
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        other = Shop(shop.environment, server.server_address[1])
-        other.url = f"http://127.0.0.1:{server.server_address[1]}"
+    other = Shop(shop.environment, 0)
+    with serving(Scripted) as other.url:
         ran = other.run(*program, TOPIC, "1")
-        server.shutdown()
     assert ran.returncode == 0, ran.stderr
     return ran, asked
 

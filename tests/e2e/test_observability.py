@@ -8,15 +8,14 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from django_rmq.core.monitoring import events
 from tests.e2e.load import shares
 from tests.e2e.processes import WORK, Happened, Start, make_app, named
 from tests.support.brokers import Broker
-from tests.support.servers import RedisServer, absent
+from tests.support.servers import RedisServer, absent, serving
 from tests.support.workers import client_of, eventually, send
 
 
@@ -86,31 +85,21 @@ class Receiver:
 
     def __init__(self) -> None:
         self.bodies: dict[str, list[bytes]] = {}
-        receiver = self
+        self.url = ""
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        bodies = self.bodies
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                receiver.bodies.setdefault(self.path, []).append(body)
+                bodies.setdefault(self.path, []).append(body)
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 - the name of its parent
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self._thread = threading.Thread(target=self.server.serve_forever)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self._thread.join()
-        self.server.server_close()
+        return Handler
 
     def spans(self) -> list[Any]:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -140,13 +129,14 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = None
+    package = None
     with suppress(ModuleNotFoundError):
-        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
-    if found is None:
+        package = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    if package is None:
         absent("opentelemetry-exporter-otlp-proto-http is not installed: make install")
-    with Receiver() as running:
-        yield running
+    found = Receiver()
+    with serving(found.handler()) as found.url:
+        yield found
 
 
 def texts(attributes: Any) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -64,6 +66,16 @@ class RedisServer(Disposable, EmbeddedRedis):
         except NoRedisServer as error:
             absent(str(error))
         super().__init__(tempfile.mkdtemp(prefix="rmq-redis-"), port, binary=binary, **options)
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], **options: Any) -> Iterator[str]:
+    """Answer HTTP while the block runs, without a line for each request; yield the address."""
+    quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, **options)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class ZooKeeperServer(Disposable, EmbeddedZooKeeper):

@@ -528,9 +528,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost(self, number: int, missing: int) -> str:
         """Return the warning about a batch that cannot be read as a whole. Raises ``LostRace`` with ``failOnDataLoss``."""
-        text = f"{missing} messages are no longer held for this batch, because their lease ended. They are delivered again later"
+        text = (
+            f"{missing} messages are no longer held for this batch, because their lease ended, or they were given back. "
+            "They are delivered again later"
+        )
         if self._fail_on_loss:
-            raise LostRace(f"Claim {number} of topic {self._name}: {text}")
+            # Spark repeats the batch at each start, until it is recorded.
+            raise LostRace(
+                f"Claim {number} of topic {self._name}: {text}. The query stops at this batch until it is started without "
+                "failOnDataLoss, which records the batch without them"
+            )
         return text
 
     # --- in tasks

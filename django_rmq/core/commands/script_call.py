@@ -289,6 +289,7 @@ class Signature(NamedTuple):
 def signature(script: str) -> Signature:
     """Return the signature in the header of ``script``, or that of a plain command."""
     if script not in lua.all_names():
+        # rule: repeats_plain_writes
         return Signature(_COMMANDS.get(script, ()), (), script in _READERS)
     declared = lua.declaration(script)
     names = [argument.name for argument in declared.arguments]

@@ -224,7 +224,8 @@ class RateLimits:
             share.told = max(in_use, allowed.permits)
             is_short = allowed.permits < wanted
             pause = CONTENDED_SECONDS if share.others_wait or is_short else RENEW_SECONDS
-            if share.permits <= share.in_use:
+            # A worker for which no slot waited has all the permits that it wanted, and asks as soon as it wants more.
+            if slots and share.permits <= share.in_use:
                 share.permits_at = now + pause
             if share.told:
                 share.renew_at = min(share.renew_at, now + pause)

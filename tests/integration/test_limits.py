@@ -266,21 +266,31 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
     assert all(in_use >= prepared for in_use, prepared in told), told
 
 
+def room_for(shared: RateLimits, slots: int, now: float) -> int:
+    """How many messages a worker may take, once it has asked for so many slots that wait."""
+    for _ in "permits", "deliveries":
+        shared.ask(now, lambda name: slots, lambda name, error: None, lambda name: 0)
+    return shared.room("prices")
+
+
 def test_permits_that_become_free_are_used_at_once_though_a_rate_holds_as_well() -> None:
     topic = replace(TOPIC, max_rate=300, max_in_flight=4)
     shared = RateLimits(OracleBroker("m:", Clock()), "A", [topic], lambda topic: 4)
-
-    def ask_for(slots: int, now: float) -> int:
-        for _ in "permits", "deliveries":
-            shared.ask(now, lambda name: slots, lambda name, error: None, lambda name: 0)
-        return shared.room("prices")
-
-    assert ask_for(4, 1.0) == 4
+    assert room_for(shared, 4, 1.0) == 4
     shared.started("prices", 4)
     # No slot waits, so the worker gives back the deliveries that it does not use.
-    assert ask_for(0, 1.2) == 0
+    assert room_for(shared, 0, 1.2) == 0
     shared.ended("prices", 3, 1.25)
-    assert ask_for(3, 1.25) == 3
+    assert room_for(shared, 3, 1.25) == 3
+
+
+def test_a_worker_that_has_given_back_its_permits_asks_at_once_when_it_wants_one() -> None:
+    topic = replace(TOPIC, max_in_flight=20)
+    shared = RateLimits(OracleBroker("m:", Clock()), "A", [topic], lambda topic: 4)
+    room_for(shared, 1, 1.0)
+    shared.started("prices", 1)
+    assert room_for(shared, 0, 2.5) == 0, "none is held for what may come"
+    assert room_for(shared, 1, 2.6) > 0
 
 
 def test_a_slot_that_waits_for_its_limits_is_known_by_one_record(broker: Any) -> None:

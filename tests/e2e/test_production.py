@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError
 
 import pytest
 
@@ -91,7 +91,10 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except HTTPError as error:
+        error.close()
+        return False
+    except OSError:
         return False
 
 

@@ -9,6 +9,8 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker
 from tests.support.servers import TcpProxy
@@ -32,6 +34,15 @@ def broker(redis_url: str, prefix: str, clock: Clock | None) -> Iterator[Broker]
 def proxy(redis_url: str) -> Iterator[TcpProxy]:
     """Between the test and Redis; it may drop, delay and cut."""
     with TcpProxy(urlsplit(redis_url).port or 6379) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(request: pytest.FixtureRequest, proxy: TcpProxy, prefix: str) -> Iterator[TcpProxy]:
+    """The module's settings lead through a proxy, and two topics have been sent to before."""
+    with request.module.configured(proxy.url, prefix):
+        for name in ("prices", "keyed"):
+            connections.agree(get_config().topic(name))
         yield proxy
 
 

@@ -35,6 +35,7 @@ from tests.support.programs import (
     user_with,
     views,
 )
+from tests.support.sends import waiting
 
 pytestmark = pytest.mark.django_db
 
@@ -61,14 +62,16 @@ def program(broker: Any) -> Program:
     return Program(user_with(*ALL))
 
 
+def put(program: Program, topic: str, body: Any) -> Any:
+    """Send a message, or several."""
+    return program.ok("POST", f"topics/{topic}/messages/", body, 202)
+
+
 def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
     public = []
     for route, view in views():
-        methods = {
-            name.upper()
-            for name in view.http_method_names
-            if name not in ("head", "options") and hasattr(view, name)
-        }
+        names = set(view.http_method_names) - {"head", "options"}
+        methods = {name.upper() for name in names if hasattr(view, name)}
         assert methods, route
         if issubclass(view, PublicView):
             public.append(route)
@@ -94,31 +97,27 @@ def test_a_method_that_a_route_does_not_have_is_405(program: Program) -> None:
     assert program("HEAD", "topics/").status_code == 200
 
 
-def test_a_send_says_what_became_of_each_message(program: Program, broker: Any) -> None:
+def test_a_send_says_what_became_of_each_message(program: Program) -> None:
     body = {"body": {"n": 1}, "fixed_time": LATER}
-    (first,) = program.ok("POST", "topics/timed/messages/", body, 202)["results"]
+    (first,) = put(program, "timed", body)["results"]
     assert (first["status"], first["score"]) == ("stored", LATER)
     many = {"messages": [body, {"body": {"n": 2}, "fixed_time": "2099-01-31T12:00:00+01:00"}]}
-    answer = program.ok("POST", "topics/timed/messages/", many, 202)
+    answer = put(program, "timed", many)
     assert [one["status"] for one in answer["results"]] == ["replaced", "stored"]
     assert answer["outcomes"] == {"replaced": 1, "stored": 1}
     assert answer["results"][0]["id"] == first["id"]
-    assert program.ok("POST", "topics/merging/messages/", {"body": 1}, 202)["outcomes"] == {"stored": 1}
-    assert program.ok("POST", "topics/merging/messages/", {"body": 1}, 202)["outcomes"] == {"merged": 1}
+    assert put(program, "merging", {"body": 1})["outcomes"] == {"stored": 1}
+    assert put(program, "merging", {"body": 1})["outcomes"] == {"merged": 1}
 
 
 def test_keyed_messages_take_headers_and_raw_ones_base64(program: Program) -> None:
     sent = {"body": [1], "key": "a/b", "headers": {"x": "y"}, "fixed_time": LATER, "expires": LATER + 1}
-    (one,) = program.ok("POST", "topics/keyed/messages/", sent, 202)["results"]
+    (one,) = put(program, "keyed", sent)["results"]
     (copy,) = program.ok("GET", f"topics/keyed/messages/{one['id']}/")["results"]
-    assert (copy["body"], copy["key"], copy["headers"], copy["expires_ms"]) == (
-        [1],
-        "a/b",
-        {"x": "y"},
-        LATER + 1,
-    )
+    assert (copy["body"], copy["key"], copy["headers"]) == ([1], "a/b", {"x": "y"})
+    assert copy["expires_ms"] == LATER + 1
     raw = {"body": "AP8=", "priority": 100}
-    (one,) = program.ok("POST", "topics/raw/messages/", raw, 202)["results"]
+    (one,) = put(program, "raw", raw)["results"]
     assert one["id"].endswith(".AP8")
     (copy,) = program.ok("GET", f"topics/raw/messages/{one['id']}/")["results"]
     assert (copy["body"], copy["encoding"], copy["priority"]) == ("AP8=", "base64", 100)
@@ -179,7 +178,7 @@ def test_nothing_is_sent_if_one_message_cannot_be(program: Program) -> None:
     assert program.ok("GET", "topics/ranked/")["waiting"] == 0
 
 
-def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> None:
+def test_only_json_of_a_bounded_size_is_taken(program: Program) -> None:
     path = "/api/rmq/topics/timed/messages/"
     answer = program.client.generic("POST", path, "a=b", content_type="application/x-www-form-urlencoded")
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
@@ -192,20 +191,18 @@ def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> 
     assert (answer.status_code, answer.json()["code"]) == (411, "length_required")
     program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1_048_576 + '"')
     program.refused(406, "not_acceptable", "GET", "topics/", Accept="text/csv")
-    with override_settings(
-        RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"MAX_BYTES": 1024}}
-    ):
+    small = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"MAX_BYTES": 1024}}
+    with override_settings(RMQ=small):
         program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1024 + '"')
 
 
 def test_a_full_topic_is_507_and_a_part_that_is_refused_is_told(program: Program) -> None:
     many = {"messages": [{"body": n, "priority": 50} for n in range(3)]}
-    answer = program.ok("POST", "topics/small/messages/", many, 202)
+    answer = put(program, "small", many)
     assert answer["outcomes"] == {"stored": 2, "refused": 1}
     assert answer["results"][2]["score"] is None
-    refused = program.refused(
-        507, "topic_full", "POST", "topics/small/messages/", {"body": 9, "priority": 50}
-    )
+    one = {"body": 9, "priority": 50}
+    refused = program.refused(507, "topic_full", "POST", "topics/small/messages/", one)
     assert int(refused["Retry-After"]) > 0
 
 
@@ -216,18 +213,11 @@ def test_a_request_with_a_key_is_done_once(broker: Any) -> None:
     assert first["outcomes"] == {"stored": 1}
     assert program.ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1") == first
     program.refused(422, "idempotency_key_reused", "POST", path, {"body": 2}, Idempotency_Key="k1")
-    program.refused(
-        422,
-        "idempotency_key_reused",
-        "POST",
-        "topics/keyed/messages/",
-        {"body": 1, "fixed_time": LATER},
-        Idempotency_Key="k1",
-    )
+    elsewhere = ("POST", "topics/keyed/messages/", {"body": 1, "fixed_time": LATER})
+    program.refused(422, "idempotency_key_reused", *elsewhere, Idempotency_Key="k1")
     assert program.ok("POST", path, {"body": 1}, 202, Idempotency_Key="k2")["outcomes"] == {"merged": 1}
-    assert Program(user_with(*ALL)).ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1")["outcomes"] == {
-        "merged": 1
-    }
+    others = Program(user_with(*ALL)).ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1")
+    assert others["outcomes"] == {"merged": 1}
     program.refused(400, "invalid_request", "POST", path, {"body": 1}, Idempotency_Key="x" * 256)
     many = {"messages": [{"body": n} for n in range(101)]}
     program.refused(400, "invalid_request", "POST", path, many, Idempotency_Key="k3")
@@ -251,7 +241,8 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
         return run(call)
 
     run = intercept(broker, "stored_results/begin_request", begin)
-    program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
+    request, key = ("POST", "topics/merging/messages/", {"body": 5}), {"Idempotency_Key": "k9"}
+    program.ok(*request, 202, **key)
     name, content, *_ = begun[0]
     broker.store_answer(name, "x", b"", 1)
     assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
@@ -259,9 +250,7 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     broker.run = run
     third = stored_results.begin_request("f" * 32, content, "t3", 30_000)
     intercept(broker, "stored_results/begin_request", lambda call: run(third))
-    refused = program.refused(
-        409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
-    )
+    refused = program.refused(409, "request_running", *request, **key)
     assert refused["Retry-After"] == "1"
 
 
@@ -300,8 +289,8 @@ def test_the_order_and_the_limits_of_a_topic_are_told(name: str) -> None:
     assert {field: answer[field] for field in fields} == {**dict.fromkeys(fields), **told}
 
 
-def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) -> None:
-    program.ok("POST", "topics/ranked/messages/", {"body": 1, "priority": 50}, 202)
+def test_topics_slots_workers_and_stats_are_told(program: Program) -> None:
+    put(program, "ranked", {"body": 1, "priority": 50})
     names = [one["name"] for one in program.ok("GET", "topics/")["results"]]
     assert names == list(TOPICS)
     ranked = program.ok("GET", "topics/ranked/")
@@ -320,7 +309,7 @@ def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) 
 
 @pytest.mark.parametrize("state", ["waiting", "store"])
 def test_a_state_is_named_by_its_word_or_its_queue(program: Program, state: str) -> None:
-    program.ok("POST", "topics/ranked/messages/", {"body": 1, "priority": 50}, 202)
+    put(program, "ranked", {"body": 1, "priority": 50})
     (listed,) = program.ok("GET", f"topics/ranked/messages/?state={state}")["results"]
     assert listed["state"] == "waiting"
     assert program.ok("POST", "topics/ranked/purge/", {"state": state})["outcomes"] == {"purged": 1}
@@ -328,7 +317,7 @@ def test_a_state_is_named_by_its_word_or_its_queue(program: Program, state: str)
 
 def test_a_list_is_read_page_by_page(program: Program) -> None:
     many = {"messages": [{"body": n, "fixed_time": LATER + n} for n in range(25)]}
-    program.ok("POST", "topics/timed/messages/", many, 202)
+    put(program, "timed", many)
     seen, address = [], "topics/timed/messages/?page_size=10"
     while address:
         page = program.ok("GET", address)
@@ -343,17 +332,10 @@ def test_a_list_is_read_page_by_page(program: Program) -> None:
 @pytest.mark.parametrize(
     ("query", "status", "code"),
     [
-        ("state=evil", 400, "invalid"),
-        ("page_size=0", 400, "invalid"),
-        ("page_size=1e9", 400, "invalid"),
-        ("slot=99", 400, "invalid_request"),
-        ("slot=-1", 400, "invalid"),
-        ("cursor=evil", 400, "invalid_request"),
-        ("order=evil", 400, "invalid"),
-        ("colour=red", 400, "invalid"),
-        ("older_than=nan", 400, "invalid"),
-        ("older_than=-1", 400, "invalid"),
-        ("text=%00", 400, "invalid"),
+        *((query, 400, "invalid") for query in ("state=evil", "order=evil", "colour=red", "text=%00")),
+        *((query, 400, "invalid") for query in ("page_size=0", "page_size=1e9", "slot=-1")),
+        *((query, 400, "invalid") for query in ("older_than=nan", "older_than=-1")),
+        *((query, 400, "invalid_request") for query in ("slot=99", "cursor=evil")),
         ("state=retry&older_than=1", 409, "refused"),
         ("state=prepare&error=Boom", 409, "refused"),
     ],
@@ -363,9 +345,7 @@ def test_a_list_that_cannot_be_is_refused(program: Program, query: str, status: 
 
 
 def test_bodies_are_for_those_who_may_see_them(broker: Any) -> None:
-    Program(user_with(*ALL)).ok(
-        "POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202
-    )
+    put(Program(user_with(*ALL)), "timed", {"body": "secret", "fixed_time": LATER})
     blind = Program(user_with(Needed.VIEW))
     (copy,) = blind.ok("GET", "topics/timed/messages/")["results"]
     assert (copy["body"], copy["encoding"]) == (None, "hidden")
@@ -380,7 +360,7 @@ def mask(topic: str, body: Any) -> Any:
 
 def test_redacted_bodies_are_shown_to_nobody_and_cannot_be_searched(program: Program, broker: Any) -> None:
     with project_on(broker, TOPICS=TOPICS, ADMIN={"FORMATTER": f"{__name__}.mask"}):
-        program.ok("POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202)
+        put(program, "timed", {"body": "secret", "fixed_time": LATER})
         (copy,) = program.ok("GET", "topics/timed/messages/")["results"]
         assert (copy["body"], copy["redacted"]) == ("***et", True)
         assert message_id(copy["slot"], b'"secret"') != copy["id"]
@@ -397,15 +377,13 @@ NAMED = [
 
 @pytest.mark.parametrize(("topic", "sent", "named"), NAMED, ids=str)
 def test_a_message_is_named_by_its_body_or_key_as_by_its_id(
-    program: Program, broker: Any, topic: str, sent: dict[str, Any], named: dict[str, str]
+    program: Program, topic: str, sent: dict[str, Any], named: dict[str, str]
 ) -> None:
     def at(act: str = "", **more: str) -> str:
         return f"topics/{topic}/messages/-/{act}?{urlencode({**named, **more})}"
 
     def send() -> str:
-        (one,) = program.ok("POST", f"topics/{topic}/messages/", {**sent, "fixed_time": LATER}, 202)[
-            "results"
-        ]
+        (one,) = put(program, topic, {**sent, "fixed_time": LATER})["results"]
         return str(one["id"])
 
     sent_id = send()
@@ -455,15 +433,12 @@ def test_a_name_that_names_no_message_is_refused(program: Program, address: str,
     [
         ("GET", ""),
         ("DELETE", ""),
-        ("POST", "replay/"),
-        ("POST", "bury/"),
-        ("POST", "cancel/"),
-        ("POST", "reschedule/"),
+        *(("POST", f"{act}/") for act in ("replay", "bury", "cancel", "reschedule")),
     ],
 )
 def test_who_may_not_search_bodies_cannot_try_keys_and_bodies_out(broker: Any, method: str, act: str) -> None:
     everything, body = Program(user_with(*ALL)), {"due": LATER} if act == "reschedule/" else {}
-    everything.ok("POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202)
+    put(everything, "timed", {"body": "secret", "fixed_time": LATER})
     addresses = [f"topics/timed/messages/-/{act}?body=%22{one}%22" for one in ("secret", "other")]
     blind = Program(user_with(*(one for one in ALL if one is not Needed.VIEW_BODIES)))
     told = [blind.refused(403, "permission_denied", method, one, body).content for one in addresses]
@@ -474,20 +449,19 @@ def test_who_may_not_search_bodies_cannot_try_keys_and_bodies_out(broker: Any, m
     assert len(everything.ok("GET", "topics/timed/messages/")["results"]) == 1
 
 
-def test_a_message_is_sent_unless_it_is_there(program: Program, broker: Any) -> None:
+def test_a_message_is_sent_unless_it_is_there(program: Program) -> None:
     address, sent = "topics/timed/messages/", {"body": {"n": 1}, "fixed_time": LATER, "ensure": True}
     first = program.ok("POST", address, sent, 202)
     assert first["outcomes"] == {"stored": 1}
     again = program.ok("POST", address, {**sent, "fixed_time": LATER + 5000}, 202)
     assert again["outcomes"] == {"present": 1}
     assert again["results"] == [{**first["results"][0], "status": "present"}]
-    (based,) = program.ok("POST", "topics/keyed/messages/", {**sent, "key": "k"}, 202)["results"]
+    (based,) = put(program, "keyed", {**sent, "key": "k"})["results"]
     by_id = {**sent, "id": based["id"]}
-    assert program.ok("POST", "topics/keyed/messages/", by_id, 202)["outcomes"] == {"present": 1}
+    assert put(program, "keyed", by_id)["outcomes"] == {"present": 1}
     program.refused(400, "invalid_message", "POST", "topics/keyed/messages/", {**by_id, "key": "k"})
-    program.refused(
-        400, "invalid_message", "POST", address, {**sent, "body": 2, "id": first["results"][0]["id"]}
-    )
+    other = {**sent, "body": 2, "id": first["results"][0]["id"]}
+    program.refused(400, "invalid_message", "POST", address, other)
     program.refused(400, "invalid_request", "POST", address, {**sent, "ensure": False, "id": "0.MQ"})
     program.refused(400, "invalid", "POST", address, {"messages": [sent]})
     blind = Program(user_with(Needed.SEND))
@@ -523,7 +497,7 @@ def test_what_strangers_have_sent_is_shown_whatever_it_is(
 
 
 def sent(program: Program, name: str, body: Any, **options: Any) -> str:
-    return program.ok("POST", f"topics/{name}/messages/", {"body": body, **options}, 202)["results"][0]["id"]
+    return put(program, name, {"body": body, **options})["results"][0]["id"]
 
 
 def test_messages_are_buried_replayed_rescheduled_and_deleted(program: Program) -> None:
@@ -595,7 +569,7 @@ def test_what_waits_is_cancelled_and_the_consumer_of_what_runs_is_told(program: 
 
 def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker: Any) -> None:
     many = {"messages": [{"body": n, "priority": 50} for n in range(5)]}
-    program.ok("POST", "topics/ranked/messages/", many, 202)
+    put(program, "ranked", many)
     kill_all(broker, "ranked")
     path = "topics/ranked/replay/"
     counted = program.ok("POST", path, {"filter": {"error": "Boom"}, "dry_run": True})
@@ -606,18 +580,17 @@ def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker
     dead = [one["id"] for one in program.ok("GET", "topics/ranked/messages/?state=dead")["results"]]
     done = program.ok("POST", path, {"ids": dead[:2]})
     assert [one["outcome"] for one in done["results"]] == ["replayed", "replayed"]
-    program.refused(400, "invalid_request", "POST", path, {})
-    program.refused(400, "invalid_request", "POST", path, {"ids": dead, "filter": {}})
-    program.refused(400, "invalid", "POST", path, {"ids": dead, "dry_run": True})
-    program.refused(400, "invalid_request", "POST", path, {"dry_run": True})
-    program.refused(400, "invalid", "POST", path, [])
-    program.refused(400, "invalid", "POST", path, {"filter": {"slot": "1"}})
+    for asked in ({}, {"ids": dead, "filter": {}}, {"dry_run": True}):
+        program.refused(400, "invalid_request", "POST", path, asked)
+    wrong: list[Any] = [{"ids": dead, "dry_run": True}, [], {"filter": {"slot": "1"}}]
+    for asked in wrong:
+        program.refused(400, "invalid", "POST", path, asked)
     assert program.ok("POST", path, {"filter": {}})["complete"] is True
 
 
-def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
+def test_all_that_matches_is_rescheduled(program: Program) -> None:
     sends = [{"body": {"n": n}, "priority": 10_000} for n in range(30)]
-    program.ok("POST", "topics/ranked/messages/", {"messages": sends}, 202)
+    put(program, "ranked", {"messages": sends})
     path = "topics/ranked/reschedule/"
     for asked, matching in (({}, 30), ({"text": '"n":1'}, 11), ({"priority": 3}, 0)):
         found = program.ok("POST", path, {"filter": asked, "priority": 900, "dry_run": True})
@@ -633,13 +606,8 @@ def test_all_that_matches_is_rescheduled(broker: Any, program: Program) -> None:
     assert found["outcomes"] == {"rescheduled": 30}
     program.refused(409, "refused", "POST", path, {"filter": {}, "due": "2030-01-01T00:00:00Z"})
     program.refused(409, "refused", "POST", path, {"filter": {}, "priority": 900, "state": "resting"})
-    program.refused(
-        409,
-        "refused",
-        "POST",
-        "topics/timed/reschedule/",
-        {"filter": {"priority": 9}, "due": "2030-01-01T00:00:00Z"},
-    )
+    by_priority = {"filter": {"priority": 9}, "due": "2030-01-01T00:00:00Z"}
+    program.refused(409, "refused", "POST", "topics/timed/reschedule/", by_priority)
     program.refused(400, "invalid", "POST", path, {"priority": 900})
     program.refused(400, "invalid", "POST", path, {"filter": {}, "priority": 900, "state": "dead"})
 
@@ -680,22 +648,11 @@ def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(
     assert (found["looked_at"], found["total"], found["complete"], found["unread"]) == (6, 6, True, 0)
     (first,) = [one for one in found["results"] if one["error"] == "order #"]
     assert (first["share"], sum(count for _hour, count in first["hours"])) == (0.75, 3)
-    assert (
-        len(
-            {
-                program.ok("GET", f"topics/timed/messages/{one}/")["results"][0]["id"]
-                for one in first["samples"]
-            }
-        )
-        == 3
-    )
+    samples = [program.ok("GET", f"topics/timed/messages/{one}/")["results"] for one in first["samples"]]
+    assert len({copies[0]["id"] for copies in samples}) == 3
     assert program.ok("GET", "causes/?topic=ranked&limit=1")["looked_at"] == 1
     listed = program.ok("GET", f"topics/timed/messages/?state=dead&cause={first['cause']}")["results"]
-    assert {one["error"] for one in listed} == {
-        "shop.Boom: order 0",
-        "shop.Boom: order 1",
-        "shop.Boom: order 2",
-    }
+    assert {one["error"] for one in listed} == {f"shop.Boom: order {n}" for n in range(3)}
     chosen = {"filter": {"cause": first["cause"]}}
     assert program.ok("POST", "topics/timed/replay/", chosen)["outcomes"] == {"replayed": 3}
     program.refused(404, "topic_not_found", "GET", "causes/?topic=nosuch")
@@ -724,9 +681,8 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
         for name in ("ranked", "nosuch"):
             for method, path, _ in requests_of_routes():
                 if "timed" in path:
-                    refused = program.refused(
-                        404, "topic_not_found", method, path.replace("timed", name), {"body": 1}
-                    )
+                    path = path.replace("timed", name)
+                    refused = program.refused(404, "topic_not_found", method, path, {"body": 1})
                     told.append(refused.json()["detail"].replace(name, "?"))
             program.refused(404, "topic_not_found", "GET", f"slots/?topic={name}")
         assert set(told) == {"There is no topic '?'."}
@@ -752,9 +708,7 @@ def test_health_is_told_to_anybody_and_details_to_those_who_may_see_topics(progr
     Program(user_with()).refused(403, "permission_denied", "GET", "health/ready?workers=true")
 
 
-def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(
-    broker: Any, program: Program
-) -> None:
+def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(program: Program) -> None:
     theirs = {
         "UNAUTHENTICATED_USER": None,
         "EXCEPTION_HANDLER": "no.such.handler",
@@ -793,19 +747,14 @@ def test_who_must_not_know_of_all_topics_gets_no_metrics_but_with_their_own_toke
         scraped = Program()("GET", "metrics", **shown)
         assert scraped.status_code == 200 and scraped["Cache-Control"] == "no-store"
         assert b"\nrmq_messages{" in scraped.content
-        Program().refused(
-            401, "not_authenticated", "GET", "metrics", Authorization="Bearer another-token-of-it"
-        )
+        other = {"Authorization": "Bearer another-token-of-it"}
+        Program().refused(401, "not_authenticated", "GET", "metrics", **other)
 
 
 def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program, broker: Any) -> None:
     body = '{"amount":12345678901234567.89,"rate":1.50,"small":1e-7}'
-    sent = program.ok("POST", "topics/timed/messages/", f'{{"body":{body},"fixed_time":{LATER}}}', 202)
-    topic = get_config().topic("timed")
-    (stored,) = [
-        entry.member for slot in range(4) for entry in broker.list_messages(topic, slot, "store").entries
-    ]
-    assert stored.decode() == body
+    sent = put(program, "timed", f'{{"body":{body},"fixed_time":{LATER}}}')
+    assert waiting("timed") == [body.encode()]
     shown = program("GET", f"topics/timed/messages/{sent['results'][0]['id']}/")
     assert f'"body":{body}'.encode() in shown.content
     request = ("POST", "topics/merging/messages/")

@@ -124,13 +124,8 @@ def test_nobody_takes_from_a_slot_that_another_holds(broker: Any) -> None:
     assert same_uuid.take(3) == [], "the consumer of another user is another consumer"
     # What the worker would be called is no way in.
     assert other.settle("commit", {**taken[0], "receipt": "1.0123456789abcdef0123"}) == {"stale": 1}
-    other.refused(
-        400,
-        "invalid_request",
-        "POST",
-        "topics/work/commit/",
-        {"deliveries": [{"id": taken[0]["id"], "receipt": "1"}]},
-    )
+    forged = {"deliveries": [{"id": taken[0]["id"], "receipt": "1"}]}
+    other.refused(400, "invalid_request", "POST", "topics/work/commit/", forged)
 
 
 def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: Any) -> None:

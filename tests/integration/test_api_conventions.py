@@ -95,11 +95,8 @@ def test_options_says_what_a_route_does_and_requires(path: str, view: Any) -> No
         Program().refused(401, "not_authenticated", "OPTIONS", f"v1/{path}")
     response = (Program() if public else Program(user_with()))("OPTIONS", f"v1/{path}")
     told = response.json()
-    assert (response.status_code, told["renders"], told["parses"]) == (
-        200,
-        ["application/json"],
-        ["application/json"],
-    )
+    described = (response.status_code, told["renders"], told["parses"])
+    assert described == (200, ["application/json"], ["application/json"])
     methods = {"GET"} if public else set(view.needs)
     assert set(response["Allow"].split(", ")) == methods | {"OPTIONS"} | (
         {"HEAD"} if "GET" in methods else set()
@@ -175,11 +172,8 @@ def test_a_cursor_of_a_page_that_was_read_leads_back_to_it(program: Program) -> 
 
 def test_an_error_has_a_code_and_a_detail(program: Program) -> None:
     invalid = program.refused(400, "invalid", "GET", "v1/slots/").json()
-    assert invalid == {
-        "code": "invalid",
-        "detail": "The request is not valid.",
-        "errors": {"topic": ["This field is required."]},
-    }
+    errors = {"topic": ["This field is required."]}
+    assert invalid == {"code": "invalid", "detail": "The request is not valid.", "errors": errors}
     assert program("GET", "v1/topics/nosuch/").json().keys() == {"code", "detail"}
     viewer = Program(user_with(Permission.VIEW))
     assert viewer("POST", "v1/topics/ranked/pause/").json().keys() == {"code", "detail"}

@@ -53,22 +53,9 @@ POSITIVE, NEGATIVE = (80, 40) if SECONDS else (8, 4)
 
 @pytest.mark.slow
 def test_the_schema_is_valid_and_made_without_a_warning() -> None:
-    made = subprocess.run(
-        [
-            sys.executable,
-            "manage.py",
-            "spectacular",
-            "--validate",
-            "--fail-on-warn",
-            "--format",
-            "openapi-json",
-        ],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["manage.py", "spectacular", "--validate", "--fail-on-warn", "--format", "openapi-json"]
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120}
+    made = subprocess.run([sys.executable, *command], check=False, **options)
     assert made.returncode == 0, made.stderr
     assert "Warning" not in made.stderr
     schema = json.loads(made.stdout)
@@ -93,14 +80,14 @@ def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
         for field, shape in found.get("properties", {}).items()
     }
     least = {name: shape.get("minLength", shape.get("minItems")) for name, shape in shapes.items()}
-    one = (
+    one = [
         "SendFields.key",
         "BuryFields.why",
         "DeliveryFields.id",
         "DeliveryFields.receipt",
         "StrictFilter.text",
-    )
-    several = ("SettleFields.deliveries", "SendsFields.messages", "ReplayNamedFields.ids")
+    ]
+    several = ["SettleFields.deliveries", "SendsFields.messages", "ReplayNamedFields.ids"]
     assert {name: least[name] for name in one + several} == dict.fromkeys(one + several, 1)
     assert least["FailedFields.error"] is None
     listed = schema["paths"]["/api/rmq/v1/topics/{topic}/messages/"]["get"]["parameters"]
@@ -108,14 +95,15 @@ def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
     assert empty >= {"text", "error", "cursor"}
 
 
+def statuses_of(schema: Any, part: str) -> dict[str, set[str]]:
+    """The statuses of the answers of each operation, by its name, of the paths with this part."""
+    paths = [item for path, item in schema["paths"].items() if part in path]
+    return {one["operationId"]: set(one["responses"]) for item in paths for one in item.values()}
+
+
 def test_each_route_lists_the_answers_that_any_request_may_get() -> None:
     schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
-    statuses = {
-        operation["operationId"]: set(operation["responses"])
-        for path, item in schema["paths"].items()
-        for operation in item.values()
-        if path.startswith("/api/rmq/")
-    }
+    statuses = statuses_of(schema, "/api/rmq/")
     public = {"rmq_live": {"406"}, "rmq_ready": {"400", "401", "403", "406", "429", "503"}}
     assert statuses.keys() > public.keys()
     # 409: a key of Redis has a value of another program.
@@ -125,12 +113,7 @@ def test_each_route_lists_the_answers_that_any_request_may_get() -> None:
 
 def test_each_route_to_a_message_lists_the_answer_to_a_wrong_id() -> None:
     schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
-    operations = {
-        operation["operationId"]: set(operation["responses"])
-        for path, item in schema["paths"].items()
-        for operation in item.values()
-        if "/messages/{id}/" in path
-    }
+    operations = statuses_of(schema, "/messages/{id}/")
     assert len(operations) >= 5
     assert [name for name, statuses in operations.items() if not statuses >= {"400", "404"}] == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +12,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 
@@ -27,6 +26,7 @@ from django_rmq.operations.authorization import Permission
 from django_rmq.worker.worker_process import BackgroundActions
 from django_rmq.worker.worker_reports import ReportDuty
 from tests.support.brokers import project_on
+from tests.support.reports import printed
 from tests.support.workers import LONG, eventually, live, send
 
 TOPICS = {
@@ -257,7 +257,7 @@ def test_an_action_of_a_topic_that_has_left_the_settings_is_stopped(
         elif by == "rest":
             assert client.post(f"/api/rmq/background/{action}/stop/").json()["status"] == "stopped"
         else:
-            call_command("rmqworkers", "--stop-action", action, stdout=io.StringIO())
+            printed("rmqworkers", "--stop-action", action)
         assert one().state(shop.now_ms()) == "stopped"
 
 
@@ -324,9 +324,7 @@ def test_rest_and_commands_start_list_and_stop_actions(shop: Any, staff: Callabl
     assert post(f"background/{started['action_id']}/stop/").status_code == 409
 
     def command(*arguments: str) -> str:
-        out = io.StringIO()
-        call_command(*arguments, stdout=out)
-        return out.getvalue()
+        return printed(*arguments)
 
     assert "replay of 3 messages of letters" in command(
         "rmqreplay", "letters", "--all", "--no-input", "--background"

@@ -54,10 +54,8 @@ def test_large_messages_are_worked_off_within_a_bound(
         assert worker.dispatcher._capacity.bytes.held <= 40 * (BODY + 2)
         go.set()
         eventually(lambda: live(broker, topic) == 0, "the end of all", 3 * LONG)
-        eventually(
-            lambda: worker.dispatcher._capacity.bytes.held == worker.dispatcher._capacity.bytes._granted == 0,
-            "nothing in hand",
-        )
+        in_hand = worker.dispatcher._capacity.bytes
+        eventually(lambda: in_hand.held == in_hand._granted == 0, "nothing in hand")
     assert total(broker, topic, "committed") == count
     assert max(held) <= 40
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 
@@ -30,6 +29,7 @@ from django_rmq.worker import listener_registry
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import ReportDuty
 from tests.support.brokers import project_on
+from tests.support.reports import printed
 from tests.support.workers import LONG, Listener, eventually, live, send
 
 TOPICS = {
@@ -52,12 +52,8 @@ LIMITED = Topic("free", TopicType.RANGE_MERGE, slots=4)
 @pytest.fixture
 def shop(broker: Any) -> Iterator[Any]:
     """A broker with the topics of this module."""
-    with project_on(
-        broker,
-        TOPICS=TOPICS,
-        TOPIC_DEFAULTS={"TIMEOUT": "90s"},
-        SCHEDULES={"nightly": {"TOPIC": "free", "CRON": "0 3 * * *", "BODY": 1}},
-    ):
+    schedules = {"nightly": {"TOPIC": "free", "CRON": "0 3 * * *", "BODY": 1}}
+    with project_on(broker, TOPICS=TOPICS, TOPIC_DEFAULTS={"TIMEOUT": "90s"}, SCHEDULES=schedules):
         yield broker
 
 
@@ -164,11 +160,8 @@ def test_a_worker_reads_changed_limits_with_its_report(shop: Any) -> None:
         next(steps)
         operations().reset_limits("tight")
         next(steps)
-    assert [{name: one.values for name, one in each.items()} for each in applied] == [
-        {},
-        {"tight": {"max_rate": 7.0}},
-        {},
-    ]
+    values = [{name: one.values for name, one in each.items()} for each in applied]
+    assert values == [{}, {"tight": {"max_rate": 7.0}}, {}]
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -323,22 +316,17 @@ def test_rest_and_the_command_change_limits(shop: Any, staff: Callable[..., Clie
     assert client.delete(route).json()["changed"] == []
 
     def command(*arguments: str) -> str:
-        out = io.StringIO()
-        call_command("rmqtopics", *arguments, stdout=out)
-        return out.getvalue()
+        return printed("rmqtopics", *arguments)
 
-    call_command("rmqtopics", "--apply", stdout=io.StringIO())
+    printed("rmqtopics", "--apply")
     assert "tight: max_rate 2.5, max_in_flight none" in command(
         "tight", "--max-rate", "2.5", "--max-in-flight", "none"
     )
     assert "changed at run time: max_rate 2.5, max_in_flight none" in command("tight")
-    assert json.loads(command("tight", "--max-rate", "2.5", "--max-in-flight", "none", "--json")) == [
-        {"topic": "tight", "max_rate": 2.5, "max_in_flight": None}
-    ]
-    assert json.loads(command("tight", "--json"))[0]["changed_limits"] == {
-        "max_rate": 2.5,
-        "max_in_flight": None,
-    }
+    changed = command("tight", "--max-rate", "2.5", "--max-in-flight", "none", "--json")
+    assert json.loads(changed) == [{"topic": "tight", "max_rate": 2.5, "max_in_flight": None}]
+    limits = json.loads(command("tight", "--json"))[0]["changed_limits"]
+    assert limits == {"max_rate": 2.5, "max_in_flight": None}
     assert "max_rate 5, max_in_flight 2" in command("tight", "--reset-limits")
     assert "changed at run time" not in command("tight")
     for wrong_arguments in (

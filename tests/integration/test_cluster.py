@@ -286,10 +286,8 @@ def test_scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node(
         node.knows_scripts = True
 
     monkeypatch.setattr(Node, "load_scripts", load_nothing)
-    with (
-        hasty(server, prefix) as broker,
-        pytest.raises(NodeUnavailable, match="no node of the cluster ran the command in time"),
-    ):
+    said = "no node of the cluster ran the command in time"
+    with hasty(server, prefix) as broker, pytest.raises(NodeUnavailable, match=said):
         broker.acquire(WORK, 0)
 
 

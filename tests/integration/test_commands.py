@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,9 +42,11 @@ from django_rmq.management.commands import rmqstats, runrmqconsumers
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
-from django_rmq.operations import Operations, TopicCounters, message_groups
+from django_rmq.operations import Actor, Operations, TopicCounters, message_groups
 from django_rmq.worker import listener_registry
 from tests.support.brokers import Broker
+from tests.support.reports import printed
+from tests.support.sends import entries, waiting
 from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,11 @@ def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return run_command
 
 
+def read(run: Run, *arguments: str) -> Any:
+    """Return what a command says as JSON."""
+    return json.loads(run(*arguments, "--json"))
+
+
 def kill(broker: Broker, name: str, bodies: list[Any], error: str = "shop.Boom: bad") -> None:
     topic = get_config().topic(name)
     options = (
@@ -94,9 +101,8 @@ def kill(broker: Broker, name: str, bodies: list[Any], error: str = "shop.Boom: 
     )
     send_messages(name, bodies, **options)
     for slot in range(topic.slots):
-        entries = broker.list_messages(topic, slot, "store").entries
-        if entries:
-            broker.bury(topic, slot, [entry.member for entry in entries], error)
+        if members := [entry.member for entry in broker.list_messages(topic, slot, "store").entries]:
+            broker.bury(topic, slot, members, error)
 
 
 def dead(broker: Broker, name: str) -> int:
@@ -104,27 +110,16 @@ def dead(broker: Broker, name: str) -> int:
     return sum(broker.count(topic, slot).dead for slot in range(topic.slots))
 
 
-def stored(broker: Broker, name: str) -> list[tuple[bytes, float]]:
-    topic = get_config().topic(name)
-    return [
-        (entry.member, entry.score)
-        for slot in range(topic.slots)
-        for entry in broker.list_messages(topic, slot, "store").entries
-    ]
+def stored(name: str) -> list[tuple[bytes, float]]:
+    return [(entry.member, entry.score) for entry in entries(name)]
 
 
 @pytest.fixture
 def worker(broker: Broker) -> Iterator[Worker]:
     """A worker that has joined the others and serves everything with a listener."""
     topics = [topic for topic in get_config().topics.values() if topic.listener]
-    found = Worker(
-        "a1b2c3d4-worker",
-        "host\x1b[31m",
-        4711,
-        time.time() - 3 * 3600,
-        8,
-        tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics)),
-    )
+    served = tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics))
+    found = Worker("a1b2c3d4-worker", "host\x1b[31m", 4711, time.time() - 3 * 3600, 8, served)
     coordinator = RedisCoordinator(broker, found, lambda slots: None, lambda slots: None, session_seconds=60)
     coordinator.start()
     eventually(lambda: broker.roster().plan, "an assignment")
@@ -137,16 +132,16 @@ def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) 
     found = json.loads(run("rmqsend", "renders", "--priority", "600", "--json", stdin='{"sku":1}'))
     assert (found["status"], found["score"]) == ("replaced", 600)
     run("rmqsend", "notes", "Grüße\n", "--time-range", "5s")
-    assert [member for member, _ in stored(broker, "notes")] == ["Grüße\n".encode()]
+    assert [member for member, _ in stored("notes")] == ["Grüße\n".encode()]
     assert "merged" in run("rmqsend", "notes", "--time-range", "5s", "Grüße\n")
     run("rmqsend", "blobs", "--in", "2h", stdin=b"\xff\x00")
-    ((member, score),) = stored(broker, "blobs")
+    ((member, score),) = stored("blobs")
     assert member == b"\xff\x00" and 7_100_000 < score - time.time() * 1000 < 7_300_000
     arguments = ("--key", "o-1", "--header", "a=b=c", "--expires", "2099-01-02T00:00:00Z")
     run("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", *arguments)
     twice = '{"sku":1,"sku":2}'
     assert "an object has the key 'sku' twice" in run("rmqsend", "renders", twice, "--priority", "1", code=2)
-    ((member, score),) = stored(broker, "keyed")
+    ((member, score),) = stored("keyed")
     assert member == b"o-1" and score == datetime(2099, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 
 
@@ -154,10 +149,8 @@ def test_rmqsend_keeps_the_numbers_of_a_body(broker: Broker, run: Run) -> None:
     run("rmqsend", "renders", '{"price":1.50}', "--priority", "700")
     lines = '{"body":{"price":12345678901234567.89},"priority":700}\n'
     run("rmqsend", "renders", "--jsonl", "--options", stdin=lines)
-    assert {member for member, _ in stored(broker, "renders")} == {
-        b'{"price":1.50}',
-        b'{"price":12345678901234567.89}',
-    }
+    members = {member for member, _ in stored("renders")}
+    assert members == {b'{"price":1.50}', b'{"price":12345678901234567.89}'}
     assert "waiting" in run("rmqstats", "renders", "--body", '{"price":1.50}')
 
 
@@ -167,20 +160,17 @@ def test_rmqsend_keeps_the_numbers_of_a_body(broker: Broker, run: Run) -> None:
         ("nothing", "1"),
         ("orders", "{"),
         ("orders", "1"),
-        ("orders", "1", "--at", "tomorrow"),
-        ("orders", "1", "--at", "2099-13-01T00:00"),
-        ("orders", "1", "--in", "5", "--priority", "50"),
+        *(("orders", "1", "--at", time) for time in ("tomorrow", "2099-13-01T00:00")),
         ("orders", "1", "--in", "soon"),
+        *(("orders", "1", "--in", "5", *more) for more in (("--priority", "50"), ("--header", "a"))),
+        *(("orders", "1", "--in", "5", more) for more in ("--jsonl", "--options")),
         ("renders", "1", "--priority", "1"),
-        ("orders", "1", "--in", "5", "--header", "a"),
-        ("orders", "1", "--in", "5", "--jsonl"),
-        ("orders", "1", "--in", "5", "--options"),
         ("keyed", "--in", "5", "--jsonl", "--key", "a"),
     ],
 )
 def test_what_rmqsend_cannot_send_is_exit_2(broker: Broker, run: Run, arguments: tuple[str, ...]) -> None:
     run("rmqsend", *arguments, code=2)
-    assert stored(broker, "orders") == []
+    assert stored("orders") == []
 
 
 def test_rmqsend_reads_json_lines(broker: Broker, run: Run) -> None:
@@ -190,17 +180,16 @@ def test_rmqsend_reads_json_lines(broker: Broker, run: Run) -> None:
     lines = '{"body": 1, "key": "a"}\n\n{"body": 2, "key": "b", "fixed_time": "2099-01-01T00:00:00Z"}\n'
     assert run("rmqsend", "keyed", "--jsonl", "--options", "--in", "60", stdin=lines) == "keyed: 2 stored\n"
     text = run("rmqsend", "orders", "--jsonl", "--in", "60", stdin="1\n\n[NaN]\n", code=2)
-    assert "line 3" in text and "nothing was sent" in text and stored(broker, "orders") == []
+    assert "line 3" in text and "nothing was sent" in text and stored("orders") == []
     assert "line 2" in run("rmqsend", "orders", "--jsonl", "--in", "60", stdin="1\n{\n", code=2)
     assert "line 1" in run("rmqsend", "orders", "--jsonl", "--options", stdin='{"key": 1}\n', code=2)
     assert "line 1" in run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=b"\xff\n", code=2)
 
 
 def test_a_full_topic_is_exit_1(broker: Broker, run: Run) -> None:
-    assert "refused" in run(
-        "rmqsend", "notes", "--jsonl", stdin="".join(f'"{n}"\n' for n in range(30)), code=1
-    )
-    assert len(stored(broker, "notes")) == 6
+    lines = "".join(f'"{n}"\n' for n in range(30))
+    assert "refused" in run("rmqsend", "notes", "--jsonl", stdin=lines, code=1)
+    assert len(stored("notes")) == 6
 
 
 def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
@@ -227,11 +216,9 @@ def test_bytes_that_are_no_text_are_no_name_and_no_json(broker: Broker, run: Run
     """Python has a surrogate for each such byte of a command line."""
     assert "the body is not json" in run("rmqsend", "orders", '"\udcff"', "--in", "2h", code=2)
     run("rmqsend", "blobs", "a\udcff", "--in", "2h")
-    (entry,) = broker.list_messages(get_config().topic("blobs"), 0, "store").entries
-    assert entry.member == b"a\xff"
-    assert "not the name of a consumer" in run(
-        "rmqclaims", "orders", "--return", "--consumer", "\udcff", code=2
-    )
+    assert waiting("blobs") == [b"a\xff"]
+    told = run("rmqclaims", "orders", "--return", "--consumer", "\udcff", code=2)
+    assert "not the name of a consumer" in told
 
 
 @pytest.mark.parametrize(
@@ -286,7 +273,7 @@ def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
     kill(broker, "orders", list(range(100, 120)), error="Other: no")
     dry = run("rmqreplay", "orders", "--all", "--dry-run")
     assert dry == "orders: 50 messages would be replayed\n  30  shop.Boom\n  20  Other\n"
-    found = json.loads(run("rmqreplay", "orders", "--error", "Other", "--dry-run", "--json"))
+    found = read(run, "rmqreplay", "orders", "--error", "Other", "--dry-run")
     assert (found["outcomes"], found["classes"], found["complete"]) == ({"matching": 20}, {"Other": 20}, True)
     most = run("rmqreplay", "orders", "--all", "--limit", "7", "--dry-run")
     assert most.startswith("orders: 7 messages would be replayed (at most 7 of 50)\n")
@@ -299,13 +286,8 @@ def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
     began = time.monotonic()
     run("rmqreplay", "orders", "--all", "--rate", "40", "--no-input")
     assert time.monotonic() - began >= 0.5 and dead(broker, "orders") == 0
-    for wrong in (
-        (),
-        ("--all", "--error", "x"),
-        ("--all", "--new-body", "1"),
-        ("--all", "--slot", "4", "--no-input"),
-    ):
-        run("rmqreplay", "orders", *wrong, code=2)
+    for wrong in ("", "--all --error x", "--all --new-body 1", "--all --slot 4 --no-input"):
+        run("rmqreplay", "orders", *wrong.split(), code=2)
 
 
 def test_rmqpurge(broker: Broker, run: Run) -> None:
@@ -317,9 +299,8 @@ def test_rmqpurge(broker: Broker, run: Run) -> None:
     dry = run("rmqpurge", "orders", "--state", "dead", "--older-than", "1h", "--dry-run")
     assert dry == "orders: 0 messages would be deleted\n"
     assert "--no-input" in run("rmqpurge", "orders", "--state", "dead", code=2)
-    assert "cannot be filtered by age" in run(
-        "rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2
-    )
+    told = run("rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2)
+    assert "cannot be filtered by age" in told
     run("rmqpurge", "orders", "--state", "prepare", code=2)
     assert dead(broker, "orders") == 30
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input", "--for-good") == "orders: 30 purged\n"
@@ -333,10 +314,9 @@ def test_rmqpurge_deletes_what_matches(broker: Broker, run: Run) -> None:
     assert run(*arguments, "--dry-run") == "renders: 6 messages would be deleted\n"
     assert run(*arguments, "--text", '"sku":3', "--no-input", "--for-good") == "renders: 1 deleted\n"
     done, hint = run(*arguments, "--no-input").splitlines()
-    assert done == "renders: 5 deleted" and hint.startswith(
-        "To bring 5 back: manage.py rmqpurge renders --undo "
-    )
-    assert sorted(score for _, score in stored(broker, "renders")) == [101] * 4
+    assert done == "renders: 5 deleted"
+    assert hint.startswith("To bring 5 back: manage.py rmqpurge renders --undo ")
+    assert sorted(score for _, score in stored("renders")) == [101] * 4
     assert "ordered by time" in run("rmqpurge", "orders", "--state", "store", "--priority", "5", code=2)
     assert "that wait" in run("rmqpurge", "renders", "--state", "dead", "--priority", "5", code=2)
 
@@ -344,12 +324,8 @@ def test_rmqpurge_deletes_what_matches(broker: Broker, run: Run) -> None:
 def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> None:
     kill(broker, "orders", [1, 2])
     kill(broker, "orders", [3], error="Reject: no")
-    topic = get_config().topic("orders")
-    dead_ids = [
-        sealed_id("orders", slot, entry.member)
-        for slot in range(4)
-        for entry in broker.list_messages(topic, slot, "dead").entries
-    ]
+    members = waiting("orders", "dead")
+    dead_ids = [sealed_id("orders", slot_of(member, 4), member) for member in members]
     named = [part for one in dead_ids for part in ("--id", one)]
     dry = run("rmqreplay", "orders", *named, "--dry-run")
     assert dry == "orders: 3 messages would be replayed\n  2  shop.Boom\n  1  Reject\n"
@@ -360,13 +336,13 @@ def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> N
     assert found["outcomes"] == {"waiting": 1, "matching": 2} and "1 of 3 messages are not dead" in answer
 
 
-def test_rmqreslot_as_json(broker: Broker, run: Run) -> None:
+def test_rmqreslot_as_json(run: Run) -> None:
     send_messages("orders", list(range(20)), fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
-    dry = json.loads(run("rmqreslot", "orders", "8", "--dry-run", "--json"))
+    dry = read(run, "rmqreslot", "orders", "8", "--dry-run")
     assert dry == {"topic": "orders", "before": 4, "slots": 8, "moved": 0, "strays": 0, "dry_run": True}
-    found = json.loads(run("rmqreslot", "orders", "8", "--json"))
+    found = read(run, "rmqreslot", "orders", "8")
     assert (found["before"], found["slots"], found["strays"]) == (4, 8, 0) and 0 < found["moved"] <= 20
-    assert json.loads(run("rmqreslot", "orders", "8", "--json"))["moved"] == 0
+    assert read(run, "rmqreslot", "orders", "8")["moved"] == 0
 
 
 def test_rmqreslot_refuses_what_cannot_be_done_with_its_reason(broker: Broker, run: Run) -> None:
@@ -392,52 +368,40 @@ def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: 
     assert "stopped after 10 of 40" in run(*arguments, "--limit", "10", "--no-input")
     assert run(*arguments, "--no-input") == "renders: 30 rescheduled\n"
     assert run(*arguments) == "renders: 0 messages would be rescheduled\n"
-    assert sorted(score for _, score in stored(broker, "renders")) == [100] * 40 + [500] * 5
-    found = json.loads(
-        run("rmqreschedule", "renders", "--to-priority", "600", "--text", "44", "--no-input", "--json")
-    )
+    assert sorted(score for _, score in stored("renders")) == [100] * 40 + [500] * 5
+    found = read(run, "rmqreschedule", "renders", "--to-priority", "600", "--text", "44", "--no-input")
     assert (found["outcomes"], found["complete"]) == ({"rescheduled": 1}, True)
 
 
 def test_rmqreschedule_by_time_and_by_id(broker: Broker, run: Run) -> None:
     sent = send_messages("orders", [1, 2, 3], fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     assert run("rmqreschedule", "orders", "--in", "0", "--all", "--no-input") == "orders: 3 rescheduled\n"
-    assert all(abs(score / 1000 - time.time()) < 60 for _, score in stored(broker, "orders"))
+    assert all(abs(score / 1000 - time.time()) < 60 for _, score in stored("orders"))
     one = ("--id", sealed_id("orders", sent[0].slot, sent[0].member))
     assert run("rmqreschedule", "orders", "--at", "2099-01-02T00:00:00Z", *one) == "orders: 1 rescheduled\n"
-    late = [score for _, score in stored(broker, "orders") if score > 4e12]
+    late = [score for _, score in stored("orders") if score > 4e12]
     assert late == [datetime(2099, 1, 2, tzinfo=UTC).timestamp() * 1000]
     for wrong in (
-        ("--in", "5m"),
-        ("--all",),
-        ("--in", "5m", "--at", "2099-01-02", "--all"),
-        ("--in", "5m", "--all", "--text", "a"),
-        ("--to-priority", "100", "--all", "--no-input"),
-        ("--in", "5m", "--all", "--state", "dead"),
-        ("--in", "5m", *one, "--key", "k"),
-        ("--in", "5m", *one, "--all"),
-        ("--to-priority", "100", *one, "--dry-run"),
-        ("--at", "soon", "--all"),
+        *("--in 5m", "--all", "--in 5m --at 2099-01-02 --all", "--in 5m --all --text a", "--at soon --all"),
+        *("--to-priority 100 --all --no-input", "--in 5m --all --state dead"),
     ):
-        run("rmqreschedule", "orders", *wrong, code=2)
+        run("rmqreschedule", "orders", *wrong.split(), code=2)
+    for wrong in ("--in 5m --key k", "--in 5m --all", "--to-priority 100 --dry-run"):
+        run("rmqreschedule", "orders", *one, *wrong.split(), code=2)
     run("rmqcancel", "orders", *one)
     assert "1 of 1 message do not wait" in run("rmqreschedule", "orders", "--in", "5m", *one, code=1)
 
 
 def test_rmqreschedule_takes_a_key_or_a_body_and_foretells_what_it_would_do(broker: Broker, run: Run) -> None:
-    before, after = (datetime(year, 1, 2, tzinfo=UTC) for year in (2096, 2099))
-    send_message("keyed", {"n": 1}, key="k", fixed_time=before)
-    send_message("orders", {"n": 1}, fixed_time=before)
+    before, after = (datetime(year, 1, 2, tzinfo=UTC).isoformat("T", "milliseconds") for year in (2096, 2099))
+    send_message("keyed", {"n": 1}, key="k", fixed_time=datetime(2096, 1, 2, tzinfo=UTC))
+    send_message("orders", {"n": 1}, fixed_time=datetime(2096, 1, 2, tzinfo=UTC))
     for topic, named in {"keyed": ("--key", "k"), "orders": ("--body", '{"n": 1}')}.items():
         at = ("rmqreschedule", topic, "--at", "2099-01-02T00:00:00Z", *named)
         assert run(*at, "--dry-run") == f"{topic}: 1 message would be rescheduled\n"
-        assert json.loads(run("rmqstats", topic, *named, "--json"))["due"] == before.isoformat(
-            "T", "milliseconds"
-        )
+        assert read(run, "rmqstats", topic, *named)["due"] == before
         assert run(*at) == f"{topic}: 1 rescheduled\n"
-        assert json.loads(run("rmqstats", topic, *named, "--json"))["due"] == after.isoformat(
-            "T", "milliseconds"
-        )
+        assert read(run, "rmqstats", topic, *named)["due"] == after
     kill(broker, "orders", [2])
     ids = ("--id", message_id(slot_of(b"2", 4), b"2"), "--id", message_id(0, b"3"))
     told = run("rmqreschedule", "orders", "--in", "5m", *ids, "--dry-run", "--json", code=1)
@@ -455,11 +419,11 @@ def test_a_retry_of_a_priority_topic_keeps_its_place_as_foretold(broker: Broker,
         assert json.loads(told[: told.rindex("}") + 1])["outcomes"] == {"refused": 1}
 
 
-def test_rmqsend_sends_unless_the_message_is_there(broker: Broker, run: Run) -> None:
+def test_rmqsend_sends_unless_the_message_is_there(run: Run) -> None:
     one = ("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", "--ensure")
-    first = json.loads(run(*one, "--key", "k", "--json"))
-    again = json.loads(run(*one, "--key", "k", "--json"))
-    by_id = json.loads(run(*one, "--id", first["id"], "--json"))
+    first = read(run, *one, "--key", "k")
+    again = read(run, *one, "--key", "k")
+    by_id = read(run, *one, "--id", first["id"])
     assert [found["status"] for found in (first, again, by_id)] == ["stored", "present", "present"]
     for wrong in (("--id", first["id"], "--key", "k"), ("--jsonl",)):
         run(*one, *wrong, code=2)
@@ -475,7 +439,7 @@ def test_rmqlist_shows_dead_messages_with_their_errors(broker: Broker, run: Run)
     assert "shop.Boom: order 7 is bad" in line and "File x" not in line and '{"order": 7}' in line
     # The id of the list is that of the log, and other commands take it.
     assert run("rmqreplay", "orders", "--id", line.split()[0]) == "orders: 1 replayed\n"
-    (row,) = json.loads(run("rmqlist", "orders", "--state", "dead", "--json"))["messages"]
+    (row,) = read(run, "rmqlist", "orders", "--state", "dead")["messages"]
     assert (row["error"], row["body"], row["error_class"]) == ("Reject: no", {"order": 8}, "Reject")
     assert (row["redacted"], row["state"]) == (False, "dead") and "~" in row["log_id"]
     assert run("rmqlist", "orders", "--state", "retry") == "no messages\n"
@@ -492,19 +456,11 @@ def test_rmqlist_says_that_there_are_more(broker: Broker, run: Run) -> None:
     lines = run("rmqlist", "orders", "--state", "dead").splitlines()
     assert len(lines) == 22 and lines[-1] == "the first 20; there are more: use --limit or --group-by"
     assert len(run("rmqlist", "orders", "--state", "dead", "--limit", "30").splitlines()) == 31
-    assert (
-        len(json.loads(run("rmqlist", "orders", "--state", "dead", "--limit", "3", "--json"))["messages"])
-        == 3
-    )
+    assert len(read(run, "rmqlist", "orders", "--state", "dead", "--limit", "3")["messages"]) == 3
     text = run("rmqlist", "orders", "--state", "dead", "--text", "29", "--error", "Boom").splitlines()
     assert len(text) == 2 and text[1].endswith("  29")
-    for wrong in (
-        ("--state", "nonsense"),
-        (),
-        ("--state", "dead", "--slot", "9"),
-        ("--state", "running", "--error", "x"),
-    ):
-        run("rmqlist", "orders", *wrong, code=2)
+    for wrong in ("--state nonsense", "", "--state dead --slot 9", "--state running --error x"):
+        run("rmqlist", "orders", *wrong.split(), code=2)
 
 
 def test_rmqlist_groups_dead_messages_by_error(broker: Broker, run: Run) -> None:
@@ -517,7 +473,7 @@ def test_rmqlist_groups_dead_messages_by_error(broker: Broker, run: Run) -> None
     assert [row.split()[:2] for row in rows] == [["12", "80%"], ["2", "13%"], ["1", "7%"]]
     assert "shop.Boom: order # of '…' failed at #." in rows[0]
     assert "Reject: unknown address #" in rows[1] and "put into Dead" in rows[2]
-    found = json.loads(run("rmqlist", "orders", "--state", "dead", "--group-by", "error", "--json"))
+    found = read(run, "rmqlist", "orders", "--state", "dead", "--group-by", "error")
     assert [group["count"] for group in found["groups"]] == [12, 2, 1]
     assert (found["looked_at"], found["total"], found["complete"]) == (15, 15, True)
     assert run("rmqreplay", "orders", "--id", found["groups"][0]["samples"][2]) == "orders: 1 replayed\n"
@@ -529,17 +485,15 @@ def test_rmqlist_groups_by_slot_and_by_hour_and_says_what_it_has_not_looked_at(
 ) -> None:
     kill(broker, "orders", list(range(40)))
     topic = get_config().topic("orders")
-    found = json.loads(run("rmqlist", "orders", "--state", "dead", "--group-by", "slot", "--json"))
-    assert {group["slot"]: group["count"] for group in found["groups"]} == {
-        slot: broker.count(topic, slot).dead for slot in range(4)
-    }
+    found = read(run, "rmqlist", "orders", "--state", "dead", "--group-by", "slot")
+    counts = {slot: broker.count(topic, slot).dead for slot in range(4)}
+    assert {group["slot"]: group["count"] for group in found["groups"]} == counts
     text = run("rmqlist", "orders", "--state", "dead", "--group-by", "hour", "--limit", "10")
     assert text.splitlines()[-1] == "looked at 10 messages of 40; --limit N looks at more"
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     assert all(day in line for line in text.splitlines()[1:-1])
-    assert "cannot be grouped by error" in run(
-        "rmqlist", "orders", "--state", "running", "--group-by", "error", code=2
-    )
+    told = run("rmqlist", "orders", "--state", "running", "--group-by", "error", code=2)
+    assert "cannot be grouped by error" in told
 
 
 def masked(topic: str, body: Any) -> Any:
@@ -553,41 +507,31 @@ def test_rmqlist_shows_a_redacted_topic_as_its_formatter_does(
     with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "ADMIN": admin}):
         broker = Broker(redis_client, prefix)
         kill(broker, "orders", [{"card": "4111"}], error="shop.Boom: card 4111 refused")
-        shown = []
-        for more in ((), ("--json",), ("--group-by", "error"), ("--group-by", "error", "--json")):
-            output = io.StringIO()
-            call_command("rmqlist", "orders", "--state", "dead", *more, stdout=output)
-            shown.append(output.getvalue())
+        options = ((), ("--json",), ("--group-by", "error"), ("--group-by", "error", "--json"))
+        shown = [printed("rmqlist", "orders", "--state", "dead", *more) for more in options]
         assert all("4111" not in text and "refused" not in text for text in shown)
         assert "shop.Boom" in shown[0] and "masked" in shown[0] and "shop.Boom" in shown[2]
         with pytest.raises(CommandError, match="cannot be searched"):
             call_command("rmqlist", "orders", "--state", "dead", "--text", "4111")
         # Its sealed id does not give the body away either, and is taken by other commands.
-        output = io.StringIO()
-        call_command("rmqreplay", "orders", "--id", json.loads(shown[1])["messages"][0]["id"], stdout=output)
-        assert output.getvalue() == "orders: 1 replayed\n"
+        told = printed("rmqreplay", "orders", "--id", json.loads(shown[1])["messages"][0]["id"])
+        assert told == "orders: 1 replayed\n"
         connections.close()
+
+
+def started(
+    prefix: str, redis_url: str, arguments: Sequence[str], terminal: dict[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a command as a person does."""
+    environment = {**os.environ, "REDIS_URL": redis_url, "RMQ_KEY_PREFIX": prefix, **terminal}
+    return subprocess.Popen([sys.executable, "manage.py", *arguments], cwd=ROOT, env=environment, **options)
 
 
 def answered(prefix: str, redis_url: str, answer: str, *arguments: str) -> tuple[int, str]:
     """Run a command on a terminal where somebody types ``answer``; return its exit code and what it showed."""
     terminal, inner = pty.openpty()
-    environment = {
-        **os.environ,
-        "REDIS_URL": redis_url,
-        "RMQ_KEY_PREFIX": prefix,
-        "TERM": "xterm",
-        "COLUMNS": "140",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        start_new_session=True,
-    )
+    ends = {"stdin": inner, "stdout": inner, "stderr": inner, "start_new_session": True}
+    process = started(prefix, redis_url, arguments, {"TERM": "xterm", "COLUMNS": "140"}, **ends)
     os.close(inner)
     os.write(terminal, answer.encode())
     shown = b""
@@ -633,16 +577,16 @@ def claimed(broker: Broker, count: int, consumer: str = "query") -> None:
 def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: Run) -> None:
     assert "no Spark query holds messages" in run("rmqclaims")
     claimed(broker, 20)
-    [found] = json.loads(run("rmqclaims", "--json"))
+    [found] = read(run, "rmqclaims")
     assert (found["topic"], found["consumer"], found["number"]) == ("renders", "query", 1)
     assert (found["state"], found["slots"], found["messages"]) == ("sealed", [0, 1], 20)
     assert "renders  query         1  sealed      2        20" in run("rmqclaims", "renders")
     assert "Use --no-input" in run("rmqclaims", "renders", "--return", code=2)
-    before = stored(broker, "renders")
+    before = stored("renders")
     assert "renders: 20 returned" in run("rmqclaims", "renders", "--return", "--no-input")
-    assert len(stored(broker, "renders")) == len(before) + 20
+    assert len(stored("renders")) == len(before) + 20
     # As if they had never been claimed.
-    assert {score for _, score in stored(broker, "renders")} == {100.0}
+    assert {score for _, score in stored("renders")} == {100.0}
     assert "no Spark query holds messages" in run("rmqclaims")
     assert "nothing to do" in run("rmqclaims", "renders", "--return")
 
@@ -660,7 +604,7 @@ def test_rmqclaims_says_where_a_query_runs_and_frees_its_name(broker: Broker, ru
     topic = get_config().topic("renders")
     assert broker.hold_consumer(topic, "query", "d", "c", "etl-2 4711 - -", 60_000, starts=True) is None
     claimed(broker, 20)
-    where = json.loads(run("rmqclaims", "--json"))[0]["driver"]
+    where = read(run, "rmqclaims")[0]["driver"]
     assert re.fullmatch(r"host etl-2, process 4711, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", where)
     assert where in run("rmqclaims", "renders")
     run("rmqclaims", "renders", "--return", "--consumer", "query", "--no-input")
@@ -672,7 +616,7 @@ def test_rmqclaims_says_where_a_query_runs_and_frees_its_name(broker: Broker, ru
 
 def test_rmqclaims_uses_a_retry_of_what_fails_its_batch(broker: Broker, run: Run) -> None:
     claimed(broker, 1_000)
-    told = json.loads(run("rmqclaims", "renders", "--return", "--spent", "--no-input", "--json"))
+    told = read(run, "rmqclaims", "renders", "--return", "--spent", "--no-input")
     assert told["outcomes"] == {"returned": 1_000}
     topic = get_config().topic("renders")
     assert sum(broker.count(topic, slot).retry for slot in range(2)) == 1_000
@@ -683,11 +627,10 @@ def test_rmqclaims_asks_whose_claims_are_meant(broker: Broker, run: Run) -> None
     send_messages("renders", list(range(20)), priority=100)
     for slot, consumer in enumerate(("one", "two")):
         broker.claim(topic, slot, consumer, 1, 60_000, 1_000)
-    assert "several consumers hold claims of renders: one, two" in run(
-        "rmqclaims", "renders", "--return", "--no-input", code=2
-    )
+    told = run("rmqclaims", "renders", "--return", "--no-input", code=2)
+    assert "several consumers hold claims of renders: one, two" in told
     run("rmqclaims", "renders", "--return", "--consumer", "two", "--no-input")
-    [left] = json.loads(run("rmqclaims", "--json"))
+    [left] = read(run, "rmqclaims")
     assert (left["consumer"], left["state"]) == ("one", "open")
 
 
@@ -696,24 +639,24 @@ def test_rmqclaims_is_told_exactly_what_to_return(run: Run, arguments: tuple[str
     assert "--return" in run("rmqclaims", *arguments, code=2)
 
 
-def test_rmqpause_and_rmqresume(broker: Broker, run: Run) -> None:
+def test_rmqpause_and_rmqresume(run: Run) -> None:
     assert run("rmqpause", "orders", "renders") == "orders: 4 paused (slots)\nrenders: 2 paused (slots)\n"
     assert "paused" in run("rmqstats", "orders")
-    assert json.loads(run("rmqresume", "--all", "--json"))[0]["outcomes"] == {"resumed": 4}
+    assert read(run, "rmqresume", "--all")[0]["outcomes"] == {"resumed": 4}
     run("rmqpause", code=2)
     run("rmqpause", "orders", "--all", code=2)
     run("rmqpause", "order", code=2)
 
 
-def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, worker: Worker) -> None:
+def test_rmqslots_and_rmqworkers_tell_who_owns_what(run: Run, worker: Worker) -> None:
     send_messages("orders", range(50), fixed_time=datetime.now(UTC) + timedelta(minutes=1))
-    found = json.loads(run("rmqslots", "orders", "--json"))
+    found = read(run, "rmqslots", "orders")
     assert [slot["worker"] for slot in found[0]["slots"]] == [worker.id] * 4
     assert found[0]["mean_depth"] == 12.5 and 1 <= found[0]["skew"] < 4
     assert all(slot["since"].startswith("20") for slot in found[0]["slots"])
     text = run("rmqslots", "--limit", "1")
     assert "orders: 4 slots, 12.5 messages in each" in text and "… and 3 more" in text and "a1b2c3d4" in text
-    (one,) = json.loads(run("rmqworkers", "--json"))
+    (one,) = read(run, "rmqworkers")
     assert (one["pid"], one["slots"]["orders"]) == (4711, 4)
     text = run("rmqworkers")
     assert "\x1b" not in text and "host\\x1b[31m" in text and "orders 4" in text and "3 h" in text
@@ -725,7 +668,7 @@ def test_rmqworkers_names_topics_without_a_free_thread(broker: Broker, run: Run,
     full = replace(worker, full=frozenset(["orders", "renders"]))
     broker.beat(worker.id, token, 60_000, record=write_record(token, full))
     assert "(no free thread for orders, renders)" in run("rmqworkers")
-    (one,) = json.loads(run("rmqworkers", "--json"))
+    (one,) = read(run, "rmqworkers")
     assert one["full"] == ["orders", "renders"]
 
 
@@ -734,7 +677,7 @@ def test_a_slot_of_a_worker_that_has_died_has_no_worker(broker: Broker, run: Run
     token = broker.client.hget(worker_keys(broker.prefix).workers, worker.id).split()[0].decode()
     assert broker.run(membership.leave(worker.id, token))
     assert "4 without a worker" in run("rmqslots", "orders")
-    (found,) = json.loads(run("rmqslots", "orders", "--json"))
+    (found,) = read(run, "rmqslots", "orders")
     assert {slot["worker"] for slot in found["slots"]} == {None} and found["workers_problem"] is None
 
 
@@ -754,7 +697,7 @@ def test_no_worker_is_told(run: Run) -> None:
 def test_rmqstats(broker: Broker, run: Run) -> None:
     kill(broker, "orders", [1, 2])
     send_messages("orders", [3, 4, 5], fixed_time=datetime.now(UTC) + timedelta(minutes=1))
-    rows = {row["topic"]: row for row in json.loads(run("rmqstats", "--json"))}
+    rows = {row["topic"]: row for row in read(run, "rmqstats")}
     assert list(rows) == list(TOPICS)
     assert (rows["orders"]["waiting"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
     text = run("rmqstats", "orders")
@@ -780,13 +723,13 @@ def waits_for_three_hours(broker: Broker) -> None:
 def test_every_command_takes_the_id_of_a_log_line(broker: Broker, run: Run) -> None:
     sent = send_message("keyed", {"n": 1}, key="k", fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     logged = sealed_id("keyed", sent.slot, sent.member)
-    assert json.loads(run("rmqstats", "keyed", "--id", logged, "--json"))["state"] == "waiting"
+    assert read(run, "rmqstats", "keyed", "--id", logged)["state"] == "waiting"
     assert run("rmqcancel", "keyed", "--id", logged) == "keyed: 1 deleted\n"
     assert "state         unknown" in run("rmqstats", "keyed", "--id", logged)
     kill(broker, "orders", [1])
     (slot,) = [slot for slot in range(4) if broker.count(get_config().topic("orders"), slot).dead]
     logged = sealed_id("orders", slot, b"1")
-    assert json.loads(run("rmqstats", "orders", "--id", logged, "--json"))["state"] == "dead"
+    assert read(run, "rmqstats", "orders", "--id", logged)["state"] == "dead"
     assert run("rmqreplay", "orders", "--id", logged) == "orders: 1 replayed\n"
     for command in ("rmqstats", "rmqcancel", "rmqreplay"):
         assert "<slot>~<digest>, as the log shows it" in run(command, "orders", "--id", "nonsense", code=2)
@@ -800,22 +743,22 @@ def test_rmqstats_says_why_a_message_waits(broker: Broker, run: Run) -> None:
     run("rmqreschedule", "orders", "--id", sent.id, "--in", "0")
     held = [line for line in run("rmqstats", "orders", "--id", sent.id).splitlines() if "held by" in line]
     assert held == ["held by       the topic is paused", "held by       no worker serves the topic"]
-    found = json.loads(run("rmqstats", "orders", "--body", "1", "--json"))
+    found = read(run, "rmqstats", "orders", "--body", "1")
     assert [hold["reason"] for hold in found["held_by"]] == ["paused", "no_worker"]
     kill(broker, "orders", [2])
-    assert json.loads(run("rmqstats", "orders", "--body", "2", "--json"))["held_by"] == []
+    assert read(run, "rmqstats", "orders", "--body", "2")["held_by"] == []
 
 
 def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker: Broker, run: Run) -> None:
     waits_for_three_hours(broker)
-    [row] = json.loads(run("rmqstats", "renders", "--json"))
+    [row] = read(run, "rmqstats", "renders")
     assert row["oldest_due_seconds"] is None and 10_800 <= row["undrained_seconds"] < 10_900
     assert " ≤ 3 h " in run("rmqstats", "renders")
-    [row] = json.loads(run("rmqslots", "renders", "--json"))
+    [row] = read(run, "rmqslots", "renders")
     assert [slot["undrained_since"] is None for slot in row["slots"]] == [True, False]
     assert " ≤ 3 h " in run("rmqslots", "renders")
     assert "slot 1 has not been drained for 3 h" in run("rmqaudit", "renders")
-    [row] = json.loads(run("rmqaudit", "renders", "--json"))
+    [row] = read(run, "rmqaudit", "renders")
     assert row["undrained_slot"] == 1 and row["undrained_seconds"] >= 10_800
     text = run("rmqhealth", "renders", "--no-workers", "--max-age", "2h", code=1)
     assert "BAD  age          renders: a slot has not been drained for 3.0 h" in text
@@ -826,8 +769,6 @@ def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker
 
 
 def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
-    from django_rmq.operations import Actor, Operations
-
     operations = Operations(Actor("tester", "command"))
     before = operations.flow(["orders"])
     send_messages("orders", range(40), fixed_time=datetime.now(UTC) + timedelta(minutes=1))
@@ -838,9 +779,8 @@ def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
     after = operations.flow(["orders"])
     rates = after.since(before)["orders"]
     seconds = max(after.now_ms - before.now_ms, 1) / 1000
-    assert (
-        round(rates["sent"] * seconds) == 41 and round(rates["failed"] * seconds) == 1 and not rates["done"]
-    )
+    counts = [round(rates[name] * seconds) for name in ("sent", "failed")]
+    assert counts == [41, 1] and not rates["done"]
 
 
 def test_rmqstats_that_watches_into_a_file_is_a_table_after_the_other(broker: Broker, run: Run) -> None:
@@ -883,12 +823,12 @@ def test_rmqstats_that_watches_on_a_terminal_is_live(redis_url: str, prefix: str
 
 def test_rmqaudit_tells_what_is_late(broker: Broker, run: Run) -> None:
     topic, now = get_config().topic("orders"), int(time.time() * 1000)
-    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["oldest_due_seconds"] is None
+    assert read(run, "rmqaudit", "orders")[0]["oldest_due_seconds"] is None
     broker.send_replace(topic, 2, [now - 7_200_000], [b"1"])
     broker.send_replace(topic, 1, [now - 60_000], [b"2"])
     assert "overdue: the oldest for 2 h, in slot 2" in run("rmqaudit", "orders")
     broker.prepare(topic, 1, "W", None, 1)
-    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["overdue_deliveries"] == 0
+    assert read(run, "rmqaudit", "orders")[0]["overdue_deliveries"] == 0
     broker.client.zadd(slot_keys(broker.prefix, "orders", 1).prepare, {b"2": now - 600_000 - now % 1000})
     assert "1 deliveries are past their time-out" in run("rmqaudit", "orders")
 
@@ -910,7 +850,7 @@ def test_rmqaudit_names_a_topic_that_it_cannot_read_and_goes_on(
 def test_rmqaudit_counts_the_consumers_of_spark(broker: Broker, run: Run) -> None:
     key = slot_keys(broker.prefix, "orders", 2).claims
     broker.client.hset(key, mapping={f"c{n}": "1 acked 1" for n in range(499)})
-    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["consumers"] == 499
+    assert read(run, "rmqaudit", "orders")[0]["consumers"] == 499
     assert "consumers" not in run("rmqaudit", "orders")
     broker.client.hset(key, "one more", "1 acked 1")
     assert "500 Spark consumers are remembered in one slot" in run("rmqaudit", "orders")
@@ -928,7 +868,7 @@ def test_rmqaudit_finds_and_deletes_records_that_belong_to_nothing(broker: Broke
     assert "records that belong to no message (inflight 1, deaths 1, failures 1, body 1)" in text
     assert "4 strays are left" in text
     assert "4 strays are left" in run("rmqaudit", "keyed", "--strays", "--repair", "--dry-run", code=1)
-    found = json.loads(run("rmqaudit", "keyed", "--strays", "--repair", "--json"))[0]["strays"]
+    found = read(run, "rmqaudit", "keyed", "--strays", "--repair")[0]["strays"]
     assert found["mended"] == 4 and sum(found["loose"].values()) == 4
     run("rmqaudit", "keyed", "--strays")
     assert {key: broker.client.dump(key) for key in broker.client.keys(f"*{broker.prefix}*")} == before
@@ -947,33 +887,25 @@ def test_rmqaudit_sends_misplaced_messages_to_their_own_slots(broker: Broker, ru
     text = run("rmqaudit", "orders", "--strays", code=1)
     assert "40 messages are in the wrong slot" in text and "40 strays" in text
     assert "1 strays are left" in run("rmqaudit", "orders", "--strays", "--repair", code=1)
-    assert sorted(stored(broker, "orders")) == sorted(
-        [(b"0", due + 5), (b"1", 16), *((member, due) for member in members[2:])]
-    )
+    settled = [(b"0", due + 5), (b"1", 16), *((member, due) for member in members[2:])]
+    assert sorted(stored("orders")) == sorted(settled)
     for slot in range(4):
-        entries = broker.list_messages(topic, slot, "store").entries
-        assert all(slot_of(entry.member, 4) == slot for entry in entries if entry.score > 999)
+        found = broker.list_messages(topic, slot, "store").entries
+        assert all(slot_of(entry.member, 4) == slot for entry in found if entry.score > 999)
     assert all(broker.audit_ledger(topic, slot).balanced for slot in range(4))
 
 
-def test_rmqaudit_judges_no_place_that_was_chosen_by_hand(broker: Broker, run: Run) -> None:
+def test_rmqaudit_judges_no_place_that_was_chosen_by_hand(run: Run) -> None:
     run("rmqsend", "orders", "1", "--in", "1h", "--slot-basis", "some")
     run("rmqsend", "orders", "2", "--in", "1h", "--slot-basis", "other")
     run("rmqsend", "keyed", "1", "--in", "1h", "--key", "a", "--slot-basis", "some")
     run("rmqaudit", "--strays")
 
 
-def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worker) -> None:
+def test_rmqhealth_is_well_with_a_worker(run: Run, worker: Worker) -> None:
     found = json.loads(run("rmqhealth", "--json", "--max-age", "1h", "--max-dead", "0"))
-    assert found["ok"] and {one["check"] for one in found["findings"]} == {
-        "redis",
-        "writes",
-        "coordinator",
-        "workers",
-        "age",
-        "running",
-        "dead",
-    }
+    checks = {"redis", "writes", "coordinator", "workers", "age", "running", "dead"}
+    assert found["ok"] and {one["check"] for one in found["findings"]} == checks
     # Topics that REST or Spark consumes need no worker.
     assert "blobs" not in [one["topic"] for one in found["findings"] if one["check"] == "workers"]
     text = run("rmqhealth")
@@ -1008,15 +940,13 @@ def runs_for(broker: Broker, name: str, seconds: float) -> None:
     broker.send_replace(topic, 0, [int(time.time() * 1000)], [b"1"])
     taken = broker.prepare(topic, 0, "A", None, 1)
     key = slot_keys(broker.prefix, name, 0).inflight
-    record = broker.client.hget(key, b"1").replace(
-        b"%d" % taken.receipt, b"%d" % (taken.receipt - seconds * 1e6)
-    )
-    broker.client.hset(key, b"1", record)
+    began = b"%d" % (taken.receipt - seconds * 1e6)
+    broker.client.hset(key, b"1", broker.client.hget(key, b"1").replace(b"%d" % taken.receipt, began))
 
 
 def test_what_runs_for_long_is_shown_and_may_be_limited(broker: Broker, run: Run) -> None:
     runs_for(broker, "orders", 600)
-    [row] = json.loads(run("rmqstats", "orders", "--json"))
+    [row] = read(run, "rmqstats", "orders")
     assert row["running"] == 1 and row["due"] == 0 and 600 <= row["oldest_running_seconds"] < 660
     assert "10 m" in run("rmqstats", "orders").splitlines()[1]
     assert "10 m" in run("rmqslots", "orders")
@@ -1028,9 +958,8 @@ def test_what_runs_for_long_is_shown_and_may_be_limited(broker: Broker, run: Run
 
 def test_what_runs_for_very_long_is_a_note_without_a_limit(broker: Broker, run: Run) -> None:
     runs_for(broker, "orders", 1_200)
-    assert "note running      orders: the longest delivery has run for 20 min" in run(
-        "rmqhealth", "--no-workers"
-    )
+    told = run("rmqhealth", "--no-workers")
+    assert "note running      orders: the longest delivery has run for 20 min" in told
 
 
 def test_rmqhealth_leads_from_a_foreign_key_to_its_runbook(broker: Broker, run: Run, worker: Worker) -> None:
@@ -1107,14 +1036,9 @@ execute_from_command_line(["manage.py", *sys.argv[3:]])
 
 
 def test_a_reader_that_goes_away_is_no_traceback(redis_url: str, prefix: str) -> None:
-    environment = {**os.environ, "REDIS_URL": redis_url, "RMQ_KEY_PREFIX": prefix}
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", "rmqstats", "--json", "--interval", "0.1"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    watch = ("rmqstats", "--json", "--interval", "0.1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = started(prefix, redis_url, watch, {}, **pipes)
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
@@ -1130,9 +1054,8 @@ def test_cancel_takes_ids_a_key_or_a_body(broker: Broker, run: Run, caplog: pyte
         broker.send_replace(topic, slot_of(member, topic.slots), [int(time.time() * 1000)], [member])
     slot = slot_of(b'{"n":1}', topic.slots)
     assert run("rmqcancel", "orders", "--id", message_id(slot, b'{"n":1}')) == "orders: 1 deleted\n"
-    assert (
-        run("rmqcancel", "keyed", "--key", "k", "--json") == '{\n  "outcomes": {\n    "deleted": 1\n  }\n}\n'
-    )
+    told = run("rmqcancel", "keyed", "--key", "k", "--json")
+    assert told == '{\n  "outcomes": {\n    "deleted": 1\n  }\n}\n'
     assert "1 messages were not cancelled" in run("rmqcancel", "keyed", "--key", "k", code=1)
     slot = slot_of(b'{"n":2}', topic.slots)
     taken = broker.prepare(topic, slot, "W", None, 1)

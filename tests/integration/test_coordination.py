@@ -50,12 +50,8 @@ class Member(coordinators.Member):
     """A worker that meets others in Redis."""
 
     def __init__(self, of: Party, broker: Any, topics: Iterable[Topic], **options: Any) -> None:
-        super().__init__(
-            of,
-            partial(RedisCoordinator, broker),
-            topics,
-            **{"session_seconds": SESSION, "audit_seconds": 0.5, **options},
-        )
+        options = {"session_seconds": SESSION, "audit_seconds": 0.5, **options}
+        super().__init__(of, partial(RedisCoordinator, broker), topics, **options)
 
     def kill(self) -> None:
         """Be heard of no more."""
@@ -100,19 +96,14 @@ def connect(url: str, prefix: str) -> Broker:
 
 @pytest.fixture
 def party(redis_url: str, prefix: str) -> Iterator[Party]:
-    party = Party(lambda: connect(redis_url, prefix))
-    yield party
-    party.end()
+    with Party(lambda: connect(redis_url, prefix)) as party:
+        yield party
 
 
 @contextmanager
 def server_of_its_own(**options: Any) -> Iterator[tuple[RedisServer, Party]]:
-    with RedisServer(**options) as server:
-        party = Party(lambda: connect(server.url, "own:"))
-        try:
-            yield server, party
-        finally:
-            party.end()
+    with RedisServer(**options) as server, Party(lambda: connect(server.url, "own:")) as party:
+        yield server, party
 
 
 class TestSharing(coordinators.Sharing):
@@ -148,7 +139,7 @@ def test_whose_id_was_taken_while_it_was_away_gives_up_its_slots(
 ) -> None:
     [first] = party.share(1)
     redis_client.hset(worker_keys(party.connect().prefix).workers.decode(), first.id, "another {}")
-    party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "the first gives up")
+    party.wait_for(lambda: not first.serial(), "the first gives up")
     assert not first.coordinator.wait_settled(0)
 
 
@@ -160,9 +151,9 @@ def test_who_is_cut_off_longer_than_its_session_gives_up_and_comes_back(
         far = party.add(broker=connect(proxy.url, prefix), session_seconds=SHORT)
         party.wait_until_shared_out()
         proxy.cut()
-        party.wait_for(lambda: not far.serial(), TAKE_OVER * PATIENCE, "the far one gives up")
+        party.wait_for(lambda: not far.serial(), "the far one gives up")
         assert ("shared", 0) in far.slots, "what has no gate needs no coordinator"
-        party.wait_for(lambda: len(near.serial()) == 64, TAKE_OVER * PATIENCE, "the near one takes over")
+        party.wait_for(lambda: len(near.serial()) == 64, "the near one takes over")
         proxy.mend()
         party.wait_until_shared_out()
         assert len(far.serial()) == 32
@@ -207,13 +198,11 @@ def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all
         first, second = party.share(2, session_seconds=SHORT)
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            party.wait_for(
-                lambda: not first.serial() and not second.serial(), TAKE_OVER * PATIENCE, "both give up"
-            )
+            party.wait_for(lambda: not first.serial() and not second.serial(), "both give up")
             started = time.monotonic()
             first.coordinator.stop(0.5)
             assert time.monotonic() - started < LONG / 2, "it does not wait for the answer"
-            party.wait_for(lambda: not first.slots, TAKE_OVER * PATIENCE, "the first disowns all")
+            party.wait_for(lambda: not first.slots, "the first disowns all")
             first.silent = True
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -225,7 +214,7 @@ def test_while_redis_answers_and_refuses_writes_workers_have_no_slots_and_are_no
         worker = party.add(session_seconds=SHORT)
         party.wait_until_shared_out()
         ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "1")
-        party.wait_for(lambda: not worker.serial(), TAKE_OVER * PATIENCE, "it gives up")
+        party.wait_for(lambda: not worker.serial(), "it gives up")
         ask(server.port, "CONFIG", "SET", "min-replicas-to-write", "0")
         party.wait_until_shared_out()
 
@@ -235,9 +224,7 @@ def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:
         workers = party.share(3, session_seconds=SHORT)
         had = [member.serial() for member in workers]
         os.kill(server.pid, signal.SIGKILL)
-        party.wait_for(
-            lambda: not any(member.serial() for member in workers), TAKE_OVER * PATIENCE, "all give up"
-        )
+        party.wait_for(lambda: not any(member.serial() for member in workers), "all give up")
         for member in workers:
             member.coordinator.session_seconds = SESSION
         party.settle_for(LONG)
@@ -337,12 +324,12 @@ def test_a_field_that_a_stranger_spoiled_is_healed(
         redis_client.hdel(key, field)
     else:
         redis_client.hset(key, field, value)
+
+    def is_whole(roster: Roster) -> bool:
+        return roster.basis == roster.members_version and roster.plan.startswith(b"{")
+
     for member in (first, second):
-        wait_for_assignment(
-            party,
-            member,
-            lambda roster: roster.basis == roster.members_version and roster.plan.startswith(b"{"),
-        )
+        wait_for_assignment(party, member, is_whole)
     party.wait_until_shared_out()
     party.add()
     party.wait_until_shared_out()
@@ -373,7 +360,7 @@ def test_a_key_of_a_foreign_type_ends_the_session_and_nothing_else(
     key = worker_keys(party.connect().prefix).sessions
     redis_client.set("x" + key.decode(), "string")
     redis_client.rename("x" + key.decode(), key.decode())
-    party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "given up")
+    party.wait_for(lambda: not first.serial(), "given up")
     with pytest.raises(WrongType):
         first.coordinator.members()
     redis_client.delete(key)
@@ -384,7 +371,7 @@ def test_a_registered_definition_decides_how_many_slots_there_are(party: Party) 
     first, second = party.share(2)
     wider = Topic("serial", TopicType.PRIORITY, slots=128)
     party.connect().define(wider, replace=True)
-    party.wait_for(lambda: party.is_shared_out(128), 5.0 * PATIENCE, "all of the new slots")
+    party.wait_for(lambda: party.is_shared_out(128), "all of the new slots", 5.0 * PATIENCE)
     assert len(first.serial()) == len(second.serial()) == 64
 
 
@@ -398,9 +385,8 @@ def test_idle_workers_send_a_command_per_second_each() -> None:
 
         def sent() -> int:
             stats: Any = client.info("commandstats")
-            return sum(
-                stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_hgetall")
-            )
+            counts = [stats.get(f"cmdstat_{name}", {"calls": 0}) for name in ("evalsha", "hgetall")]
+            return sum(count["calls"] for count in counts)
 
         client.config_resetstat()
         began = time.monotonic()
@@ -456,28 +442,17 @@ def test_scripts_and_memory_answer_and_keep_the_same(
             for broker in both:
                 match step:
                     case ("beat", worker, token, record, knows):
-                        seen = known if knows else ("", "")
-                        answers.append(
-                            broker.beat(
-                                worker,
-                                token,
-                                1000,
-                                record=record and token + record,
-                                known_members_version=seen[0],
-                                known_plan_version=seen[1],
-                            )
-                        )
+                        names = ("known_members_version", "known_plan_version")
+                        seen = dict(zip(names, known if knows else ("", ""), strict=True))
+                        record = record and token + record
+                        answers.append(broker.beat(worker, token, 1000, record=record, **seen))
                     case ("leave", worker, token):
                         answers.append(broker.leave(worker, token))
                     case ("assign", same_members, same_number):
                         now = broker.roster()
-                        answers.append(
-                            broker.assign(
-                                now.members_version if same_members else "0",
-                                now.plan_version if same_number else "0",
-                                "{}",
-                            )
-                        )
+                        members_version = now.members_version if same_members else "0"
+                        plan_version = now.plan_version if same_number else "0"
+                        answers.append(broker.assign(members_version, plan_version, "{}"))
                     case ("roster",):
                         answers.append(broker.roster(rosters[len(answers)]))
                     case _:

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +40,8 @@ ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
 
 
-@contextmanager
-def configured(url: str, prefix: str, **topics: Any) -> Iterator[None]:
-    with override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": topics}):
-        yield
+def configured(url: str, prefix: str, **topics: Any) -> override_settings:
+    return override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": topics})
 
 
 @pytest.fixture
@@ -79,15 +75,13 @@ def test_what_is_not_known_is_registered_and_then_agreed_upon(broker: Any) -> No
 def test_every_difference_of_every_topic_is_told_with_both_values(broker: Any) -> None:
     fixed = Topic("orders", TopicType.FIXED_TIME)
     topic_registration.register_topics(broker, [PRIORITY, fixed])
+    others = [
+        replace(PRIORITY, slots=8, timeout=60),
+        replace(fixed, serial=False),
+        replace(fixed, name="new"),
+    ]
     with pytest.raises(TopicMismatch) as caught:
-        topic_registration.register_topics(
-            broker,
-            [
-                replace(PRIORITY, slots=8, timeout=60),
-                replace(fixed, serial=False),
-                replace(fixed, name="new"),
-            ],
-        )
+        topic_registration.register_topics(broker, others)
     for part in (
         'topic "renders": SLOTS is 8 here and 4 in Redis, TIMEOUT is 60 here and 30 in Redis',
         'topic "orders": SERIAL is False here and True in Redis',
@@ -133,13 +127,8 @@ def test_a_definition_of_another_version_differs_by_what_only_it_has() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"TIMEOUT": 60},
-        {"TIMEOUT": 5},
-        {"MAX_RETRIES": 3},
-        {"BACKOFF": 5},
-        {"RETRY_PRIORITY": "lowest"},
-        {"SERIAL": False},
-        {"MAX_PREPARED": 5},
+        *({"TIMEOUT": 60}, {"TIMEOUT": 5}, {"MAX_RETRIES": 3}, {"BACKOFF": 5}),
+        *({"RETRY_PRIORITY": "lowest"}, {"SERIAL": False}, {"MAX_PREPARED": 5}),
     ],
     ids=lambda change: next(iter(change)).lower(),
 )
@@ -176,18 +165,15 @@ def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, 
         with pytest.raises(InvalidMessage, match="priority must be from 41 "):
             send_message("renders", 1, priority=30)
         prefix, client = get_config().key_prefix, redis.Redis.from_url(redis_url)
-        settled = {
-            client.hget(slot_keys(prefix, "renders", slot).control, "max_retries") for slot in range(4)
-        }
+        controls = [slot_keys(prefix, "renders", slot).control for slot in range(4)]
+        assert {client.hget(control, "max_retries") for control in controls} == {b"40"}
         client.close()
-        assert settled == {b"40"}
 
 
 def obstacles(broker: Any, topic: Topic, **change: Any) -> list[str]:
     changed = replace(topic, **change)
-    found = topic_registration.obstacles(
-        broker, changed, topic_registration.differences(changed, topic.definition())
-    )
+    different = topic_registration.differences(changed, topic.definition())
+    found = topic_registration.obstacles(broker, changed, different)
     assert len(found) <= 1
     return found
 
@@ -258,11 +244,8 @@ def test_more_retries_on_a_priority_topic_need_empty_slots_for_priorities_could_
 @pytest.mark.parametrize(
     "change",
     [
-        {"timeout": 90},
-        {"backoff": BackOff(5, 5)},
-        {"serial": False},
-        {"retry_priority": "lowest"},
-        {"max_prepared": 5},
+        *({"timeout": 90}, {"backoff": BackOff(5, 5)}, {"serial": False}),
+        *({"retry_priority": "lowest"}, {"max_prepared": 5}),
     ],
 )
 def test_the_harmless_ones_are_applied_while_messages_wait(broker: Any, change: dict[str, Any]) -> None:
@@ -320,6 +303,12 @@ def test_rmqtopics_applies_nothing_of_a_topic_that_has_an_obstacle(shop: Any) ->
         assert direct(connections.get_broker()).definitions()["renders"]["timeout"] == 30
 
 
+def join_renders() -> None:
+    """Let a worker live that serves a topic."""
+    worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
+    direct(connections.get_broker()).beat("w", "t", 60_000, record=write_record("t", worker))
+
+
 @pytest.mark.parametrize(
     ("change", "setting"),
     [({"TIMEOUT": 3}, "TIMEOUT (lowered)"), ({"SERIAL": False}, "SERIAL"), ({"IDENTITY": "key"}, "IDENTITY")],
@@ -330,29 +319,21 @@ def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
 ) -> None:
     with shop(renders=RENDERS, others=RENDERS):
         run("rmqtopics", "--apply")
-        broker = direct(connections.get_broker())
-        worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
-        broker.beat("w", "t", 60_000, record=write_record("t", worker))
+        join_renders()
     with shop(renders={**RENDERS, **change}, others={**RENDERS, **change}):
         text = run("rmqtopics", "--apply", returncode=1)
-        assert (
-            f"not applied: {setting}: running workers would keep the old value (process 7 on here): "
-            "stop them first, or use --force"
-        ) in text
+        why = "running workers would keep the old value (process 7 on here): stop them first, or use --force"
+        assert f"not applied: {setting}: {why}" in text
         states = {row["topic"]: row["state"] for row in run("rmqtopics", "--json", "--apply", returncode=1)}
         assert states == {"renders": "differs", "others": "same"}, "nobody serves the other one"
-        assert {row["state"] for row in run("rmqtopics", "--json", "--apply", "--force")} == {
-            "applied",
-            "same",
-        }
+        forced = run("rmqtopics", "--json", "--apply", "--force")
+        assert {row["state"] for row in forced} == {"applied", "same"}
 
 
 def test_rmqtopics_applies_what_running_workers_are_not_harmed_by(shop: Any) -> None:
     with shop(renders=RENDERS):
         run("rmqtopics", "--apply")
-        broker = direct(connections.get_broker())
-        worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
-        broker.beat("w", "t", 60_000, record=write_record("t", worker))
+        join_renders()
     with shop(renders={**RENDERS, "TIMEOUT": 60, "BACKOFF": 5}):
         assert run("rmqtopics", "--json", "--apply")[0]["state"] == "applied"
 
@@ -445,9 +426,8 @@ def test_definitions_that_redis_has_lost_are_registered_again_as_they_were(
         assert "Redis has lost the definitions of all topics; 1 of them are registered again" in caplog.text
         connections.close()
         # A process that starts now agrees with those that have been running.
-        assert {result.slot for result in send_messages("renders", range(200), priority=100)} == set(
-            range(16)
-        )
+        sent = send_messages("renders", range(200), priority=100)
+        assert {result.slot for result in sent} == set(range(16))
 
 
 def test_explicit_slot_bases_are_noted_again_now_and_then(

@@ -38,6 +38,7 @@ from tests.support.workers import (
     Worker,
     audit,
     eventually,
+    finish,
     live,
     send,
     total,
@@ -68,8 +69,7 @@ def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: flo
 def test_what_returns_is_committed_and_leaves_nothing(broker: Any) -> None:
     heard = Heard()
     send(broker, MERGE, range(500))
-    with Worker(broker, MERGE, heard, burst=True) as worker:
-        worker.join()
+    worker = finish(Worker(broker, MERGE, heard, burst=True))
     assert sorted(heard.bodies) == list(range(500))
     assert worker.dispatcher.processed == total(broker, MERGE, "committed") == 500
     assert live(broker, MERGE) == 0
@@ -131,8 +131,7 @@ def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(br
         raise Reject
 
     send(broker, topic, ["x"])
-    with Worker(broker, topic, listener, max_messages=1) as worker:
-        worker.join()
+    finish(Worker(broker, topic, listener, max_messages=1))
     assert answers[:2] == [True, False]
 
 
@@ -147,12 +146,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_messages_of_one_slot_never_overlap_and_slots_run_in_parallel(broker: Any) -> None:
     topic = replace(MERGE, slots=8)
-    running: set[int] = set()
-    overlaps: list[int] = []
-    together: list[int] = []
+    running, overlaps, together = set[int](), list[int](), list[int]()
     threads: defaultdict[int, set[int]] = defaultdict(set)
-    lock = threading.Lock()
-    both = threading.Barrier(2)
+    lock, both = threading.Lock(), threading.Barrier(2)
 
     def listener(message: Message) -> None:
         with lock:
@@ -168,8 +164,7 @@ def test_messages_of_one_slot_never_overlap_and_slots_run_in_parallel(broker: An
             running.discard(message.slot)
 
     send(broker, topic, range(400))
-    with Worker(broker, topic, listener, threads=4, burst=True) as worker:
-        worker.join()
+    finish(Worker(broker, topic, listener, threads=4, burst=True))
     assert overlaps == []
     assert max(together) > 1, "slots on different threads run in parallel"
     assert all(len(idents) == 1 for idents in threads.values()), "a slot belongs to one thread"
@@ -232,34 +227,29 @@ def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
 ) -> None:
     monkeypatch.setattr(executor_pool, "REFRESH_SECONDS", 0.1)
     topic = replace(PRIORITY, slots=2)
-    order: list[str] = []
-    begun, go = threading.Event(), threading.Event()
-
-    def listener(message: Message) -> None:
-        order.append(message.body)
-        if len(order) == 1:
-            begun.set()
-            assert go.wait(LONG)
-
+    held = HeldListener()
+    order = held.bodies
     names = [f"low {i}" for i in range(20)]
     send(broker, topic, names, priority=100)
-    with Worker(broker, topic, listener, threads=1):
-        assert begun.wait(LONG)
+    with Worker(broker, topic, held, threads=1):
+        assert held.begun.wait(LONG)
         slot = 1 - slot_of(broker, topic, order[0], priority=100)
         eventually(lambda: audit(broker, topic)[slot].prepare > 1, "a prefetch")
         urgent = next(n for n in map(str, range(100)) if slot_of(broker, topic, n, priority=100) == slot)
         send(broker, topic, [urgent], priority=9000)
         eventually(
-            lambda: any(
-                entry.member == b'"%s"' % urgent.encode()
-                for entry in broker.list_messages(topic, slot, "prepare").entries
-            ),
+            lambda: b'"%s"' % urgent.encode() in in_flight_of(broker, topic, slot),
             "the urgent one being taken while the thread is held up",
         )
-        go.set()
+        held.go.set()
         eventually(lambda: len(order) == 21, "the others")
     own = [name for name in names if slot_of(broker, topic, name, priority=100) == slot]
     assert order.index(urgent) < min(map(order.index, own)), "before what was taken before it"
+
+
+def in_flight_of(broker: Any, topic: Topic, slot: int) -> dict[bytes, float]:
+    entries = broker.list_messages(topic, slot, "prepare").entries
+    return {entry.member: entry.score for entry in entries}
 
 
 def slot_of(broker: Any, topic: Topic, body: Any, **options: Any) -> int:
@@ -398,13 +388,9 @@ def batch_of_this_thread() -> Any:
 
 def pass_a_second(broker: Any, topic: Topic, clock: Clock) -> None:
     """Let a second pass in Redis; return when the heartbeat has extended all that is in flight in slot 0."""
-
-    def begun() -> list[float]:
-        return [entry.score for entry in broker.list_messages(topic, 0, "prepare").entries]
-
-    before = begun()
+    later = {member: score + 1000 for member, score in in_flight_of(broker, topic, 0).items()}
     clock.advance(1)
-    eventually(lambda: begun() == [score + 1000 for score in before], "a heartbeat")
+    eventually(lambda: in_flight_of(broker, topic, 0) == later, "a heartbeat")
 
 
 @pytest.mark.slow
@@ -452,11 +438,8 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
 ) -> None:
     topic = replace(MERGE, slots=4, timeout=1, max_runtime=30, backoff=AT_ONCE)
     set_clock(broker, clock := Clock())
-    release, hung = threading.Event(), threading.Event()
-    heard = Heard()
-    slots: list[int] = []
-    running: list[int] = []
-    overlapped: list[bool] = []
+    release, hung, heard = threading.Event(), threading.Event(), Heard()
+    slots, running, overlapped = list[int](), list[int](), list[bool]()
 
     def listener(message: Message) -> None:
         if message.slot == slots[0] and not hung.is_set():
@@ -471,10 +454,8 @@ def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     slots.append(slot_of(broker, topic, 0))
     sibling = next(i for i in range(1, 100) if slot_of(broker, topic, i) == slots[0])
     others = [i for i in range(100) if slot_of(broker, topic, i) != slots[0]]
-    with (
-        caplog.at_level(logging.ERROR),
-        Worker(broker, topic, listener, threads=1, poll_seconds=0.2) as worker,
-    ):
+    caplog.set_level(logging.ERROR)
+    with Worker(broker, topic, listener, threads=1, poll_seconds=0.2) as worker:
         send(broker, topic, [0, sibling])
         assert hung.wait(LONG)
         send(broker, topic, others)
@@ -515,8 +496,7 @@ def test_a_message_is_given_back_and_not_begun_when_half_of_its_time_out_is_over
     producer = Producer(broker)
     limits = {3: of_one_message}
     producer.send([producer.build(topic, n, key=f"{n}", timeout=limits.get(n)) for n in range(5)])
-    with Worker(broker, topic, heard, burst=True) as worker:
-        worker.join()
+    finish(Worker(broker, topic, heard, burst=True))
     [ledger] = audit(broker, topic)
     assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
     assert ledger["released"] >= 1
@@ -538,8 +518,7 @@ def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None
             eventually(lambda: batch.stale == set(rest), "a heartbeat")
 
     send(broker, topic, range(4))
-    with Worker(broker, topic, listener, burst=True) as worker:
-        worker.join()
+    finish(Worker(broker, topic, listener, burst=True))
     assert len(heard.bodies) == 1
     assert total(broker, topic, "committed") == 4
 
@@ -600,11 +579,8 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
     broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = replace(MERGE, slots=4)
-    running: set[int] = set()
-    overlaps: list[int] = []
-    lock = threading.Lock()
-    heard = Heard()
-    pause = threading.Event()
+    running, overlaps = set[int](), list[int]()
+    lock, heard, pause = threading.Lock(), Heard(), threading.Event()
 
     def listener(message: Message) -> None:
         with lock:
@@ -617,10 +593,8 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
         heard(message)
 
     send(broker, topic, range(200))
-    with (
-        Worker(broker, topic, listener, poll_seconds=0.1) as first,
-        Worker(broker, topic, listener, poll_seconds=0.1) as second,
-    ):
+    one, other = (Worker(broker, topic, listener, poll_seconds=0.1) for _ in range(2))
+    with one as first, other as second:
         for i in range(200, 260):
             send(broker, topic, [i])
             pause.wait(0.005)
@@ -664,8 +638,7 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         send(broker, topic, ["first"])
         awake = worker.dispatcher._table.awake
         eventually(
-            lambda: [slot.state is SlotState.FENCED for slot in list(awake.values())] == [True],
-            "being fenced",
+            lambda: [slot.state for slot in list(awake.values())] == [SlotState.FENCED], "being fenced"
         )
         taken = broker.prepare(topic, 0, "another worker", 2, 1)
         send(broker, topic, ["second"])
@@ -687,9 +660,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
         assert held.begun.wait(LONG)
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
-        eventually(
-            lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits for the listener", LONG / 3
-        )
+        eventually(lambda: audit(broker, topic)[0].prepare == 1, "giving back what waits", LONG / 3)
         assert [slot.state is SlotState.FENCED for slot in worker.dispatcher._table.awake.values()] == [True]
         held.go.set()
     [ledger] = audit(broker, topic)
@@ -716,16 +687,14 @@ def test_burst_ends_when_nothing_can_be_taken_any_more(broker: Any) -> None:
     heard = Heard()
     send(broker, MERGE, range(50))
     send(broker, replace(FIXED, name="prices2"), ["later"], fixed_time=broker.now_ms() + 600_000)
-    with Worker(broker, [MERGE, replace(FIXED, name="prices2")], heard, burst=True) as worker:
-        worker.join()
+    finish(Worker(broker, [MERGE, replace(FIXED, name="prices2")], heard, burst=True))
     assert sorted(heard.bodies) == list(range(50))
 
 
 def test_max_messages_ends_the_worker_and_gives_the_rest_back(broker: Any) -> None:
     topic = replace(MERGE, prefetch=2)
     send(broker, topic, range(1000))
-    with Worker(broker, topic, lambda _: None, max_messages=100) as worker:
-        worker.join()
+    worker = finish(Worker(broker, topic, lambda _: None, max_messages=100))
     assert 100 <= worker.dispatcher.processed < 1000
     assert live(broker, topic) == 1000 - worker.dispatcher.processed
     assert all(ledger.prepare == 0 for ledger in audit(broker, topic))
@@ -734,8 +703,7 @@ def test_max_messages_ends_the_worker_and_gives_the_rest_back(broker: Any) -> No
 def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: Any) -> None:
     heard = Heard()
     send(broker, MERGE, ["x"])
-    with Worker(broker, MERGE, heard, max_idle_time=0.4) as worker:
-        worker.join()
+    finish(Worker(broker, MERGE, heard, max_idle_time=0.4))
     assert time.time() * 1000 - heard.times[0] >= 390
 
 
@@ -759,8 +727,7 @@ def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
 def test_all_threads_end_with_the_worker(broker: Any) -> None:
     before = set(threading.enumerate())
     send(broker, MERGE, range(10))
-    with Worker(broker, MERGE, lambda _: None, burst=True, threads=8) as worker:
-        worker.join()
+    finish(Worker(broker, MERGE, lambda _: None, burst=True, threads=8))
     eventually(lambda: {each for each in threading.enumerate() if each.name.startswith("rmq-")} <= before)
 
 
@@ -825,12 +792,9 @@ def one_in_each_slot(broker: Any, topic: Topic) -> dict[int, int]:
 def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other(broker: Any) -> None:
     topic = replace(MERGE, backoff=AT_ONCE)
     bodies = one_in_each_slot(broker, topic)
-    suspects = {bodies[slot] for slot in (0, 1, 2)}
-    fresh = bodies[3]
-    running: list[int] = []
-    together: list[int] = []
-    fresh_ran = threading.Event()
-    heard = Heard()
+    suspects, fresh = {bodies[slot] for slot in (0, 1, 2)}, bodies[3]
+    running, together = list[int](), list[int]()
+    fresh_ran, heard = threading.Event(), Heard()
 
     def listener(message: Message) -> None:
         if message.body == fresh:
@@ -914,8 +878,7 @@ def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:
     topic = replace(MERGE, slots=2, timeout=1, max_runtime=0.3, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
     first: list[int] = []
-    go = threading.Event()
-    heard = Heard()
+    go, heard = threading.Event(), Heard()
 
     def listener(message: Message) -> None:
         first.append(message.slot)
@@ -958,14 +921,8 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
         held.go.set()
 
     send(broker, MERGE, ["x"])
-    worker = Worker(
-        broker,
-        [MERGE, PRIORITY],
-        held,
-        slots=[(MERGE.name, slot) for slot in range(MERGE.slots)],
-        leaving=leaving,
-    )
-    with worker:
+    slots = [(MERGE.name, slot) for slot in range(MERGE.slots)]
+    with Worker(broker, [MERGE, PRIORITY], held, slots=slots, leaving=leaving) as worker:
         assert held.begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
@@ -1008,11 +965,8 @@ def test_the_reaper_brings_back_a_lost_claim_in_many_steps_without_a_pause(broke
     assert broker.claim(topic, 0, "spark", 1, 1, 900).taken == 900
     broker.renew_claim(topic, 0, "spark", 1, 1, seal=True)
     eventually(lambda: broker.count(topic, 0).due == 900, "the end of the lease")
-    pauses = list(
-        itertools.takewhile(
-            lambda seconds: seconds < unserved_topics.SWEEP_SECONDS, UnservedTopics(broker, [topic])()
-        )
-    )
+    steps, sweep = UnservedTopics(broker, [topic])(), unserved_topics.SWEEP_SECONDS
+    pauses = list(itertools.takewhile(lambda seconds: seconds < sweep, steps))
     assert len(pauses) > 1 and not any(pauses)
     assert (broker.count(topic, 0).claimed, broker.count(topic, 0).store) == (0, 900)
 

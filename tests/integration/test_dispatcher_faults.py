@@ -263,10 +263,8 @@ def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
     stuck = live_in(direct, 3)
     assert stuck
     direct.client.set(wrong, "a stranger's")
-    with (
-        caplog.at_level(logging.WARNING, "django_rmq.consumer"),
-        Worker(direct, TOPIC, heard, poll_seconds=0.1),
-    ):
+    caplog.set_level(logging.WARNING, "django_rmq.consumer")
+    with Worker(direct, TOPIC, heard, poll_seconds=0.1):
         heard.wait(100 - stuck)
         threading.Event().wait(0.5)
         complaints = [record for record in caplog.records if "Cannot process" in record.getMessage()]

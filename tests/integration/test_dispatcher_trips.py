@@ -17,6 +17,7 @@ from django_rmq.core.commands import fetch as calls
 from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, fetch_planner, fetch_round_trips
 from django_rmq.core.consumer import mailbox as mailbox_module
 from django_rmq.core.consumer.batch import BatchReport
+from django_rmq.core.consumer.fetch_round_trips import RoundTrip
 from django_rmq.core.consumer.mailbox import Mailbox, MailboxItem, Stop, Wake
 from django_rmq.core.consumer.slots import ConsumedSlot, FetchState, SlotState
 from django_rmq.core.model.replies import Failure
@@ -29,14 +30,14 @@ TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 COUNT = 40
 
 
+def made_for(broker: Broker, topic: Topic, **options: Any) -> Dispatcher:
+    listener = Listener(topic.name, lambda message: None)
+    return Dispatcher(broker, [topic], {topic.name: listener}, WorkerOptions(**options))
+
+
 def owning(broker: Broker, topic: Topic, threads: int = 1) -> Dispatcher:
     """Return a dispatcher that owns all slots of a topic."""
-    made = Dispatcher(
-        broker,
-        [topic],
-        {topic.name: Listener(topic.name, lambda message: None)},
-        WorkerOptions(threads=threads),
-    )
+    made = made_for(broker, topic, threads=threads)
     made.own((topic.name, slot) for slot in range(topic.slots))
     made._mailbox.process_items()
     return made
@@ -58,6 +59,12 @@ def turn_until_under_way(dispatcher: Dispatcher) -> ConsumedSlot:
             (slot,) = dispatcher._round_trips.under_way.plan.slots
             return slot
     raise AssertionError("no trip stays under way")
+
+
+def next_trip(dispatcher: Dispatcher) -> RoundTrip:
+    trip = dispatcher._round_trips.send()
+    assert trip is not None
+    return trip
 
 
 def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:
@@ -102,7 +109,7 @@ def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
     assert len(in_hand(dispatcher)) == COUNT
 
 
-def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
+def test_a_slot_that_is_woken_meanwhile_is_asked_again(dispatcher: Dispatcher) -> None:
     slot = turn_until_under_way(dispatcher)
     dispatcher._mailbox.handle(Wake(TOPIC.name, slot.number))
     assert slot.again
@@ -123,9 +130,8 @@ def test_what_is_cancelled_before_a_lost_answer_is_made_up_for_ends_without_havi
 
     def lose() -> list[Any]:
         receive()
-        cancelled.extend(
-            entry.member for entry in broker.list_messages(TOPIC, slot.number, "prepare").entries
-        )
+        entries = broker.list_messages(TOPIC, slot.number, "prepare").entries
+        cancelled.extend(entry.member for entry in entries)
         broker.cancel(TOPIC, slot.number, cancelled)
         raise ServerUnavailable("the answer is lost")
 
@@ -146,8 +152,7 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
         members = [message.delivery.member for message in batch.messages]
         dispatcher._router.finished(BatchReport(batch, members, [], [], 0.001, True))
     dispatcher._acks.due = 0.0
-    trip = dispatcher._round_trips.send()
-    assert trip is not None
+    trip = next_trip(dispatcher)
     assert not dispatcher._acks.pending
     replies = trip.pipeline.receive()
     assert all(words == ["ok"] * len(words) for words in replies[: len(trip.parts)])
@@ -179,15 +184,13 @@ def test_a_strict_slot_is_not_asked_before_its_commit_is_known(
         members = [message.delivery.member for message in batch.messages]
         dispatcher._router.finished(BatchReport(batch, members, [], [], 0.1, True))
     # Both are settled by one trip, which asks only one of them again; the other one has to wait for its answer.
-    sent = dispatcher._round_trips.send()
-    assert sent is not None
+    sent = next_trip(dispatcher)
     (asked,) = sent.plan.slots
     dispatcher._round_trips.under_way = sent
     assert len(sent.sent_acks) == 2
     assert dispatcher._round_trips.send() is None
     dispatcher._round_trips.receive_rest()
-    later = dispatcher._round_trips.send()
-    assert later is not None
+    later = next_trip(dispatcher)
     assert later.plan.slots.keys() == {first.slot, second.slot} - {asked}
     dispatcher._round_trips.receive(later)
     held = {batch.slot for batch in dispatcher._in_flight.batches.values()}
@@ -213,15 +216,13 @@ def test_slots_not_asked_yet_are_taken_for_as_full_as_the_others(
         pass
     # On a slow machine an estimate of the clock of Redis is so far behind that what is due now seems to be due later.
     monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
-    begun = dispatcher._round_trips.send()
-    assert begun is not None
+    begun = next_trip(dispatcher)
     assert len(begun.plan.slots) == first
     dispatcher._round_trips.receive(begun)
     # The thread has been quick.
     dispatcher._capacity.seconds_per_message[topic.name] = 1e-5
     dispatcher._in_flight.load[0] = 0.0
-    later = dispatcher._round_trips.send()
-    assert later is not None
+    later = next_trip(dispatcher)
     assert len(later.plan.slots) == next_ones
     dispatcher._round_trips.receive(later)
 
@@ -238,8 +239,7 @@ def test_a_slot_that_all_threads_share_is_asked_for_work_for_all_of_them(
         pass
     monkeypatch.setattr(dispatcher._schedule.clock, "ms", lambda: broker.now_ms() + 1)
     dispatcher._schedule.collect_due()
-    trip = dispatcher._round_trips.send()
-    assert trip is not None
+    trip = next_trip(dispatcher)
     dispatcher._round_trips.receive(trip)
     sizes = [len(batch.messages) for batch in dispatcher._in_flight.batches.values()]
     assert sizes == 8 * [round(capacity.WORK_SECONDS / pace)]
@@ -277,8 +277,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def with_one_message_in_hand(broker: Broker, *, burst: bool = False) -> Dispatcher:
     send(broker, LONE, [1])
-    options = WorkerOptions(threads=1, burst=burst, poll_seconds=3600)
-    made = Dispatcher(broker, [LONE], {LONE.name: Listener(LONE.name, lambda message: None)}, options)
+    made = made_for(broker, LONE, threads=1, burst=burst, poll_seconds=3600)
     # However long this process stands still, what its threads do not begin stays in hand.
     made._router._next_refresh = float("inf")
     made.own([(LONE.name, 0)])
@@ -315,8 +314,7 @@ def test_a_commit_goes_with_the_next_fetch_if_there_is_one_soon(
     assert total(broker, LONE, "committed") == 0
     send(broker, LONE, [2])
     dispatcher._mailbox.handle(Wake(LONE.name, 0))
-    trip = dispatcher._round_trips.send()
-    assert trip is not None
+    trip = next_trip(dispatcher)
     assert len(trip.parts) == len(trip.plan.slots) == 1, "one trip commits and fetches"
     dispatcher._round_trips.receive(trip)
     assert asked == [0, 0]
@@ -505,8 +503,7 @@ def test_a_slot_is_not_asked_again_when_its_last_message_has_succeeded(
     assert not dispatcher._table.awake, "nothing of the slot is kept but its epoch"
     send(broker, LONE, [2])
     wake(dispatcher)
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 1
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 1)
 
 
 def test_what_comes_while_the_last_message_runs_is_taken_when_that_ends(
@@ -518,23 +515,20 @@ def test_what_comes_while_the_last_message_runs_is_taken_when_that_ends(
     send(broker, LONE, [3])
     assert asked == [0]
     end_the_batch(dispatcher)
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 2
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 2)
 
 
 def test_a_slot_is_asked_again_when_its_last_message_is_given_back(broker: Broker, asked: list[int]) -> None:
     dispatcher = with_one_message_in_hand(broker)
     end_the_batch(dispatcher, is_released=True)
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 1
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 1)
 
 
 def test_a_burst_asks_again_after_each_batch(broker: Broker, asked: list[int]) -> None:
     dispatcher = with_one_message_in_hand(broker, burst=True)
     send(broker, LONE, [2])
     end_the_batch(dispatcher)
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 1
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 1)
 
 
 def test_a_slot_is_asked_again_when_a_fail_over_has_lost_what_it_delivered(
@@ -548,8 +542,7 @@ def test_a_slot_is_asked_again_when_a_fail_over_has_lost_what_it_delivered(
     for key, value in before.items():
         client.restore(key, 0, value)
     end_the_batch(dispatcher)
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 1
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 1)
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["while the last one runs", "behind it"])
@@ -566,8 +559,7 @@ def test_what_no_wake_up_has_announced_is_found_by_the_slow_poll(
     turn_until_idle(dispatcher)
     if runs:
         end_the_batch(dispatcher)  # a strict slot is asked when it ends
-    assert asked == [0, 0]
-    assert len(in_hand(dispatcher)) == 1
+    assert (asked, len(in_hand(dispatcher))) == ([0, 0], 1)
 
 
 def commands(client: Any) -> int:

@@ -78,11 +78,8 @@ def test_sends_are_published_with_their_ids(watched: Watched) -> None:
     result = send_message("later", {"sku": 7})
     send_messages("later", [1, 2, 1])
     watched.until(lambda found: len(found) >= 3)
-    assert [(event["event"], event["topic"], event["count"]) for event in watched.events] == [
-        ("sent", "later", 1),
-        ("sent", "later", 3),
-        ("merged", "later", 1),
-    ]
+    events = [(event["event"], event["topic"], event["count"]) for event in watched.events]
+    assert events == [("sent", "later", 1), ("sent", "later", 3), ("merged", "later", 1)]
     assert watched.events[0]["ids"] == [message_id(result.slot, b'{"sku":7}')]
     assert before - 1 <= watched.events[0]["at"] <= time.time() * 1000 + 1
     assert set(watched.events[0]) == {"event", "at", "topic", "count", "ids", "host", "pid"}
@@ -128,9 +125,8 @@ def test_a_long_member_is_named_by_its_sealed_digest(watched: Watched) -> None:
 
 
 def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) -> None:
-    with project_on(
-        broker, BROKER="memory", EVENTS=True, TOPICS=TOPICS, ADMIN={"FORMATTER": {"later": "builtins.repr"}}
-    ):
+    redacted = {"FORMATTER": {"later": "builtins.repr"}}
+    with project_on(broker, BROKER="memory", EVENTS=True, TOPICS=TOPICS, ADMIN=redacted):
         watching = Watched(broker)
         result = send_message("later", {"card": 4111})
         watching.until(len)
@@ -174,11 +170,8 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
     stream.note("sent", "t", [(0, b"last")])
     stream.close(LONG)
     # Two batches found no room, and two were lost with the server.
-    assert [(event["event"], event["count"]) for event in heard] == [
-        ("sent", 1),
-        ("dropped", 20),
-        ("sent", 1),
-    ]
+    counts = [(event["event"], event["count"]) for event in heard]
+    assert counts == [("sent", 1), ("dropped", 20), ("sent", 1)]
 
 
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoServerBusy, render_price
 from tests.support.brokers import direct
+from tests.support.sends import scores, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,17 +60,6 @@ def product(db: None) -> Product:
 
 def images(folder: Any) -> list[str]:
     return sorted(path.name for path in Path(folder).rglob("*") if path.is_file())
-
-
-def waiting(topic: str) -> list[bytes]:
-    """The members in the Stores of a topic."""
-    found = get_config().topic(topic)
-    broker = direct(get_broker())
-    return [
-        entry.member
-        for slot in range(found.slots)
-        for entry in broker.list_messages(found, slot, "store").entries
-    ]
 
 
 def test_a_rendered_image_shows_the_price_and_the_row_says_which(product: Product, settings: Any) -> None:
@@ -119,8 +109,7 @@ def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: 
     order_renders([message("price-changes", {"sku": sku}) for sku in (3, 1, 2)])
     topic = get_config().topic("image-renders")
     slots = [direct(get_broker()).list_messages(topic, slot, "store").entries for slot in range(topic.slots)]
-    scores = {entry.member: entry.score for entries in slots for entry in entries}
-    assert scores == {
+    assert scores("image-renders") == {
         encode_json({"sku": 1, "shop": 1}): 500,
         encode_json({"sku": 2, "shop": 2}): 100,
         encode_json({"sku": 3, "shop": 2}): 100,
@@ -318,12 +307,8 @@ def test_a_price_changed_in_the_admin_is_rendered_too(product: Product, admin_cl
     answer = admin_client.post("/admin/prices/product/1/change/", form)
     assert answer.status_code == 302
     product.refresh_from_db()
-    assert (product.name, product.stock, product.price, product.price_version) == (
-        "Amber Mug",
-        5,
-        Decimal(44),
-        2,
-    )
+    figures = (product.name, product.stock, product.price, product.price_version)
+    assert figures == ("Amber Mug", 5, Decimal(44), 2)
     assert waiting("price-changes") == [b'{"sku":1}']
 
 
@@ -369,7 +354,8 @@ def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -
 
 def test_an_order_without_its_mail_is_complained_of(accounts: Accounts) -> None:
     create_order(1)
-    assert accounts.complaints(Done(orders=1)) == [
+    complaints = accounts.complaints(Done(orders=1))
+    assert complaints == [
         "1 messages of tasks.default were not consumed",
         "1 orders were not confirmed by mail",
     ]

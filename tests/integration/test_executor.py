@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -123,9 +124,8 @@ def test_a_delay_that_is_none_is_refused_and_the_topic_chooses(delay: Any) -> No
 
 
 def test_reject_sends_to_dead_with_its_reason() -> None:
-    assert outcome(raising(Reject("no such shop"))) == Failure(
-        b"{}", "rejected", None, "Reject: no such shop"
-    )
+    rejected = Failure(b"{}", "rejected", None, "Reject: no such shop")
+    assert outcome(raising(Reject("no such shop"))) == rejected
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b"", b"[" * 100_000, b"nonsense"])
@@ -256,10 +256,8 @@ def test_failures_that_repeat_are_one_traceback_and_counted_lines(
         call_all(Listener(listener), [message(b"%d" % number, left=16)])
         clock.now += 0.1
     with_traceback = [record for record in caplog.records if record.exc_info]
-    assert [str(record.exc_info[1]) for record in with_traceback if record.exc_info] == [
-        "no database for 0",
-        "another place",
-    ]
+    errors = [str(record.exc_info[1]) for record in with_traceback if record.exc_info]
+    assert errors == ["no database for 0", "another place"]
     assert len(caplog.records) < 12
     assert sum(record.getMessage().count("more since the last line") for record in caplog.records) >= 5
     # The first message of another kind is not hidden by them.
@@ -318,10 +316,9 @@ def test_describe_keeps_the_end_of_a_long_traceback() -> None:
             fall(depth - 1)
         raise ValueError("bottom")
 
-    try:
+    with pytest.raises(ValueError, match="bottom") as raised:
         fall(200)
-    except ValueError as error:
-        text = describe(error)
+    text = describe(raised.value)
     assert text.startswith("ValueError: bottom\n")
     assert text.rstrip().endswith('raise ValueError("bottom")')
     # The first line that is kept is a whole one.
@@ -381,10 +378,8 @@ def test_a_batch_that_fails_is_handed_out_one_by_one(how: str) -> None:
 
 def test_undecodable_messages_are_left_out_of_a_batch() -> None:
     seen: list[int] = []
-    found = call_all(
-        Listener(lambda many: seen.extend(m.body for m in many), 10),
-        [message(b"1"), message(b"{"), message(b"2"), message(b"\xff")],
-    )
+    listener = Listener(lambda many: seen.extend(m.body for m in many), 10)
+    found = call_all(listener, [message(raw) for raw in (b"1", b"{", b"2", b"\xff")])
     assert seen == [1, 2]
     assert [failure and failure.kind for failure in found] == [None, "undecodable", None, "undecodable"]
 
@@ -481,11 +476,8 @@ def test_members_that_are_no_longer_ours_are_left_out(batch_size: int | None) ->
     def stale(batch: Batch) -> None:
         batch.stale = {b"1"}
 
-    assert told(reports(numbered(3), Listener(lambda _: None, batch_size), before=stale)) == (
-        [b"0", b"2"],
-        [],
-        [],
-    )
+    slices = told(reports(numbered(3), Listener(lambda _: None, batch_size), before=stale))
+    assert slices == ([b"0", b"2"], [], [])
 
 
 def test_hooks_surround_a_batch_and_follow_each_failure() -> None:
@@ -496,11 +488,8 @@ def test_hooks_surround_a_batch_and_follow_each_failure() -> None:
         if m.body == 0:
             raise ValueError
 
-    hooks = Hooks(
-        before=lambda: order.append("before"),
-        after=lambda: order.append("after"),
-        end=lambda: order.append("end"),
-    )
+    before, after, end = (partial(order.append, name) for name in ("before", "after", "end"))
+    hooks = Hooks(before=before, after=after, end=end)
     reports(numbered(2), Listener(listener), hooks=hooks)
     assert order == ["before", "listener 0", "after", "listener 1", "after", "end"]
 
@@ -620,9 +609,8 @@ def test_a_message_whose_end_is_not_recorded_is_not_done_for_the_parent() -> Non
 def test_whoever_runs_a_listener_by_itself_waits_for_its_ends() -> None:
     events = list[str]()
     assert call_all(Listener(lambda message: Recorded(events, "it")), numbered(1)) == [None]
-    [failure] = call_all(
-        Listener(lambda message: Recorded(events, "it", ValueError("no record"))), numbered(1)
-    )
+    failing = Listener(lambda message: Recorded(events, "it", ValueError("no record")))
+    [failure] = call_all(failing, numbered(1))
     assert failure is not None
     assert failure.error.startswith("ValueError: no record")
 

@@ -68,10 +68,8 @@ def test_a_list_that_raises_is_settled_in_one_pass(broker: Any, kind: str, size:
     assert max(good.values()) <= 2
     assert len(receipts[3]) == alone[3] == 1 + topic.max_retries
     assert runs[3] <= alone[3] + 1, "once in a list"
-    assert (total(broker, topic, "committed"), sum(ledger.dead for ledger in audit(broker, topic))) == (
-        count - 1,
-        1,
-    )
+    ends = (total(broker, topic, "committed"), sum(ledger.dead for ledger in audit(broker, topic)))
+    assert ends == (count - 1, 1)
 
 
 def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_batch_is_taken_again(
@@ -84,12 +82,9 @@ def test_a_list_is_settled_in_one_pass_though_it_fails_while_the_rest_of_its_bat
     def listener(many: list[Message]) -> None:
         lists.append([message.body for message in many])
         if len(lists) == 1:
-            eventually(
-                lambda: any(
-                    batch.begun and batch.halted for batch in worker.dispatcher._in_flight.batches.values()
-                ),
-                "the rest being taken again",
-            )
+            batches = worker.dispatcher._in_flight.batches
+            halted = lambda: any(each.begun and each.halted for each in batches.values())  # noqa: E731
+            eventually(halted, "the rest being taken again")
             is_wanted_back.set()
             raise ValueError
 
@@ -120,10 +115,8 @@ def test_a_worker_that_stops_gives_back_the_rest_of_a_list_that_raised(broker: A
         assert begun.wait(LONG)
         worker.dispatcher.stop()
         eventually(lambda: worker.dispatcher._shutdown.begun, "the stop being heard")
-        eventually(
-            lambda: all(batch.dropped for batch in worker.dispatcher._in_flight.batches.values()),
-            "the end of the pass",
-        )
+        batches = worker.dispatcher._in_flight.batches
+        eventually(lambda: all(batch.dropped for batch in batches.values()), "the end of the pass")
         go.set()
     assert sorted(runs.values()) == [1] * 19 + [2]
     [ledger] = audit(broker, topic)

@@ -21,15 +21,7 @@ from django_rmq.core.commands import operate
 from django_rmq.core.commands.operate import TrashShare, into_trash
 from django_rmq.core.commands.script_call import AtSlots, Call, RedisCommand
 from django_rmq.core.model.keys import SlotKeys, trash_key
-from django_rmq.core.model.replies import (
-    Area,
-    Claimed,
-    CopyReply,
-    Failure,
-    OrphansReply,
-    Restored,
-    digest,
-)
+from django_rmq.core.model.replies import Area, Claimed, CopyReply, Failure, OrphansReply, Restored, digest
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.redis.broker import RedisPipeline
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
@@ -38,6 +30,7 @@ from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.support.brokers import Broker, Methods
 from tests.support.servers import RedisServer, TcpProxy
+from tests.support.workers import eventually
 
 READ_ONLY = {name for name in lua.names() if lua.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "send_fifo", "ensure"}
@@ -131,10 +124,8 @@ ARRIVING = [
 ]
 
 ACTS: dict[str, Callable[[Slot, int], Any]] = {
-    "send_merge": lambda slot, receipt: send(slot),
+    **dict.fromkeys(("send_merge", "send_replace", "send_fifo"), lambda slot, receipt: send(slot)),
     "scatter": lambda slot, receipt: scatter(slot),
-    "send_replace": lambda slot, receipt: send(slot),
-    "send_fifo": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
     "put_tick": lambda slot, receipt: slot.put_tick(
         "nightly", 1, slot.now_ms + 9, b"nightly@9", slot.envelopes(1)[0]
@@ -194,42 +185,31 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
 }
 
 REPEATED: dict[str, Any] = {
-    "send_merge": ["merged", "merged"],
-    "scatter": ["merged", "merged"],
+    **{script: ["merged", "merged"] for script in ("send_merge", "scatter")},
     "send_replace": ["replaced", "replaced"],
-    "send_fifo": ["present", "present"],
-    "ensure": ["present", "present"],
-    "put_tick": "known",
+    **{script: ["present", "present"] for script in ("send_fifo", "ensure")},
+    **dict.fromkeys(("put_tick", "shut", "reopen", "move_in"), "known"),
     "retract": "removed",
-    "commit": ["stale", "stale"],
+    **{script: ["stale", "stale"] for script in ("commit", "release")},
     "commit_delivery": [],
     "rollback": ["stale", "stale", "stale"],
-    "release": ["stale", "stale"],
     "extend": ["ok", "ok"],
-    "progress": "ok",
-    "time_out": 0,
-    "promote": 0,
+    **dict.fromkeys(("progress", "configure"), "ok"),
+    **dict.fromkeys(("time_out", "promote", "purge"), 0),
     "claim": Claimed("ok", 0, 5, False),
     "renew_claim": 5,
-    "ack_claim": ("ok", 0),
+    **dict.fromkeys(("ack_claim", "return_claim"), ("ok", 0)),
     "fail_claimed": ["again", "not_found"],
-    "return_claim": ("ok", 0),
-    "replay": ["not_found"],
+    **{script: ["not_found"] for script in ("replay", "discard")},
     "bury": ["dead", "running", "dead"],
     "remove": ["not_found", "running", "not_found"],
-    "discard": ["not_found"],
     "reschedule": ["waiting"],
-    "purge": 0,
     "restore": Restored("0", 0, 0),
     "pause": "unchanged",
-    "configure": "ok",
     "adopt": "changed",
     "retire": "holds",
     "find_orphans": OrphansReply("0", 2, []),
-    "shut": "known",
-    "reopen": "known",
     "move_out": "staged",
-    "move_in": "known",
 }
 """What a caller hears who repeats a call whose reply was lost."""
 
@@ -296,10 +276,7 @@ SECOND_FORMS = [
     for script in sorted(ACTS)
     if script + lua.SECOND in lua.all_names() or script == "progress"
 ]
-IN_EACH_FORM = [
-    *(pytest.param(*case.values, {}, id=str(case.id)) for case in SUITABLE),
-    *SECOND_FORMS,
-]
+IN_EACH_FORM = [*(pytest.param(*case.values, {}, id=str(case.id)) for case in SUITABLE), *SECOND_FORMS]
 
 
 def script_of(name: str, options: dict[str, Any]) -> lua.Script:
@@ -396,10 +373,7 @@ def test_a_flush_of_all_scripts_costs_a_pipeline_nothing(
     if when == "between":
         redis_client.script_flush()
     pipeline.send_replace(slot.topic, 0, [slot.now_ms], [b"x"])
-    if when == "within":
-        put(pipeline, "SCRIPT", "FLUSH")
-    else:
-        put(pipeline, "PING")
+    put(pipeline, *(("SCRIPT", "FLUSH") if when == "within" else ("PING",)))
     pipeline.send_replace(slot.topic, 0, [slot.now_ms + 5], [b"x"])
     pipeline.send_replace(slot.topic, 0, [slot.now_ms + 9], [b"x"])
     pipeline.commit(slot.topic, 0, receipt, [b"flying"])
@@ -419,12 +393,8 @@ class Recorder(Methods):
 def keys_of(script: str, slot: Slot) -> list[bytes]:
     recorded: Any = Slot(Recorder(), slot.keyspace, slot.clock, slot.topic)
     if script in SENDS:
-        recorder = recorded.broker
-        call = (
-            getattr(recorder, script)(slot.topic, 0, 0, [b"a"])
-            if script in ("send_merge", "send_fifo")
-            else getattr(recorder, script)(slot.topic, 0, [slot.now_ms], [b"a"])
-        )
+        score: Any = 0 if script in ("send_merge", "send_fifo") else [slot.now_ms]
+        call = getattr(recorded.broker, script)(slot.topic, 0, score, [b"a"])
     elif script == "rollback":
         call = recorded.rollback(1, [])
     else:
@@ -433,11 +403,20 @@ def keys_of(script: str, slot: Slot) -> list[bytes]:
     return list(call.keys(slot.broker.prefix))
 
 
-PUSHED = ["prepare", "inflight"]
-"""The keys into which a send of one message may deliver it."""
+UNTOUCHED = {
+    # Touched only while something is claimed, or inserted: tests/contract/test_claims.py
+    "prepare": ("claim", "claims", "claim_body", "claim_failed", "inserting"),
+    # A push asks only whether they exist: tests/contract/test_pushing.py
+    **dict.fromkeys(("send_merge", "send_replace"), ("prepare", "inflight")),
+    "send_fifo": ("inflight",),
+}
+"""Keys of a script whose types it does not look at in the slot of this test."""
 
 
-def spoil(client: redis.Redis, key: bytes, how: str) -> None:
+@contextmanager
+def spoiled(client: redis.Redis, key: bytes, how: str) -> Iterator[None]:
+    """Let a key have another type in this block."""
+    whole: Any = client.dump(key)
     client.delete(key)
     if how == "string":
         client.set(key, "x")
@@ -447,6 +426,10 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
         client.hset(key, "x", "1")
     else:
         client.zadd(key, {"x": 1})
+    yield
+    client.delete(key)
+    if whole:
+        client.restore(key, 0, whole)
 
 
 OF_MANY_SLOTS = {"heads", "acquire_slots", "find_occupied", "find_paused", "count_slots", "scatter"}
@@ -469,32 +452,19 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     receipt = stage(slot, script)
     names = dict(zip(slot.keys, SlotKeys._fields, strict=True))
     names |= {trash_key(prefix, "topic", 0, act): "trash" for act in ("", "act")}
-    whole, held = raw(redis_client, prefix), contents(redis_client, prefix)
+    held = contents(redis_client, prefix)
     keys = keys_of(script, slot)
     assert keys
     for key in keys:
-        if script == "prepare" and names[key] in (
-            "claim",
-            "claims",
-            "claim_body",
-            "claim_failed",
-            "inserting",
-        ):
-            continue  # touched only while something is claimed, or inserted: tests/contract/test_claims.py
-        if names[key] in {"send_fifo": ["inflight"]}.get(
-            script, PUSHED if script.startswith("send_") else []
-        ):
-            continue  # a push asks only whether it exists: tests/contract/test_pushing.py
+        if names[key] in UNTOUCHED.get(script, ()):
+            continue
         for how in ("string", "list", "hash" if names[key] in ZSETS else "zset"):
-            spoil(redis_client, key, how)
-            before = raw(redis_client, prefix)
-            with pytest.raises(WrongType) as caught:
-                ACTS[script](slot, receipt)
-            assert f"{key.decode()} is a {how}, not a " in str(caught.value)
-            assert raw(redis_client, prefix) == before
-            redis_client.delete(key)
-            if key in whole:
-                redis_client.restore(key, 0, whole[key])
+            with spoiled(redis_client, key, how):
+                before = raw(redis_client, prefix)
+                with pytest.raises(WrongType) as caught:
+                    ACTS[script](slot, receipt)
+                assert f"{key.decode()} is a {how}, not a " in str(caught.value)
+                assert raw(redis_client, prefix) == before
     assert contents(redis_client, prefix) == held
 
 
@@ -505,19 +475,15 @@ def test_a_lone_send_names_a_key_of_a_foreign_type_and_changes_nothing(
 ) -> None:
     slot = slot_of(redis_client, prefix, kind, identity=identity)
     slot.send(b"before")
-    whole = raw(redis_client, prefix)
     for name in ("store", "retry", "body", "stats", "control"):
         key = getattr(slot.keys, name)
         for how in ("string", "hash" if name in ZSETS else "zset"):
-            spoil(redis_client, key, how)
-            spoiled = raw(redis_client, prefix)
-            with pytest.raises(WrongType, match=f"is a {how}, not a ") as caught:
-                slot.send(b"new")
-            assert key.decode() in str(caught.value)
-            assert raw(redis_client, prefix) == spoiled
-            redis_client.delete(key)
-            if key in whole:
-                redis_client.restore(key, 0, whole[key])
+            with spoiled(redis_client, key, how):
+                before = raw(redis_client, prefix)
+                with pytest.raises(WrongType, match=f"is a {how}, not a ") as caught:
+                    slot.send(b"new")
+                assert key.decode() in str(caught.value)
+                assert raw(redis_client, prefix) == before
     assert [sent.status for sent in slot.send(b"new")] == ["stored"]
 
 
@@ -526,13 +492,13 @@ def test_many_slots_are_acquired_whatever_one_of_them_holds(redis_client: redis.
     for name in ("store", "retry", "prepare", "control", "claimants"):
         key = getattr(slot.keys, name)
         for how in ("string", "list"):
-            spoil(redis_client, key, how)
-            whole: Any = redis_client.dump(key)
-            [foreign, other] = slot.broker.acquire_slots(slot.topic, [0, 1])
-            assert not foreign.is_asleep
-            assert (foreign.epoch is None) is (name == "control")
-            assert other.is_asleep
-            assert redis_client.dump(key) == whole
+            with spoiled(redis_client, key, how):
+                before: Any = redis_client.dump(key)
+                [foreign, other] = slot.broker.acquire_slots(slot.topic, [0, 1])
+                assert not foreign.is_asleep
+                assert (foreign.epoch is None) is (name == "control")
+                assert other.is_asleep
+                assert redis_client.dump(key) == before
         redis_client.delete(key)
 
 
@@ -544,17 +510,11 @@ def test_the_slow_poll_calls_a_slot_with_a_foreign_type_due_and_answers_for_the_
     waiting = Slot(slot.broker, slot.keyspace, slot.clock, slot.with_topic(name="other").topic)
     waiting.send(b"later", score=slot.now_ms + 5_000)
     for name in ("store", "retry", "prepare", "control", "claimants"):
-        key = getattr(slot.keys, name)
-        whole: Any = redis_client.dump(key)
-        spoil(redis_client, key, "string")
-        before = raw(redis_client, prefix)
-        heads = slot.broker.heads(slot.topic, [0])
-        assert heads[0] == 0
-        assert slot.broker.heads(waiting.topic, [0]) == [slot.now_ms + 5_000]
-        assert raw(redis_client, prefix) == before
-        redis_client.delete(key)
-        if whole:
-            redis_client.restore(key, 0, whole)
+        with spoiled(redis_client, getattr(slot.keys, name), "string"):
+            before = raw(redis_client, prefix)
+            assert slot.broker.heads(slot.topic, [0])[0] == 0
+            assert slot.broker.heads(waiting.topic, [0]) == [slot.now_ms + 5_000]
+            assert raw(redis_client, prefix) == before
 
 
 @pytest.fixture(scope="module")
@@ -721,13 +681,6 @@ def two_servers() -> Iterator[tuple[RedisServer, RedisServer]]:
         yield first, second
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this never came"
-        time.sleep(0.005)
-
-
 @pytest.mark.slow
 def test_a_replica_that_loads_is_read_only_or_has_lost_its_primary_is_trouble_that_passes(
     two_servers: tuple[RedisServer, RedisServer],
@@ -741,18 +694,18 @@ def test_a_replica_that_loads_is_read_only_or_has_lost_its_primary_is_trouble_th
             client.set(f"filler{i}", os.urandom(10_000))
         other.config_set("key-load-delay", "2000")
         other.execute_command("REPLICAOF", "127.0.0.1", primary.port)
-        wait_until(lambda: other.info("persistence")["loading"] == 1)
+        eventually(lambda: other.info("persistence")["loading"] == 1)
         seen = through(slot, other)
         with pytest.raises(ServerUnavailable):
             seen.count()
-        wait_until(lambda: other.info("replication")["master_link_status"] == "up")
+        eventually(lambda: other.info("replication")["master_link_status"] == "up")
         assert seen.count().store == 1
         for write in every_write(seen):
             with pytest.raises(ServerUnavailable):
                 write()
         other.config_set("replica-serve-stale-data", "no")
         primary.stop()
-        wait_until(lambda: other.info("replication")["master_link_status"] == "down")
+        eventually(lambda: other.info("replication")["master_link_status"] == "down")
         with pytest.raises(ServerUnavailable):
             seen.count()
         other.execute_command("REPLICAOF", "NO", "ONE")
@@ -782,22 +735,13 @@ def test_a_server_that_knows_us_not_or_allows_us_not_refuses() -> None:
         for name, rights in (("commands", scripts_only), ("keys", other_keys), ("nothing", {})):
             admin.acl_setuser(name, enabled=True, passwords=["+p"], **rights)
         slot.broker.load_scripts()
-        identities: list[dict[str, Any]] = [
-            {},
-            {"password": "wrong"},
-            {"username": "commands", "password": "p"},
-            {"username": "keys", "password": "p"},
-            {"username": "nothing", "password": "p"},
-        ]
+        identities: list[dict[str, Any]] = [{}, {"password": "wrong"}]
+        identities += [{"username": name, "password": "p"} for name in ("commands", "keys", "nothing")]
         for credentials in identities:
             with connect(server.url, **credentials) as client:
                 refused = through(slot, client)
-                for call in (
-                    *every_write(refused),
-                    refused.count,
-                    refused.audit_ledger,
-                    refused.broker.definitions,
-                ):
+                reads = (refused.count, refused.audit_ledger, refused.broker.definitions)
+                for call in (*every_write(refused), *reads):
                     with pytest.raises(ServerRefused):
                         call()
         assert raw(admin, "p:") == before
@@ -864,12 +808,7 @@ def test_a_server_that_is_not_there_is_unavailable(
 
 
 def test_a_frozen_server_is_unavailable_within_the_socket_time_out_and_acts_once_when_it_wakes() -> None:
-    seconds = 0.3
-    with (
-        RedisServer() as server,
-        connect(server.url) as client,
-        connect(server.url, seconds=seconds) as hasty,
-    ):
+    with RedisServer() as server, connect(server.url) as client, connect(server.url, 0.3) as hasty:
         slot = slot_of(client, "p:", identity="body")
         slot.broker.load_scripts()
         frozen = through(slot, hasty)
@@ -878,13 +817,8 @@ def test_a_frozen_server_is_unavailable_within_the_socket_time_out_and_acts_once
         try:
             pipeline = frozen.broker.pipeline()
             pipeline.count(slot.topic, 0)
-            for call in (
-                lambda: frozen.send(b"a"),
-                frozen.take,
-                frozen.count,
-                frozen.broker.load_scripts,
-                pipeline.execute,
-            ):
+            others = (frozen.take, frozen.count, frozen.broker.load_scripts, pipeline.execute)
+            for call in (lambda: frozen.send(b"a"), *others):
                 began = time.monotonic()
                 with pytest.raises(ServerUnavailable):
                     call()
@@ -893,7 +827,7 @@ def test_a_frozen_server_is_unavailable_within_the_socket_time_out_and_acts_once
             server.resume()
         # What was on its way is done when the server wakes; nobody reads those answers any more.
         # (The send was the only one: each later call already waited for its new connection.)
-        wait_until(lambda: slot.counted("stored") == 1)
+        eventually(lambda: slot.counted("stored") == 1)
         assert slot.send(b"a")[0].status == "replaced"
         assert slot.zset("store").keys() == {b"a"}
         assert drift(slot) == Drift(0, 0, 0, 0)

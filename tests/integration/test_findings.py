@@ -31,14 +31,7 @@ from django_rmq.core.model.worker_report import RunningCall
 from django_rmq.core.monitoring.history import TimesCount
 from django_rmq.core.redis.clients import parse_slow_commands
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.operations import (
-    Actor,
-    Operations,
-    ScheduleStats,
-    shared_reads,
-    stats,
-    undeclared_topics,
-)
+from django_rmq.operations import Actor, Operations, ScheduleStats, shared_reads, stats, undeclared_topics
 from django_rmq.operations.health import USUAL_UNOWNED, HealthThresholds
 from django_rmq.outbox.row_lists import Waiting
 from django_rmq.testing import Clock
@@ -124,10 +117,8 @@ def test_each_incident_is_an_alarm_on_the_first_screen_and_on_the_page_of_its_to
         fragment = page(boss, "dashboard_live")
         assert lines_of(fragment) == found and 'data-rmq-findings="8"' in fragment
         own = page(boss, "change", "orders")
-        assert [sentence.partition(":")[0] for _, sentence in lines_of(own)] == [
-            "Redis refuses writes",
-            "orders",
-        ]
+        subjects = [sentence.partition(":")[0] for _, sentence in lines_of(own)]
+        assert subjects == ["Redis refuses writes", "orders"]
         assert "<title>(2) orders" in own
         assert lines_of(page(boss, "live", "orders")) == lines_of(own)
 
@@ -180,11 +171,8 @@ def test_many_findings_of_a_kind_are_three_lines_and_a_count_that_opens(
         for number, name in enumerate(many):
             late(broker, name, 1_000 + number)
         text = page(boss)
-        assert [sentence.partition(":")[0] for _, sentence in lines_of(text)[:3]] == [
-            "topic-19",
-            "topic-18",
-            "topic-17",
-        ]
+        topics = [sentence.partition(":")[0] for _, sentence in lines_of(text)[:3]]
+        assert topics == ["topic-19", "topic-18", "topic-17"]
         assert len(lines_of(text)) == 4 and lines_of(text)[3][1].startswith("and 17 more like these")
         assert "<title>(20) Topics" in text and "django_rmq/findings-10.svg" in text
         opened = text.partition("<details>")[2].partition("</details>")[0]

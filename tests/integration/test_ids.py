@@ -22,16 +22,14 @@ from django.urls import reverse
 from django_rmq import connections, message_ids
 from django_rmq.conf import get_config
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
-from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Filter, MessageCopy, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from tests.support.brokers import Broker
-from tests.support.programs import Program, broker_of_project, kill_all, user_with
+from tests.support.programs import Program, broker_of_project, kill, put, user_with
 from tests.support.sends import everything
 
 TOPICS = {
@@ -96,24 +94,6 @@ def topic_of(name: str) -> Topic:
     return get_config().topic(name)
 
 
-def put(broker: Any, name: str, *members: bytes, score: int | None = None) -> None:
-    topic = topic_of(name)
-    score = score or (100 if topic.is_priority else int(time.time() * 1000) - 60_000)
-    by_slot: dict[int, list[bytes]] = {}
-    for member in members:
-        by_slot.setdefault(slot_of(member, topic.slots), []).append(member)
-    for slot, group in by_slot.items():
-        for first in range(0, len(group), 1_000):
-            part = group[first : first + 1_000]
-            envelopes = [encode_envelope(Envelope(b'"body"')) for _ in part] if topic.keyed else ()
-            broker.send_replace(topic, slot, [score] * len(part), part, envelopes)
-
-
-def kill(broker: Any, name: str, *members: bytes, error: str = "shop.Boom: bad") -> None:
-    put(broker, name, *members)
-    kill_all(broker, name, error)
-
-
 SECRET = b'{"card":"4111111199997777"}'
 WRONG = b'{"card":"4111111199997778"}'
 
@@ -126,10 +106,7 @@ def test_a_right_guess_is_answered_as_a_wrong_one(broker: Any, name: str) -> Non
     blind = Program(user_with(*ALL_BUT_BODIES))
     askers = [blind] if name == "ranked" else [blind, Program(user_with(*Permission))]
     for state in ("store", "dead", "retry", "prepare"):
-        if state == "dead":
-            kill(broker, name, SECRET)
-        else:
-            put(broker, name, SECRET)
+        (kill if state == "dead" else put)(broker, name, SECRET)
         if state in ("prepare", "retry"):
             taken = broker.prepare(topic_of(name), 0, "W", None, 1)
             if state == "retry":
@@ -142,11 +119,8 @@ def test_a_right_guess_is_answered_as_a_wrong_one(broker: Any, name: str) -> Non
                 one = f"topics/{name}/messages/{named}/"
                 told = [
                     ask("GET", one),
-                    ask("DELETE", one),
-                    ask("DELETE", f"{one}?copy=live"),
-                    ask("DELETE", f"{one}?copy=dead"),
-                    ask("POST", f"{one}replay/", {}),
-                    ask("POST", f"{one}bury/", {}),
+                    *(ask("DELETE", f"{one}{query}") for query in ("", "?copy=live", "?copy=dead")),
+                    *(ask("POST", f"{one}{act}/", {}) for act in ("replay", "bury")),
                     ask("POST", f"{one}reschedule/", {"priority": 100}),
                     ask("POST", f"topics/{name}/replay/", {"ids": [named]}),
                 ]
@@ -252,10 +226,8 @@ def test_pages_of_long_bodies_list_each_once_with_short_cursors(
     for operations in (shell(), boss(), viewer()):
         copies = everything(operations, name, "store", limit=7, descending=descending)
         assert len({copy.id for copy in copies}) == 80
-    assert (
-        len({copy.member for copy in everything(shell(), name, "store", limit=7, descending=descending)})
-        == 80
-    )
+    copies = everything(shell(), name, "store", limit=7, descending=descending)
+    assert len({copy.member for copy in copies}) == 80
 
 
 @pytest.mark.parametrize("descending", [True, False])
@@ -267,15 +239,12 @@ def test_pages_go_on_where_the_last_long_message_of_a_page_is_gone(
     filler = b"x" * 600
     members = [b"%03d%s" % (n, filler) if where == "first" else b"%s%03d" % (filler, n) for n in range(50)]
     put(broker, "ranked", *members)
-    found: list[bytes] = []
-    cursor = ""
-    while True:
+    found, cursor, is_first = list[bytes](), "", True
+    while cursor or is_first:
         page = shell().listing("ranked", "store", cursor=cursor, limit=8, descending=descending)
         found += [copy.member or b"" for copy in page.copies]
-        shell().delete("ranked", [copy.id for copy in page.copies], "live")
-        cursor = page.cursor
-        if not cursor:
-            break
+        shell().delete("ranked", ids_of(page.copies), "live")
+        cursor, is_first = page.cursor, False
     assert found == sorted(members, reverse=descending)
 
 
@@ -516,15 +485,8 @@ def test_ids_cursors_and_receipts_outlive_the_secret_key(broker: Any, name: str,
 @pytest.mark.parametrize(
     "wrong",
     [
-        "0~",
-        "0~abc",
-        "0.store.100.1~",
-        "0.store.nan.1~{}",
-        "0.gone.1.1~{}",
-        "0.store.1~{}",
-        "1~{}",
-        "~{}",
-        "0.~{}",
+        *("0~", "0~abc", "0.store.100.1~", "1~{}", "~{}", "0.~{}"),
+        *("0.store.nan.1~{}", "0.gone.1.1~{}", "0.store.1~{}"),
     ],
 )
 def test_what_is_no_sealed_id_is_refused(broker: Any, wrong: str) -> None:

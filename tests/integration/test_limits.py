@@ -24,7 +24,7 @@ from django_rmq.core.rate_limits import RateLimits, return_permits
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker, intercept
-from tests.support.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
+from tests.support.workers import LONG, Heard, Worker, client_of, eventually, live, send, total, work_off
 
 _IN_USE = [each.name for each in lua.declaration("limits/allow").arguments].index("in_use")
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=60)
@@ -260,8 +260,7 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
 
     run = intercept(broker, "limits/allow", allow)
     send(broker, topic, range(60))
-    with Worker(broker, topic, gauge, threads=4):
-        eventually(lambda: live(broker, topic) == 0)
+    work_off(broker, topic, gauge, threads=4)
     assert any(prepared for _, prepared in told)
     assert all(in_use >= prepared for in_use, prepared in told), told
 

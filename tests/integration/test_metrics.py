@@ -44,7 +44,7 @@ from django_rmq.operations import stats
 from django_rmq.testing import Clock
 from tests.support.brokers import Broker, OracleBroker, project_on
 from tests.support.servers import absent
-from tests.support.workers import Heard, broker_on, client_of, eventually, flush
+from tests.support.workers import Heard, broker_on, eventually, finish, flush, total
 from tests.support.workers import Worker as RunningWorker
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,23 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield broker
 
 
+@pytest.fixture
+def oracle() -> Iterator[tuple[Any, Clock]]:
+    """A broker in memory and its time."""
+    clock = Clock(1_800_000_000_000)
+    broker = OracleBroker("m:", clock)
+    with project_on(broker, BROKER="memory", TOPICS=TOPICS):
+        yield broker, clock
+
+
+@pytest.fixture
+def single(redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
+    """A broker beside the connections of the project."""
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
+        yield Broker(redis_client, prefix)
+        connections.close()
+
+
 def topic(name: str) -> Topic:
     return get_config().topic(name)
 
@@ -76,6 +93,15 @@ def scraped() -> dict[tuple[str, ...], float]:
     registry = CollectorRegistry()
     registry.register(RmqCollector())
     return samples(generate_latest(registry).decode())
+
+
+def sample(broker: Any, clock: Clock, of: Topic) -> None:
+    """Sample a topic, as workers do."""
+    (duty,) = history.sampling(broker, [of], 1, lambda _: True)
+    for pause in duty():
+        clock.advance(pause)
+        if history.latest(broker, [of]) != [None]:
+            break
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -96,9 +122,8 @@ def live_through_everything(broker: Any) -> None:
     taken = broker.prepare(work, 0, "A", epoch, 6)
     assert [delivery.member for delivery in taken.deliveries] == [b"%d" % n for n in range(1, 7)]
     broker.commit(work, 0, taken.receipt, [b"1"])
-    broker.rollback(
-        work, 0, taken.receipt, [Failure(b"2"), Failure(b"3", "rejected"), Failure(b"6", "overran")]
-    )
+    failures = [Failure(b"2"), Failure(b"3", "rejected"), Failure(b"6", "overran")]
+    broker.rollback(work, 0, taken.receipt, failures)
     assert broker.cancel(work, 0, [b"5"]) == ["running"]
     broker.rollback(work, 0, taken.receipt, [Failure(b"5")])
     broker.release(work, 0, taken.receipt, [b"4"])
@@ -125,15 +150,10 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
         "reports_stale": 1,
         "calls_fenced": 1,
     }
-    reasons = {
-        reason: found["rmq_deliveries_failed_total", reason, "work"]
-        for reason in ("error", "timeout", "overran", "rejected")
-    }
-    assert reasons == {"error": 1, "timeout": 0, "overran": 1, "rejected": 1}
-    messages = {
-        state: found["rmq_messages", state, "work"]
-        for state in ("waiting", "running", "claimed", "resting", "dead")
-    }
+    reasons = {"error": 1, "timeout": 0, "overran": 1, "rejected": 1}
+    assert {reason: found["rmq_deliveries_failed_total", reason, "work"] for reason in reasons} == reasons
+    states = ("waiting", "running", "claimed", "resting", "dead")
+    messages = {state: found["rmq_messages", state, "work"] for state in states}
     assert sum(messages.values()) == 6 and messages["dead"] == messages["running"] == 0
     assert found["rmq_messages_due", "work"] <= 5
     assert found["rmq_slots", "work"] == 4
@@ -144,61 +164,50 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
     assert ("rmq_undrained_seconds", "work") not in found
 
 
-def test_time_outs_have_a_reason_of_their_own() -> None:
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
-        clock = Clock(1_800_000_000_000)
-        broker: Any = OracleBroker("m:", clock)
-        with connections.replaced_broker(broker):
-            broker.send_merge(topic("work"), 0, 0, [b"1"])
-            broker.prepare(topic("work"), 0, "A", None, 1)
-            clock.advance(31)
-            broker.time_out(topic("work"), 0)
-            found = scraped()
+def test_time_outs_have_a_reason_of_their_own(oracle: tuple[Any, Clock]) -> None:
+    broker, clock = oracle
+    broker.send_merge(topic("work"), 0, 0, [b"1"])
+    broker.prepare(topic("work"), 0, "A", None, 1)
+    clock.advance(31)
+    broker.time_out(topic("work"), 0)
+    found = scraped()
     assert found["rmq_deliveries_failed_total", "timeout", "work"] == 1
     assert found["rmq_deliveries_failed_total", "error", "work"] == 0
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
-    sampled: bool, monkeypatch: pytest.MonkeyPatch
+    oracle: tuple[Any, Clock], sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
-        clock = Clock(1_800_000_000_000)
-        broker: Any = OracleBroker("m:", clock)
-        with connections.replaced_broker(broker):
-            broker.send_replace(topic("ranked"), 0, [50], [b"1"])
-            clock.advance(10_800)
-            broker.send_replace(topic("ranked"), 0, [60], [b"2"])
-            if sampled:
-                monkeypatch.setattr(stats, "LIVE_SLOTS", 0)
-                (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
-                for pause in duty():
-                    clock.advance(pause)
-                    if history.latest(broker, [topic("ranked")]) != [None]:
-                        break
-            found = scraped()
+    broker, clock = oracle
+    broker.send_replace(topic("ranked"), 0, [50], [b"1"])
+    clock.advance(10_800)
+    broker.send_replace(topic("ranked"), 0, [60], [b"2"])
+    if sampled:
+        monkeypatch.setattr(stats, "LIVE_SLOTS", 0)
+        sample(broker, clock, topic("ranked"))
+    found = scraped()
     assert 10_800 <= found["rmq_undrained_seconds", "ranked"] < 10_920
 
 
-def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() -> None:
-    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
-        clock = Clock(1_800_000_000_000)
-        broker: Any = OracleBroker("m:", clock)
-        work = topic("work")
-        with connections.replaced_broker(broker):
-            broker.send_merge(work, 0, 0, [b"1"])
-            runs = broker.prepare(work, 0, "A", None, 1)
-            broker.send_merge(work, 1, 0, [b"2"])
-            rests = broker.prepare(work, 1, "A", None, 1)
-            broker.rollback(work, 1, rests.receipt, [Failure(b"2", "failed", 5_000)])
-            broker.send_merge(work, 2, 0, [b"3"])
-            broker.prepare(work, 2, "A", None, 1)
-            found = scraped()
-            assert found["rmq_messages_due", "work"] == found["rmq_oldest_due_age_seconds", "work"] == 0
-            clock.advance(work.timeout - 1)
-            broker.extend(work, 0, runs.receipt, [b"1"])
-            clock.advance(11)
-            found = scraped()
+def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages(
+    oracle: tuple[Any, Clock],
+) -> None:
+    broker, clock = oracle
+    work = topic("work")
+    broker.send_merge(work, 0, 0, [b"1"])
+    runs = broker.prepare(work, 0, "A", None, 1)
+    broker.send_merge(work, 1, 0, [b"2"])
+    rests = broker.prepare(work, 1, "A", None, 1)
+    broker.rollback(work, 1, rests.receipt, [Failure(b"2", "failed", 5_000)])
+    broker.send_merge(work, 2, 0, [b"3"])
+    broker.prepare(work, 2, "A", None, 1)
+    found = scraped()
+    assert found["rmq_messages_due", "work"] == found["rmq_oldest_due_age_seconds", "work"] == 0
+    clock.advance(work.timeout - 1)
+    broker.extend(work, 0, runs.receipt, [b"1"])
+    clock.advance(11)
+    found = scraped()
     assert found["rmq_messages_due", "work"] == 2, "what has rested, and what has timed out"
     assert found["rmq_oldest_due_age_seconds", "work"] == work.timeout + 10 - 5
     assert found["rmq_oldest_running_seconds", "work"] == work.timeout + 10
@@ -206,32 +215,23 @@ def test_what_runs_and_what_could_be_taken_though_no_worker_looks_have_ages() ->
 
 
 def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
-    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats, "LIVE_SLOTS", 64)
-    clock, client = Clock(1_800_000_000_000), client_of(redis_url)
-    broker: Any = Broker(client, prefix, clock)
+    clock = Clock(1_800_000_000_000)
+    broker: Any = Broker(redis_client, prefix, clock)
     with project_on(broker, BROKER="memory", TOPICS=TOPICS):
         broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
         found = scraped()
-        assert ("rmq_messages_sent_total", "large") not in found and (
-            "rmq_messages",
-            "waiting",
-            "large",
-        ) not in found
-        assert ("rmq_measured_age_seconds", "large") not in found
-        (duty,) = history.sampling(broker, [topic("large")], 1, lambda _: True)
-        for pause in duty():
-            clock.advance(pause)
-            if history.latest(broker, [topic("large")])[0] is not None:
-                break
+        for unknown in (("messages_sent_total",), ("messages", "waiting"), ("measured_age_seconds",)):
+            assert (f"rmq_{unknown[0]}", *unknown[1:], "large") not in found
+        sample(broker, clock, topic("large"))
         found = scraped()
         assert found["rmq_messages_sent_total", "large"] == found["rmq_messages", "waiting", "large"] == 1
         assert found["rmq_calls_fenced_total", "large"] == 0
         assert 1_000 <= found["rmq_oldest_due_age_seconds", "large"] < 1_120
         assert 0 < found["rmq_measured_age_seconds", "large"] < 120
         assert found["rmq_measured_age_seconds", "work"] == 0
-    client.close()
 
 
 class Families(Collector):
@@ -302,45 +302,32 @@ def test_while_redis_is_away_only_that_is_told(caplog: pytest.LogCaptureFixture)
     assert "Metrics cannot be read" in caplog.text
 
 
-def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(redis_url: str, prefix: str) -> None:
-    client = client_of(redis_url)
-    broker = Broker(client, prefix)
-    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
-        broker.send_merge(topic("work"), 0, 0, [b"1"])
-        client.set(slot_keys(prefix, "work", 1).retry, "foreign")
-        found = scraped()
-        connections.close()
+def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(single: Broker, prefix: str) -> None:
+    single.send_merge(topic("work"), 0, 0, [b"1"])
+    single.client.set(slot_keys(prefix, "work", 1).retry, "foreign")
+    found = scraped()
     assert found["rmq_slots_unreadable", "work"] == 1
     assert found["rmq_messages_sent_total", "work"] == found["rmq_messages", "waiting", "work"] == 1
-    client.close()
 
 
-def test_slots_and_workers(redis_url: str, prefix: str) -> None:
-    client = client_of(redis_url)
-    broker = Broker(client, prefix)
-    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq):
+def test_slots_and_workers(single: Broker) -> None:
+    found = scraped()
+    assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (0, 4)
+    assert ("rmq_slots_unowned", "ranked") not in found, "no slot of it has an owner"
+    worker = Worker("w1", "here", 1, 0.0, 3, (TopicSlots("work", 4, True), TopicSlots("ranked", 2, False)))
+    coordinator = RedisCoordinator(single, worker, lambda _: None, lambda _: None, session_seconds=60)
+    coordinator.start()
+    try:
+        eventually(lambda: scraped()["rmq_slots_owned", "work"] == 4, "owning")
         found = scraped()
-        assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (0, 4)
-        assert ("rmq_slots_unowned", "ranked") not in found, "no slot of it has an owner"
-        worker = Worker(
-            "w1", "here", 1, 0.0, 3, (TopicSlots("work", 4, True), TopicSlots("ranked", 2, False))
-        )
-        coordinator = RedisCoordinator(broker, worker, lambda _: None, lambda _: None, session_seconds=60)
-        coordinator.start()
-        try:
-            eventually(lambda: scraped()["rmq_slots_owned", "work"] == 4, "owning")
-            found = scraped()
-            assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (1, 0)
-            assert found["rmq_topic_workers", "ranked"] == found["rmq_topic_workers", "work"] == 1
-            assert (found["rmq_topic_threads", "work"], found["rmq_topic_workers", "large"]) == (3, 0)
-        finally:
-            coordinator.stop(5.0)
-        for slot in range(2):
-            broker.pause(topic("work"), slot, True)
-        assert scraped()["rmq_slots_paused", "work"] == 2
-        connections.close()
-    client.close()
+        assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (1, 0)
+        assert found["rmq_topic_workers", "ranked"] == found["rmq_topic_workers", "work"] == 1
+        assert (found["rmq_topic_threads", "work"], found["rmq_topic_workers", "large"]) == (3, 0)
+    finally:
+        coordinator.stop(5.0)
+    for slot in range(2):
+        single.pause(topic("work"), slot, True)
+    assert scraped()["rmq_slots_paused", "work"] == 2
 
 
 def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
@@ -399,14 +386,10 @@ def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None)
             if message.body == 7:
                 raise ValueError("seven")
 
-    with RunningWorker(broker, work, listen, batch_size=size, took=count.note_calls, burst=True) as running:
-        running.join()
+    finish(RunningWorker(broker, work, listen, batch_size=size, took=count.note_calls, burst=True))
     flush(count)
     times = broker.times(work)
-    deliveries = sum(
-        broker.audit_ledger(work, slot)["committed"] + broker.audit_ledger(work, slot)["failed"]
-        for slot in range(4)
-    )
+    deliveries = total(broker, work, "committed") + total(broker, work, "failed")
     if size is None:
         assert sum(times.took) == deliveries == 41
     else:
@@ -415,24 +398,19 @@ def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None)
     assert times.took_us > 0
 
 
-def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
-    client = client_of(redis_url)
-    broker = Broker(client, prefix)
-    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
-        client.set(times_key(prefix, "work"), "foreign")
-        count = TimesCount(broker)
-        count.note_calls(topic("work"), [0.1])
-        flush(count)
-        assert "could not be recorded" in caplog.text
-        found = scraped()
-        assert found["rmq_up",] == 1
-        # The figures of this topic that lie elsewhere, and all figures of the others, are told.
-        assert found["rmq_messages_sent_total", "work"] == 0
-        assert ("rmq_listener_duration_seconds_count", "work") not in found
-        assert found["rmq_listener_duration_seconds_count", "ranked"] == 0
-        assert f"'times_{{{prefix}rmq:history:work}}'" in caplog.text
-        connections.close()
-    client.close()
+def test_a_foreign_key_is_told_of(single: Broker, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    single.client.set(times_key(prefix, "work"), "foreign")
+    count = TimesCount(single)
+    count.note_calls(topic("work"), [0.1])
+    flush(count)
+    assert "could not be recorded" in caplog.text
+    found = scraped()
+    assert found["rmq_up",] == 1
+    # The figures of this topic that lie elsewhere, and all figures of the others, are told.
+    assert found["rmq_messages_sent_total", "work"] == 0
+    assert ("rmq_listener_duration_seconds_count", "work") not in found
+    assert found["rmq_listener_duration_seconds_count", "ranked"] == 0
+    assert f"'times_{{{prefix}rmq:history:work}}'" in caplog.text
 
 
 @pytest.fixture
@@ -484,13 +462,10 @@ def test_without_a_token_it_takes_a_permission(broker: Any, db: None, django_use
 
 def test_the_page_is_read_only_and_asks_for_no_login(broker: Any) -> None:
     assert answer(f"Bearer {TOKEN}", method="post").status_code == 405
-    middleware = ["django.contrib.sessions.middleware.SessionMiddleware"]
-    middleware += [
-        f"django.contrib.auth.middleware.{name}Middleware" for name in ("Authentication", "LoginRequired")
-    ]
-    with override_settings(
-        MIDDLEWARE=middleware, SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies"
-    ):
+    names = ("sessions.middleware.Session", "auth.middleware.Authentication", "auth.middleware.LoginRequired")
+    sessions = "django.contrib.sessions.backends.signed_cookies"
+    middleware = [f"django.contrib.{name}Middleware" for name in names]
+    with override_settings(MIDDLEWARE=middleware, SESSION_ENGINE=sessions):
         client = Client()
         assert client.get("/metrics/rmq").status_code == 401
         assert client.get("/metrics/rmq", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -532,13 +507,9 @@ SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 def told_names() -> set[str]:
     with project_on(OracleBroker("m:"), BROKER="memory", TOPICS=TOPICS, OUTBOX=True):
         broker: Any = connections.get_broker()
-        broker.servers = lambda: [
-            ServerInfo(
-                "Redis",
-                {"role": "master", "used_memory": "5", "maxmemory": "9", "evicted_keys": "1"},
-                {"maxmemory-policy": "allkeys-lru"},
-            )
-        ]
+        info = {"role": "master", "used_memory": "5", "maxmemory": "9", "evicted_keys": "1"}
+        server = ServerInfo("Redis", info, {"maxmemory-policy": "allkeys-lru"})
+        broker.servers = lambda: [server]
         live_through_everything(broker)
         broker.change_schedule("nightly", "spec", Schedule("nightly", "work", every=60).text)
         (record,) = broker.read_schedules()
@@ -575,9 +546,8 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
             assert set(re.findall(r'state="(\w+)"', labels)) <= set(states)
     assert set().union(*map(named, queries)) == told, "the dashboard shows everything"
     for rule in rules:
-        assert (
-            rule["labels"]["severity"] in ("critical", "warning", "info") and rule["annotations"]["summary"]
-        )
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"]["summary"]
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
@@ -599,11 +569,8 @@ def test_the_names_pass_the_linter_of_prometheus(broker: Any) -> None:
 
 @pytest.mark.django_db
 def test_the_docs_name_every_metric_and_no_other() -> None:
-    table = [
-        line
-        for line in (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines()
-        if line.startswith("| `rmq_")
-    ]
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `rmq_")]
     assert set().union(*(named(line.split("|")[1]) for line in table)) == told_names()
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 
 from tests.support.brokers import OracleBroker, project_on
 from tests.support.programs import ALL, Program, user_with
+from tests.support.reports import printed
 
 pytestmark = pytest.mark.django_db
 
@@ -139,7 +140,7 @@ COMMANDS = [
 def test_the_commands_refuse_a_number_out_of_bounds(broker: OracleBroker, command: tuple[str, ...]) -> None:
     for number in (NINES, "9" * 5000, "1e400", "nan", "inf", "1e308"):
         with pytest.raises(CommandError) as caught:
-            call_command(*command, number, stdout=io.StringIO())
+            printed(*command, number)
         assert caught.value.returncode in (1, 2)
         assert len(str(caught.value)) < 6_000
 
@@ -156,6 +157,6 @@ def test_json_lines_with_a_number_out_of_bounds_are_refused(
         line = f'{{"body": 1, "{name}": {number}{rest}}}'.encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
         with pytest.raises(CommandError, match="line 1") as caught:
-            call_command("rmqsend", topic, "--jsonl", "--options", stdout=io.StringIO())
+            printed("rmqsend", topic, "--jsonl", "--options")
         assert caught.value.returncode == 2
     assert json.dumps(sorted(map(repr, broker.keyspace))) == "[]"

@@ -65,7 +65,9 @@ from django_rmq.sending import on_commit
 from django_rmq.testing import RMQTestMixin, captured_messages
 from tests.support.brokers import direct
 from tests.support.databases import MEGABYTE, SchemaRouter, write_large_rows
-from tests.support.sends import Undo
+from tests.support.reports import printed, samples
+from tests.support.sends import Undo, entries, listening
+from tests.support.sends import scores as waiting
 from tests.support.servers import TcpProxy
 from tests.support.workers import eventually
 
@@ -83,11 +85,9 @@ TOPICS: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
+def configured(url: str, prefix: str, **rmq: Any) -> override_settings:
     given = {"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "OUTBOX": {"GRACE": 60}, **rmq}
-    with override_settings(RMQ=given):
-        yield
+    return override_settings(RMQ=given)
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +100,6 @@ def rows() -> list[OutboxMessage]:
     return list(OutboxMessage.objects.order_by("id"))
 
 
-def waiting(name: str) -> dict[bytes, float]:
-    """The members in the Stores of a topic with their scores."""
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    return {
-        entry.member: entry.score
-        for slot in range(topic.slots)
-        for entry in broker.list_messages(topic, slot, "store").entries
-    }
-
-
 def make_due() -> None:
     OutboxMessage.objects.filter(due_ms__isnull=False).update(due_ms=1)
 
@@ -120,11 +110,34 @@ def relay_due() -> outbox_relay.RelayStep:
     return relay("default")
 
 
-@contextmanager
-def dying() -> Iterator[None]:
+def dying() -> Any:
     """A process that dies between the commit and the callback."""
-    with mock.patch("django_rmq.sending.on_commit._flush"):
+    return mock.patch("django_rmq.sending.on_commit._flush")
+
+
+@contextmanager
+def without_table() -> Iterator[None]:
+    """A database that was not migrated."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(OutboxMessage)
+    try:
         yield
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(OutboxMessage)
+        outbox_rows._missing.clear()
+
+
+def after_each_attempt(act: Callable[[], Any]) -> Any:
+    """Do something between the answers of Redis and what the process does with them."""
+    real = connections.get_producer().attempt
+
+    def attempt(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        act()
+        return found
+
+    return mock.patch.object(connections.get_producer(), "attempt", attempt)
 
 
 def left_behind(send: Any) -> Any:
@@ -149,13 +162,8 @@ def test_every_kind_of_call_is_a_row() -> None:
         ensure_message("renders", 2, priority=100)
         remove_message("renders", 3)
         send_messages("renders", [4, 5], priority=100)
-        assert [(row.act, bytes(row.member)) for row in rows()] == [
-            ("send", b"1"),
-            ("ensure", b"2"),
-            ("remove", b"3"),
-            ("send", b"4"),
-            ("send", b"5"),
-        ]
+        assert [row.act for row in rows()] == ["send", "ensure", "remove", "send", "send"]
+        assert [bytes(row.member) for row in rows()] == [b"1", b"2", b"3", b"4", b"5"]
     assert rows() == []
 
 
@@ -239,9 +247,8 @@ def test_what_a_dead_process_left_is_relayed() -> None:
 def test_redis_down_at_the_commit_loses_nothing(
     proxy: TcpProxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures: list[Any] = []
-    signals.send_failed.connect(lambda **what: failures.append(what), weak=False, dispatch_uid="failures")
-    with configured(proxy.url, prefix), caplog.at_level(logging.INFO, "django_rmq"):
+    caplog.set_level(logging.INFO, "django_rmq")
+    with configured(proxy.url, prefix), listening(signals.send_failed) as failures:
         send_message("renders", 0, priority=100)
         proxy.cut()
         with transaction.atomic():
@@ -256,11 +263,9 @@ def test_redis_down_at_the_commit_loses_nothing(
         proxy.mend()
         assert relay("default").sent == 2
         assert (rows(), waiting("renders")) == ([], {b"1": 100})
-    signals.send_failed.disconnect(dispatch_uid="failures")
     assert failures == []
-    assert [record.levelname for record in caplog.records if record.name == "django_rmq.sending"] == [
-        "WARNING"
-    ]
+    levels = [record.levelname for record in caplog.records if record.name == "django_rmq.sending"]
+    assert levels == ["WARNING"]
 
 
 def test_the_relay_sends_what_the_process_would_have_sent() -> None:
@@ -347,14 +352,7 @@ def test_a_row_that_becomes_visible_after_the_send_is_not_deleted_by_it() -> Non
     left_behind(lambda: send_message("keyed", "late", key="a", priority=100))
     late = OutboxMessage.objects.get()
     OutboxMessage.objects.all().delete()
-    real = connections.get_producer().attempt
-
-    def commit_meanwhile(*args: Any, **options: Any) -> Any:
-        found = real(*args, **options)
-        late.save(force_insert=True)
-        return found
-
-    with mock.patch.object(connections.get_producer(), "attempt", commit_meanwhile), transaction.atomic():
+    with after_each_attempt(lambda: late.save(force_insert=True)), transaction.atomic():
         send_message("keyed", "early", key="a", priority=900)
     assert [row.pk for row in rows()] == [late.pk]
 
@@ -363,14 +361,7 @@ def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
     """The relay sends the older row while this process sends the newer one, and deletes it first."""
     left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
     make_due()
-    real = connections.get_producer().attempt
-
-    def relayed_meanwhile(*args: Any, **options: Any) -> Any:
-        found = real(*args, **options)
-        OutboxMessage.objects.filter(due_ms=1).delete()
-        return found
-
-    with mock.patch.object(connections.get_producer(), "attempt", relayed_meanwhile), transaction.atomic():
+    with after_each_attempt(OutboxMessage.objects.filter(due_ms=1).delete), transaction.atomic():
         send_message("keyed", "new", key="a", priority=900)
     (row,) = rows()
     assert row.score == 900
@@ -416,18 +407,13 @@ def test_what_the_relay_has_sent_is_not_sent_by_its_slow_process(is_removed: boo
         if is_removed:
             send_message("keyed", "new", key="a", priority=900)
 
-    received: list[Any] = []
-    signals.message_sent.connect(
-        lambda results, **_: received.extend(results), weak=False, dispatch_uid="heard"
-    )
-    with before_each_flush(relayed), transaction.atomic():
+    with listening(signals.message_sent) as told, before_each_flush(relayed), transaction.atomic():
         act = remove_message if is_removed else partial(send_message, body="old", priority=100)
         old = act("keyed", key="a")
-    signals.message_sent.disconnect(dispatch_uid="heard")
     assert old.status == "outdated"
     assert is_removed or old.ok
     assert waiting("keyed") == {b"a": 900 if is_removed else 100}
-    assert len(received) == 1, "by the relay, or by the send of its own"
+    assert sum(len(call["results"]) for call in told) == 1, "by the relay, or by the send of its own"
 
 
 def test_a_slow_process_looks_for_its_row_although_its_message_has_no_key() -> None:
@@ -488,10 +474,9 @@ def test_a_send_that_its_older_process_may_overtake_is_sent_again(older: str, ne
     is_harmless = (older, newer) == ("ensure", "send")
     assert [row.act for row in rows()] == ([] if is_harmless else [newer])
     assert relay_due().sent == (0 if is_harmless else 1)
-    topic, broker = get_config().topic("keyed"), direct(connections.get_broker("worker"))
-    found = [e.envelope for slot in range(4) for e in broker.list_messages(topic, slot, "store").entries]
     assert rows() == []
-    assert [b"new" in (envelope or b"") for envelope in found] == ([True] if newer == "send" else [])
+    found = [b"new" in (entry.envelope or b"") for entry in entries("keyed")]
+    assert found == ([True] if newer == "send" else [])
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -541,9 +526,8 @@ def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
             assert (row.attempts, row.due_ms is None) == (attempt, attempt == REFUSALS)
         assert relay_due().failed == 0
     assert "UnknownTopic" in row.error and row.failed_ms
-    assert [record.rmq_event for record in caplog.records if record.name == "django_rmq.outbox"] == [  # type: ignore[attr-defined]
-        "outbox_refused"
-    ]
+    records: list[Any] = [record for record in caplog.records if record.name == "django_rmq.outbox"]
+    assert [record.rmq_event for record in records] == ["outbox_refused"]
     assert caplog.text.endswith(
         "delete it: no topic 'renders' is declared in RMQ[\"TOPICS\"]; did you mean 'orders'?\n"
     )
@@ -648,10 +632,8 @@ def test_an_alias_that_does_not_exist_is_said_at_the_call() -> None:
 
 
 def test_a_database_without_the_table_is_said_at_the_call() -> None:
-    with connection.schema_editor() as editor:
-        editor.delete_model(OutboxMessage)
-    try:
-        said = pytest.raises(ConfigurationError, match=r"manage\.py migrate django_rmq --database=default")
+    said = pytest.raises(ConfigurationError, match=r"manage\.py migrate django_rmq --database=default")
+    with without_table():
         with said, transaction.atomic():
             send_message("renders", 1, priority=100)
         assert waiting("renders") == {}
@@ -660,10 +642,6 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
             send_message("renders", 3, priority=100, on_commit=False)
             assert User.objects.count() == 0  # the transaction goes on
         assert list(outbox_relay.relay_all()) == []
-    finally:
-        with connection.schema_editor() as editor:
-            editor.create_model(OutboxMessage)
-        outbox_rows._missing.clear()
 
 
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
@@ -722,10 +700,8 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 
 
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
-    with (
-        mock.patch("django_rmq.outbox.deletion.delete_free", side_effect=OSError("gone")),
-        transaction.atomic(),
-    ):
+    failing = mock.patch("django_rmq.outbox.deletion.delete_free", side_effect=OSError("gone"))
+    with failing, transaction.atomic():
         result = send_message("renders", 1, priority=100)
     assert (result.status, len(rows())) == ("stored", 1)
     assert relay_due().sent == 1
@@ -744,9 +720,7 @@ class InTestCase(RMQTestMixin, TestCase):
 
 
 def command(*arguments: str) -> Any:
-    out = io.StringIO()
-    call_command("rmqoutbox", *arguments, "--json", stdout=out)
-    return json.loads(out.getvalue())
+    return json.loads(printed("rmqoutbox", *arguments, "--json"))
 
 
 @pytest.fixture
@@ -877,16 +851,13 @@ def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client
     first, second = rows()
     OutboxMessage.objects.filter(pk=second.pk).update(due_ms=None, error="InvalidMessage: too <b>long</b>")
     url = reverse("admin:django_rmq_topic_outbox")
-    viewer, everything = (
-        staff("view_topic"),
-        ("view_topic", "view_bodies", "send_messages", "delete_messages"),
-    )
+    viewer = staff("view_topic")
     shown = viewer.get(url).content.decode()
     assert "renders" in shown and "too &lt;b&gt;long" in shown and "secret" not in shown
     assert 'value="retry"' not in shown and 'value="delete"' not in shown
     for act in ("retry", "delete"):
         assert viewer.post(url, {"act": act, "id": f"default:{first.pk}"}).status_code == 403
-    person = staff(*everything)
+    person = staff("view_topic", "view_bodies", "send_messages", "delete_messages")
     assert "secret" in person.get(url).content.decode()
     refused = person.get(url, {"state": "refused"}).content.decode()
     assert f"default:{second.pk}" in refused and f"default:{first.pk}" not in refused
@@ -922,16 +893,9 @@ def test_an_outbox_that_ages_is_red(staff: Callable[..., Client]) -> None:
 
     def link() -> tuple[bool, str]:
         """Whether the way to the outbox is red, and what it says; on the page and when it is refreshed."""
-        answers = [
-            viewer.get(reverse(f"admin:django_rmq_topic_{page}")) for page in ("changelist", "dashboard_live")
-        ]
-        found = [
-            re.search(
-                rf'<a class="([^"]*)" href="{outbox}">Outbox(?: <span[^>]*>([^<]*)</span>)?</a>',
-                answer.content.decode(),
-            )
-            for answer in answers
-        ]
+        way = rf'<a class="([^"]*)" href="{outbox}">Outbox(?: <span[^>]*>([^<]*)</span>)?</a>'
+        pages = [reverse(f"admin:django_rmq_topic_{page}") for page in ("changelist", "dashboard_live")]
+        found = [re.search(way, viewer.get(page).content.decode()) for page in pages]
         # A second may pass between the two.
         (one,) = {
             ("rmq-is-alarm" in each[1], re.sub(r"oldest 6\d s$", "oldest 60 s", each[2] or ""))
@@ -1049,47 +1013,30 @@ def test_stats_and_health_tell_what_waits(proxy: TcpProxy, prefix: str) -> None:
 def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     proxy: TcpProxy, prefix: str
 ) -> None:
-    from django_rmq.metrics.collector import RmqCollector
-
-    def collected() -> dict[tuple[str, ...], float]:
-        return {
-            (one.name, *one.labels.values()): one.value
-            for family in RmqCollector().collect()
-            for one in family.samples
-        }
-
     left_behind(lambda: send_message("renders", 1, priority=100))
     OutboxMessage.objects.update(sent_ms=F("sent_ms") - 90_000)
     with configured(proxy.url, prefix):
         proxy.cut()
-        found = collected()
+        found = samples()
     assert found["rmq_up",] == 0
     assert found["rmq_outbox_messages", "renders", "waiting"] == 1
     assert found["rmq_outbox_messages", "keyed", "waiting"] == 0
     assert 90 <= found["rmq_outbox_oldest_seconds", "renders"] < 120
     with mock.patch("django_rmq.outbox.row_lists.waiting", side_effect=OperationalError("gone")):
-        found = collected()
+        found = samples()
     assert found["rmq_up",] == 1
     assert not any(name.startswith("rmq_outbox") for name, *_ in found)
     assert found["rmq_messages", "renders", "waiting"] == 0
 
 
 def test_checks_find_a_missing_table_and_routers_that_allow_no_outbox() -> None:
-    assert [
-        one.id
-        for one in checks.run_checks(tags=["rmq"], include_deployment_checks=True)
-        if "05" in str(one.id)
-    ] == []
+    found = checks.run_checks(tags=["rmq"], include_deployment_checks=True)
+    assert not [each for each in found if "05" in str(each.id)]
     with override_settings(DATABASE_ROUTERS=[NoOutbox()]):
         assert "django_rmq.E050" in {one.id for one in checks.run_checks(tags=["rmq"])}
-    with connection.schema_editor() as editor:
-        editor.delete_model(OutboxMessage)
-    try:
-        found = {one.id: one for one in checks.run_checks(tags=["rmq"], include_deployment_checks=True)}
-        assert "manage.py migrate django_rmq --database=default" in found["django_rmq.E051"].msg
-    finally:
-        with connection.schema_editor() as editor:
-            editor.create_model(OutboxMessage)
+    with without_table():
+        by_id = {one.id: one for one in checks.run_checks(tags=["rmq"], include_deployment_checks=True)}
+        assert "manage.py migrate django_rmq --database=default" in by_id["django_rmq.E051"].msg
 
 
 def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
@@ -1142,13 +1089,9 @@ def test_many_messages_replace_an_older_row_each() -> None:
 
 def bodies(name: str) -> list[bytes]:
     """The bodies that wait, in the order of their places."""
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    entries = [
-        each for slot in range(topic.slots) for each in broker.list_messages(topic, slot, "store").entries
-    ]
-    return [
-        raw_body(topic, each.member, each.envelope) for each in sorted(entries, key=lambda each: each.score)
-    ]
+    topic = get_config().topic(name)
+    places = sorted(entries(name), key=lambda entry: entry.score)
+    return [raw_body(topic, entry.member, entry.envelope) for entry in places]
 
 
 def test_what_is_left_of_a_topic_without_a_type_comes_in_its_order_behind_what_was_sent_meanwhile() -> None:
@@ -1207,10 +1150,8 @@ def test_a_message_without_a_key_is_taken_back_by_its_id_before_redis_has_it() -
 def test_a_row_without_a_key_is_shown_with_its_body() -> None:
     left_behind(lambda: [send_message("jobs", {"n": 1}), send_message("jobs", 2, key="k")])
     (found, *_) = Operations(Actor("shell", "test")).outbox_rows()
-    assert sorted((row.key or "", row.raw, row.size) for row in found) == [
-        ("", b'{"n":1}', 7),
-        ("k", b"2", 1),
-    ]
+    shown = sorted((row.key or "", row.raw, row.size) for row in found)
+    assert shown == [("", b'{"n":1}', 7), ("k", b"2", 1)]
 
 
 def test_the_relay_ends_on_a_signal_that_comes_at_any_call_with_which_it_begins_to_wait(

@@ -16,14 +16,13 @@ from django.test import override_settings
 
 from django_rmq import connections as rmq
 from django_rmq import send_message, send_messages
-from django_rmq.conf import get_config
 from django_rmq.database_access import threads_of_duties
 from django_rmq.models import OutboxMessage
 from django_rmq.outbox import relay as outbox_relay
 from django_rmq.outbox import row_lists
 from django_rmq.outbox.relay import relay
-from tests.support.brokers import direct
 from tests.support.databases import MEGABYTE, SERVERS, database_beside, write_large_rows
+from tests.support.sends import scores
 from tests.support.workers import LONG, eventually
 
 ALIAS = "shop"
@@ -94,12 +93,7 @@ def rows() -> list[bytes]:
 
 
 def waiting(name: str = "renders") -> dict[bytes, float]:
-    topic, broker = get_config().topic(name), direct(rmq.get_broker("worker"))
-    return {
-        entry.member: entry.score
-        for slot in range(topic.slots)
-        for entry in broker.list_messages(topic, slot, "store").entries
-    }
+    return scores(name)
 
 
 @contextmanager

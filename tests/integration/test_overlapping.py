@@ -21,13 +21,13 @@ from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import async_executor
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport
-from django_rmq.core.consumer.batch_run import NO_HOOKS
+from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
-from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total, work_off
 
 TOPIC = Topic(
     "mails", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, concurrency=4, timeout=60, backoff=BackOff(0, 0)
@@ -82,8 +82,7 @@ def numbered(count: int) -> list[dict[str, int]]:
 def test_calls_overlap_up_to_the_concurrency_and_one_at_a_time_per_slot(broker: Any) -> None:
     seen = Seen()
     send(broker, TOPIC, numbered(80))
-    with Worker(broker, TOPIC, sleeping(seen), threads=1):
-        eventually(lambda: live(broker, TOPIC) == 0, "all messages")
+    work_off(broker, TOPIC, sleeping(seen), threads=1)
     assert sorted(body["n"] for body in seen.ended) == list(range(80))
     assert seen.most == TOPIC.concurrency
     assert seen.most_of_a_slot == 1
@@ -107,8 +106,7 @@ def test_the_event_loop_is_that_of_uvloop_where_it_is_installed(broker: Any) -> 
 def test_without_serial_calls_of_one_slot_overlap(broker: Any) -> None:
     seen, topic = Seen(), replace(TOPIC, slots=1, serial=False)
     send(broker, topic, numbered(40))
-    with Worker(broker, topic, sleeping(seen), threads=1):
-        eventually(lambda: live(broker, topic) == 0, "all messages")
+    work_off(broker, topic, sleeping(seen), threads=1)
     assert len(seen.ended) == 40
     assert seen.most == topic.concurrency
 
@@ -163,8 +161,7 @@ def test_outcomes_are_those_of_sync_listeners(broker: Any) -> None:
         return None
 
     send(broker, topic, numbered(10))
-    with Worker(broker, topic, listener, threads=1):
-        eventually(lambda: live(broker, topic) == 0, "all messages")
+    work_off(broker, topic, listener, threads=1)
     assert total(broker, topic, "committed") == 5
     assert total(broker, topic, "died") == 5
     assert total(broker, topic, "failed") == 8
@@ -183,8 +180,7 @@ def test_each_call_has_context_variables_of_its_own(broker: Any) -> None:
         assert mine.get() == message.body["n"]
 
     send(broker, topic, numbered(10))
-    with Worker(broker, topic, listener, threads=1):
-        eventually(lambda: live(broker, topic) == 0, "all messages")
+    work_off(broker, topic, listener, threads=1)
     assert found == [None] * 10
     assert total(broker, topic, "committed") == 10
 
@@ -341,8 +337,7 @@ def test_what_blocks_the_loop_is_logged(
         blocks_here()
 
     send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1):
-        eventually(lambda: live(broker, TOPIC) == 0, "all messages", LONG + 5)
+    work_off(broker, TOPIC, listener, threads=1)
     [record] = [each for each in caplog.records if getattr(each, "rmq_event", "") == "loop_blocked"]
     assert record.levelno == logging.WARNING
     assert "blocks_here" in record.getMessage()
@@ -365,6 +360,10 @@ def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
     assert 1 <= seen.most <= 64
 
 
+def executor(inbox: SimpleQueue[Any], concurrency: int = 4, hooks: Hooks = NO_HOOKS) -> AsyncExecutor:
+    return AsyncExecutor(0, inbox, hooks, None, {"mails": concurrency})
+
+
 def a_batch(
     slot: ConsumedSlot, listener: Any, members: list[bytes], topic: Topic = TOPIC, receipt: int = 1
 ) -> Batch:
@@ -374,7 +373,7 @@ def a_batch(
 
 def test_two_batches_of_one_serial_slot_never_overlap() -> None:
     seen, inbox, slot = Seen(), SimpleQueue[Any](), ConsumedSlot(TOPIC, 0, 0)
-    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = executor(inbox)
     listener = sleeping(seen)
     for receipt in range(1, 5):
         thread.put(a_batch(slot, listener, [b"%d" % receipt], receipt=receipt))
@@ -389,7 +388,7 @@ def test_two_batches_of_one_serial_slot_never_overlap() -> None:
 
 def test_no_more_batches_run_than_the_concurrency() -> None:
     seen, inbox = Seen(), SimpleQueue[Any]()
-    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 2})
+    thread = executor(inbox, 2)
     for _ in range(6):
         thread.put(a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(seen), [b"1"]))
     thread.start()
@@ -401,7 +400,7 @@ def test_no_more_batches_run_than_the_concurrency() -> None:
 
 def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
     seen, inbox, slot = Seen(), SimpleQueue[Any](), ConsumedSlot(TOPIC, 0, 0)
-    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = executor(inbox)
     release = threading.Event()
 
     async def listener(message: Message) -> None:
@@ -425,7 +424,7 @@ def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
 
 def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
     inbox = SimpleQueue[Any]()
-    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = executor(inbox)
 
     async def listener(message: Message) -> None:
         batch.halted = True
@@ -441,7 +440,7 @@ def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
 
 def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> None:
     inbox, seen = SimpleQueue[Any](), Seen()
-    thread = AsyncExecutor(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread = executor(inbox)
     batch = a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(seen), [b"1", b"2"])
     batch.confirmed -= TOPIC.timeout / 2 + 0.1
     thread.put(batch)
@@ -457,7 +456,7 @@ def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
         raise RuntimeError("a hook")
 
     inbox = SimpleQueue[Any]()
-    thread = AsyncExecutor(0, inbox, NO_HOOKS._replace(overlapping=fails), None, {"mails": 4})
+    thread = executor(inbox, hooks=NO_HOOKS._replace(overlapping=fails))
     thread.put(a_batch(ConsumedSlot(TOPIC, 0, 0), sleeping(Seen(), 0), [b"1"]))
     thread.start()
     assert inbox.get(timeout=LONG).committed == [b"1"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -28,6 +26,7 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.testing import Clock, captured_messages, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.programs import Consumer
+from tests.support.reports import printed
 
 pytestmark = pytest.mark.django_db
 
@@ -122,10 +121,10 @@ def test_over_rest_they_are_sent_shown_and_obeyed(clock: Clock) -> None:
 def test_rmqsend_takes_them_for_one_message_and_by_line(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call_command("rmqsend", "bookings", "1", "--key=a", "--max-retries=3", "--timeout=4", stdout=StringIO())
+    printed("rmqsend", "bookings", "1", "--key=a", "--max-retries=3", "--timeout=4")
     lines = b'{"body": 2, "key": "b", "max_retries": 0}\n{"body": 3, "key": "c"}\n'
     monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": iter(lines.splitlines())}))
-    call_command("rmqsend", "bookings", "--jsonl", "--options", "--timeout=9", stdout=StringIO())
+    printed("rmqsend", "bookings", "--jsonl", "--options", "--timeout=9")
     assert limits("bookings") == {"a": (3, 4), "b": (0, 9), "c": (None, 9)}
 
 

@@ -12,7 +12,6 @@ import pytest
 from django.test import Client
 
 from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.models import OutboxMessage
@@ -36,7 +35,7 @@ from example_project.product_sets.sets import (
     write_evaluation,
     write_events,
 )
-from tests.support.brokers import direct
+from tests.support.sends import entries
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,15 +58,8 @@ def cheap() -> ProductSet:
 def waiting(name: str) -> list[tuple[dict[str, Any], float]]:
     """The bodies and scores of the messages that wait in a topic."""
     topic = get_config().topic(name)
-    entries = [
-        entry
-        for slot in range(topic.slots)
-        for entry in direct(get_broker()).list_messages(topic, slot, "store").entries
-    ]
-    return sorted(
-        ((decode_body(topic, entry.member), entry.score) for entry in entries),
-        key=lambda pair: pair[0]["item"],
-    )
+    found = [(decode_body(topic, entry.member), entry.score) for entry in entries(name)]
+    return sorted(found, key=lambda pair: pair[0]["item"])
 
 
 def waiting_items(name: str) -> list[int]:

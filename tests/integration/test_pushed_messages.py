@@ -137,7 +137,7 @@ def test_a_push_is_found_though_its_connection_is_dead_without_an_error(
 
 
 def test_a_subscription_that_nothing_is_published_to_stays(
-    broker: Any, warm: Warm, monkeypatch: pytest.MonkeyPatch
+    warm: Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_rmq.core.consumer.mailbox.CHECK_SECONDS", 0.0)
     checks: list[object] = []

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import html
-import io
 import re
 import resource
 import subprocess
@@ -33,12 +32,12 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.exceptions import ServerFull, ServerTrouble, ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
-from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Finding, HealthThresholds, Severity
 from django_rmq.worker import startup
 from example_project.demo.redis_server import redis_server_binaries
 from tests.support.brokers import Broker
+from tests.support.reports import printed, samples
 from tests.support.rights import rights
 from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 from tests.support.workers import Heard, Worker, client_of, eventually
@@ -81,13 +80,9 @@ def said() -> str:
     return finding.text
 
 
-def samples() -> dict[tuple[str, str], float]:
-    return {
-        (one.name, one.labels.get("node", "")): one.value
-        for family in RmqCollector().collect()
-        for one in family.samples
-        if one.name.startswith("rmq_redis")
-    }
+def of_redis() -> dict[tuple[str, ...], float]:
+    """The name of each sample about Redis and its node, and its value."""
+    return {name: value for name, value in samples().items() if name[0].startswith("rmq_redis")}
 
 
 def checked() -> list[tuple[str | None, str]]:
@@ -159,7 +154,7 @@ def test_a_server_that_refuses_writes_is_seen_everywhere(
     with RedisServer(binary=binary) as server, connected(server):
         send()
         assert [one.is_well for one in findings()] == [True]
-        assert samples()["rmq_redis_writable", ""] == 1
+        assert of_redis()["rmq_redis_writable", ""] == 1
         assert checked() == []
         break_it(server)
         with pytest.raises(ServerTrouble):
@@ -167,9 +162,9 @@ def test_a_server_that_refuses_writes_is_seen_everywhere(
         assert said().startswith(f"Redis refuses writes: {reason}")
         (of_check,) = checked()
         assert of_check[0] == "django_rmq.E045" and reason in of_check[1]
-        assert samples()["rmq_redis_writable", ""] == 0
+        assert of_redis()["rmq_redis_writable", ""] == 0
         with pytest.raises(CommandError, match="checks failed; Redis refuses writes"):
-            call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
+            printed("rmqhealth", "--no-workers")
         with pytest.raises(Exception, match="Redis refuses writes"):
             RmqHealthCheck(needs_workers=False).run()
 
@@ -261,19 +256,19 @@ def test_a_worker_finds_the_primary_that_has_taken_over_behind_a_fixed_address()
 def test_memory_is_reported_from_four_fifths_of_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server, connected(server):
         ask(server.port, "SET", "ballast", "x" * 10_000_000)
-        assert ("rmq_redis_memory_limit_bytes", "") not in samples()
+        assert ("rmq_redis_memory_limit_bytes", "") not in of_redis()
         ask(server.port, "CONFIG", "SET", "maxmemory", 100_000_000)
         assert checked() == []
-        used = samples()["rmq_redis_memory_used_bytes", ""]
+        used = of_redis()["rmq_redis_memory_used_bytes", ""]
         assert used > 10_000_000
         limit = int(used * 1.1)
         ask(server.port, "CONFIG", "SET", "maxmemory", limit)
-        assert samples()["rmq_redis_memory_limit_bytes", ""] == limit
+        assert of_redis()["rmq_redis_memory_limit_bytes", ""] == limit
         (finding,) = findings()
         assert finding.is_well and finding.as_json()["severity"] == "note"
         assert "its memory is almost full" in finding.text and "it refuses sends" in finding.text
         assert [id_ for id_, _ in checked()] == ["django_rmq.W046"]
-        call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
+        printed("rmqhealth", "--no-workers")
         ask(server.port, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         (finding,) = findings()
         assert "it deletes messages" in finding.text
@@ -292,11 +287,13 @@ def test_a_worker_starts_with_a_full_redis_even_if_durability_is_strict(
 def test_each_primary_of_a_cluster_is_looked_at() -> None:
     with RedisCluster() as server, connected({"CLUSTER": server.url}):
         assert {one.is_well for one in findings()} == {True}
-        nodes = {node for _, node in samples()}
+        nodes = {node for _, node in of_redis()}
         assert nodes == {f"127.0.0.1:{one.port}" for one in server.primaries}
         fill(server.primaries[1])
         assert said().startswith(f"the node 127.0.0.1:{server.primaries[1].port} refuses writes: its memory")
-        assert [value for (name, _), value in samples().items() if name == "rmq_redis_writable"].count(0) == 1
+        assert [value for (name, _), value in of_redis().items() if name == "rmq_redis_writable"].count(
+            0
+        ) == 1
 
 
 @pytest.mark.slow
@@ -325,7 +322,7 @@ def test_the_documented_rights_are_enough_and_without_info_it_is_unknown() -> No
             ask(server.port, "ACL", "SETUSER", "shop", "-info")
             (finding,) = findings()
             assert finding.is_well and "unknown whether Redis takes writes" in finding.text
-            assert samples() == {}
+            assert of_redis() == {}
             with pytest.raises(ServerFull):
                 send()
 
@@ -371,7 +368,7 @@ def test_a_server_that_has_deleted_messages_to_make_room_is_trouble_everywhere(
         ask(server.port, "CONFIG", "SET", "maxmemory-policy", "allkeys-random")
         for n in range(100):
             ask(server.port, "SET", f"key{n}", "x" * 20_000)
-        used = samples()["rmq_redis_memory_used_bytes", ""]
+        used = of_redis()["rmq_redis_memory_used_bytes", ""]
         ask(server.port, "CONFIG", "SET", "maxmemory", f"{used + 500_000:.0f}")
         assert all(finding.is_well for finding in findings())
         for n in range(100, 200):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import transaction
 from django.test import override_settings
 from rest_framework.test import APIRequestFactory, force_authenticate
@@ -39,6 +37,7 @@ from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
 from django_rmq.worker.listener_registry import isolated
 from tests.support.brokers import OracleBroker
+from tests.support.reports import printed
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "TIME_RANGE": "1h", "SLOTS": 2, "OUTCOME_RETENTION": "1h"},
@@ -301,9 +300,7 @@ def test_who_may_not_see_bodies_learns_nothing_from_a_guess_after_a_re_slotting(
 def test_the_lists_of_slots_end_with_those_that_the_topic_has_now(slots: int) -> None:
     reslot("prices", slots)
     connections.refresh_definitions(at_once=True)
-    output = StringIO()
-    call_command("rmqslots", "prices", "--json", stdout=output)
-    (listed,) = json.loads(output.getvalue())
+    (listed,) = json.loads(printed("rmqslots", "prices", "--json"))
     assert [row["slot"] for row in listed["slots"]] == list(range(slots))
     for first, following in ((0, None), (slots, None), (slots - 1, None), (0, 1 if slots > 1 else None)):
         limit = 1 if following else slots

@@ -22,6 +22,7 @@ from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import HealthThresholds
 from tests.support.brokers import direct
+from tests.support.reports import printed
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}
@@ -76,7 +77,7 @@ def test_a_topic_that_left_the_settings_and_holds_messages_is_reported(shop: Sho
         send_message("old", 1, fixed_time=later(60))
         kill("old", 2)
         send_message("renders", 3, priority=50)
-        call_command("rmqtopics", "--apply", stdout=io.StringIO())
+        printed("rmqtopics", "--apply")
     held = "topics that are not in the settings hold messages: old (1 waiting, 1 dead). Declare them again, or use --retire"
     with shop(renders={**RANKED, "MAX_RETRIES": 3}):
         assert run(returncode=1) == f"the settings differ from Redis: renders; use --apply. {held}"
@@ -95,7 +96,7 @@ def test_an_empty_topic_is_forgotten_with_all_its_keys(
 ) -> None:
     with shop(old=RANKED, renders=RANKED):
         send_message("old", 1, priority=60)
-        call_command("rmqtopics", "--apply", stdout=io.StringIO())
+        printed("rmqtopics", "--apply")
         operations = Operations(Actor("tester", "command"))
         operations.purge("old", "store", keep=False).result()
     with shop(renders=RANKED):

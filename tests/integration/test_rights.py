@@ -88,7 +88,7 @@ def test_the_commands_are_those_of_the_scripts_and_of_the_client() -> None:
     }
 
 
-def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url: str, prefix: str) -> None:
+def test_nothing_is_refused_and_the_check_says_so(redis_url: str, prefix: str) -> None:
     broker = Broker(client_with(redis_url), prefix)
     assert broker.refused([WORK]) == []
     assert [flaw.name for flaw in flaws(broker, [WORK])] == ["persistence"]

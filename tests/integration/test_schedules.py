@@ -50,6 +50,7 @@ from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start, chosen_topics
 from tests.oracle.keyspace import SortedSet
 from tests.support.brokers import OracleBroker, oracle_broker
+from tests.support.reports import printed, samples
 
 REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
 TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5}}
@@ -61,14 +62,19 @@ def ms(text: str) -> int:
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def turn(clock: Clock, to_ms: int) -> None:
-    clock.advance((to_ms - clock() // 1000) / 1000)
+def project(topics: dict[str, Any], scheduled: dict[str, Any]) -> override_settings:
+    return override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": scheduled}
+    )
 
 
 def settings(**scheduled: Any) -> override_settings:
-    return override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": TOPICS, "SCHEDULES": scheduled}
-    )
+    return project(TOPICS, scheduled)
+
+
+def findings() -> list[checks.CheckMessage]:
+    """What the checks say about schedules."""
+    return [found for found in checks.run_checks(tags=["rmq"]) if "07" in str(found.id)]
 
 
 @pytest.fixture(autouse=True)
@@ -77,68 +83,76 @@ def settings_of_this_test() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(ms(NOON))
+class Planned:
+    """A broker whose time stands still, and what is planned there."""
+
+    def __init__(self, broker: OracleBroker, clock: Clock) -> None:
+        self.broker, self.clock = broker, clock
+        self.run, self.keyspace, self.advance = broker.run, broker.keyspace, clock.advance
+
+    def turn(self, to: str | int) -> None:
+        """Set the clock."""
+        to_ms = ms(to) if isinstance(to, str) else to
+        self.advance((to_ms - self.clock() // 1000) / 1000)
+
+    def records(self) -> dict[str, ScheduleRecord]:
+        return {one.name: one for one in self.run(ticks.read_schedules())}
+
+    def waiting(self, topic: str = "reports") -> dict[str, str]:
+        """Return what waits: the key, and when it is due."""
+        return {
+            member.decode(): datetime.fromtimestamp(score / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            for slot in range(4)
+            for member, score in self.keyspace.get(f"{topic}_{slot}".encode(), {}).items()
+            if isinstance(score, float)
+        }
+
+    def take(self) -> list[Any]:
+        """Take and commit what is due; return its messages."""
+        found: list[Any] = []
+        topic = get_config().topic("reports")
+        for slot in range(4):
+            while (prepared := self.run(fetch.prepare(topic, slot, "w", None, 100))).deliveries:
+                found += prepared.deliveries
+                members = [one.member for one in prepared.deliveries]
+                self.run(ack.commit(topic, slot, prepared.receipt, members))
+        return found
+
+    def taken(self) -> list[str]:
+        """Take and commit what is due; return its keys."""
+        return [one.member.decode() for one in self.take()]
 
 
 @pytest.fixture
-def broker(clock: Clock) -> Iterator[OracleBroker]:
-    with oracle_broker(clock) as found:
-        yield found
-
-
-def records(broker: OracleBroker) -> dict[str, ScheduleRecord]:
-    return {one.name: one for one in broker.run(ticks.read_schedules())}
-
-
-def waiting(broker: OracleBroker, topic: str = "reports") -> dict[str, str]:
-    """Return what waits: the key, and when it is due."""
-    return {
-        member.decode(): datetime.fromtimestamp(score / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        for slot in range(4)
-        for member, score in broker.keyspace.get(f"{topic}_{slot}".encode(), {}).items()
-        if isinstance(score, float)
-    }
-
-
-def take(broker: OracleBroker, topic: str = "reports") -> list[Any]:
-    """Take and commit what is due; return its messages."""
-    found: list[Any] = []
-    declared = get_config().topic(topic)
-    for slot in range(4):
-        prepared = broker.run(fetch.prepare(declared, slot, "w", None, 100))
-        while prepared.deliveries:
-            found += prepared.deliveries
-            members = [one.member for one in prepared.deliveries]
-            broker.run(ack.commit(declared, slot, prepared.receipt, members))
-            prepared = broker.run(fetch.prepare(declared, slot, "w", None, 100))
-    return found
+def planned() -> Iterator[Planned]:
+    clock = Clock(ms(NOON))
+    with oracle_broker(clock) as broker:
+        yield Planned(broker, clock)
 
 
 def operations() -> Operations:
     return Operations(Actor("ann", "rest", permits=lambda one: True))
 
 
-def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broker: OracleBroker) -> None:
+def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(planned: Planned) -> None:
     schedule_duty.declare()
-    assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
-    record = records(broker)["nightly"]
+    assert planned.waiting() == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
+    record = planned.records()["nightly"]
     assert (record.state, record.late_ms, record.schedule.timezone) == ("written", 0, "Europe/Berlin")
-    before = {key: dict(value) for key, value in broker.keyspace.items()}
+    before = {key: dict(value) for key, value in planned.keyspace.items()}
     schedule_duty.declare()
-    assert {key: dict(value) for key, value in broker.keyspace.items()} == before
+    assert {key: dict(value) for key, value in planned.keyspace.items()} == before
 
 
-def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: OracleBroker, clock: Clock) -> None:
+def test_a_tick_says_of_which_schedule_and_instant_it_is(planned: Planned) -> None:
     schedule_duty.declare()
-    clock.advance(13 * 3600)
-    (delivery,) = take(broker)
+    planned.advance(13 * 3600)
+    (delivery,) = planned.take()
     assert delivery.envelope.endswith(b'\n{"kind":"orders"}')
     assert b'"headers":{"schedule":"nightly","tick":"2026-03-29T01:00:00Z"}' in delivery.envelope
 
 
-def test_a_decorator_declares_a_schedule_beside_its_listener(broker: OracleBroker) -> None:
+def test_a_decorator_declares_a_schedule_beside_its_listener(planned: Planned) -> None:
     @schedule("hourly", topic="merged", every=timedelta(hours=1), body={"a": 1})
     @listener("merged")
     def count(message: Any) -> None: ...
@@ -147,7 +161,7 @@ def test_a_decorator_declares_a_schedule_beside_its_listener(broker: OracleBroke
     with override_settings(TIME_ZONE="Asia/Tokyo"):
         assert schedules.declared_schedules()["hourly"].timezone == "Asia/Tokyo"
         schedule_duty.declare()
-    assert waiting(broker, "merged") == {"hourly@2026-03-28T13:00:00Z": "2026-03-28T13:00:00Z"}
+    assert planned.waiting("merged") == {"hourly@2026-03-28T13:00:00Z": "2026-03-28T13:00:00Z"}
     with isolated():
         assert set(schedules.declared_schedules()) == {"nightly"}
     assert set(schedules.declared_schedules()) == {"nightly", "hourly"}
@@ -169,7 +183,7 @@ def test_a_decorator_refuses_options_that_cannot_be_used(name: Any, options: Any
         schedule(name, **{"topic": "reports", **options})
 
 
-def test_two_different_schedules_of_one_name_are_refused(broker: OracleBroker) -> None:
+def test_two_different_schedules_of_one_name_are_refused(planned: Planned) -> None:
     def one() -> None: ...
 
     schedule("a", topic="reports", every=60)(one)
@@ -179,7 +193,7 @@ def test_two_different_schedules_of_one_name_are_refused(broker: OracleBroker) -
     schedule("nightly", topic="reports", every=60)(one)
     with pytest.raises(ConfigurationError, match='schedule "nightly" is declared in'):
         schedule_duty.declare()
-    assert [one.id for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)] == ["django_rmq.E074"]
+    assert [found.id for found in findings()] == ["django_rmq.E074"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +214,7 @@ def test_two_different_schedules_of_one_name_are_refused(broker: OracleBroker) -
     ],
 )  # fmt: skip
 def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
-    broker: OracleBroker, caplog: pytest.LogCaptureFixture, options: Any, problem: str, told: str
+    planned: Planned, caplog: pytest.LogCaptureFixture, options: Any, problem: str, told: str
 ) -> None:
     topics = {
         **TOPICS,
@@ -210,10 +224,8 @@ def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
         "fields": {**REPORTS, "SLOT_BASIS": "shop"},
     }
     declared = {"nightly": {**NIGHTLY, **options}}
-    with override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": declared}
-    ):
-        (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
+    with project(topics, declared):
+        (found,) = findings()
         assert found.id == f"django_rmq.{problem}"
         assert told in found.msg
         if problem == "E070":
@@ -227,10 +239,10 @@ def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
 
 def test_a_cron_expression_without_cronsim_is_reported() -> None:
     with mock.patch("django_rmq.schedules.find_spec", return_value=None):
-        (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
+        (found,) = findings()
         assert (found.id, found.hint) == ("django_rmq.E073", 'pip install "django-redis-rmq[schedules]".')
         with settings(hourly={"TOPIC": "reports", "EVERY": 3600}):
-            assert [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)] == []
+            assert findings() == []
 
 
 @pytest.mark.parametrize(
@@ -252,35 +264,35 @@ def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) ->
     assert told in str(caught.value)
 
 
-def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: OracleBroker) -> None:
+def test_a_project_without_schedules_has_no_duty_and_writes_nothing(planned: Planned) -> None:
     with settings():
         schedule_duty.declare()
         (begin,) = schedule_duty.duties()
-        assert (list(begin()), broker.keyspace) == ([], {})
+        assert (list(begin()), planned.keyspace) == ([], {})
     (begin,) = schedule_duty.duties()
     assert next(begin()) == 0.0
 
 
-def test_the_start_of_a_worker_declares(broker: OracleBroker) -> None:
+def test_the_start_of_a_worker_declares(planned: Planned) -> None:
     listener("reports")(print)
     check_start(chosen_topics())
-    assert "nightly@2026-03-29T01:00:00Z" in waiting(broker)
+    assert "nightly@2026-03-29T01:00:00Z" in planned.waiting()
 
 
 def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_the_clock(
-    broker: OracleBroker, clock: Clock
+    planned: Planned,
 ) -> None:
     schedule_duty.declare()
     seen: list[str] = []
     steppers = [schedule_duty.stepper() for _ in range(5)]
     for start in ("2026-03-28T12:00:00Z", "2026-10-24T12:00:00Z"):
-        turn(clock, ms(start))
+        planned.turn(start)
         for minute in range(0, 60 * 48, 30):
-            turn(clock, ms(start) + minute * 60_000)
+            planned.turn(ms(start) + minute * 60_000)
             for each in steppers:
                 while each.step() == 0.0:
                     pass
-            seen += [one.member.decode() for one in take(broker)]
+            seen += planned.taken()
     assert seen == [
         "nightly@2026-03-29T01:00:00Z",
         "nightly@2026-03-30T01:00:00Z",
@@ -296,100 +308,96 @@ def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_th
     ("catch_up", "sent"), [("none", ["10"]), ("last", ["10", "13"]), ("all", ["10", "11", "12", "13"])]
 )
 def test_what_was_missed_is_sent_as_the_schedule_says(
-    broker: OracleBroker, clock: Clock, catch_up: str, sent: list[str]
+    planned: Planned, catch_up: str, sent: list[str]
 ) -> None:
     with settings(hourly={"TOPIC": "reports", "EVERY": 3600, "CATCH_UP": catch_up}):
-        turn(clock, ms("2026-05-05T09:30:00Z"))
+        planned.turn("2026-05-05T09:30:00Z")
         schedule_duty.declare()
-        turn(clock, ms("2026-05-05T13:30:00Z"))
+        planned.turn("2026-05-05T13:30:00Z")
         schedule_duty.stepper().settle()
-        found = sorted(one.member.decode() for one in take(broker))
+        found = sorted(planned.taken())
         assert found == [f"hourly@2026-05-05T{hour}:00:00Z" for hour in sent]
-        assert list(waiting(broker)) == ["hourly@2026-05-05T14:00:00Z"]
-        assert records(broker)["hourly"].last_run(broker.now_ms()) == ms(f"2026-05-05T{sent[-1]}:00:00Z")
+        assert list(planned.waiting()) == ["hourly@2026-05-05T14:00:00Z"]
+        assert planned.records()["hourly"].last_run(planned.broker.now_ms()) == ms(
+            f"2026-05-05T{sent[-1]}:00:00Z"
+        )
 
 
 @pytest.mark.parametrize("catch_up", ["none", "last"])
-def test_a_tick_that_is_a_little_late_is_not_missed(
-    broker: OracleBroker, clock: Clock, catch_up: str
-) -> None:
+def test_a_tick_that_is_a_little_late_is_not_missed(planned: Planned, catch_up: str) -> None:
     with settings(quick={"TOPIC": "reports", "EVERY": 10, "CATCH_UP": catch_up}):
         schedule_duty.declare()
-        clock.advance(45)
+        planned.advance(45)
         schedule_duty.stepper().settle()
-        assert len(take(broker)) == 4
+        assert len(planned.take()) == 4
 
 
-def test_a_tick_waits_while_its_slot_is_full(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tick_waits_while_its_slot_is_full(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:
     full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
     declared = {"a": {"TOPIC": "reports", "EVERY": 60}, "b": {"TOPIC": "reports", "EVERY": 60}}
-    with override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": declared}
-    ):
+    with project(full, declared):
         schedule_duty.declare()
-        assert list(waiting(broker)) == ["a@2026-03-28T12:01:00Z"]
+        assert list(planned.waiting()) == ["a@2026-03-28T12:01:00Z"]
         assert "Schedule b waits: slot 0 of topic reports is full" in caplog.text
-        clock.advance(60)
-        assert [
-            one.member
-            for one in broker.run(fetch.prepare(get_config().topic("reports"), 0, "w", None, 9)).deliveries
-        ] == [b"a@2026-03-28T12:01:00Z"]
+        planned.advance(60)
+        due = planned.run(fetch.prepare(get_config().topic("reports"), 0, "w", None, 9)).deliveries
+        assert [one.member for one in due] == [b"a@2026-03-28T12:01:00Z"]
         schedule_duty.stepper().settle()
-        assert {name: one.state for name, one in records(broker).items()} == {"a": "written", "b": "writing"}
-        clock.advance(30)
+        states = {name: one.state for name, one in planned.records().items()}
+        assert states == {"a": "written", "b": "writing"}
+        planned.advance(30)
         assert operations().schedule("b").late_ms == 30_000
 
 
-def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: OracleBroker, clock: Clock) -> None:
+def test_a_deployment_changes_the_time_of_the_tick_that_waits(planned: Planned) -> None:
     schedule_duty.declare()
-    clock.advance(60)
+    planned.advance(60)
     with settings(nightly={**NIGHTLY, "CRON": "30 4 * * *", "BODY": "new"}):
         schedule_duty.declare()
-        assert list(waiting(broker)) == ["nightly@2026-03-29T02:30:00Z"]
+        assert list(planned.waiting()) == ["nightly@2026-03-29T02:30:00Z"]
     with settings(nightly={**NIGHTLY, "TOPIC": "merged"}):
         schedule_duty.declare()
-        assert (waiting(broker), list(waiting(broker, "merged"))) == ({}, ["nightly@2026-03-29T01:00:00Z"])
+        assert (planned.waiting(), list(planned.waiting("merged"))) == ({}, ["nightly@2026-03-29T01:00:00Z"])
 
 
 class Version:
     """A worker of one version of the project, whose duty looks every few seconds."""
 
-    def __init__(self, broker: OracleBroker, clock: Clock, *, starts: bool = True, **scheduled: Any) -> None:
-        self.broker, self.clock = broker, clock
+    def __init__(self, planned: Planned, *, starts: bool = True, **scheduled: Any) -> None:
+        self.planned, clock = planned, planned.clock
         with settings(**scheduled):
             declared, topics = schedules.declared_schedules(), get_config().topics
             self.steps = schedule_duty.stepper()
-        made = Declarations(broker, declared, topics, clock=lambda: clock() / 1e6)
+        made = Declarations(planned.broker, declared, topics, clock=lambda: clock() / 1e6)
         self.declarations = made
         if starts:
             made.start()
             self.steps.settle()
 
     def look(self) -> None:
-        while self.declarations.reconcile(self.broker.run(ticks.read_schedules()), self.broker.now_ms()):
+        now_ms = self.planned.broker.now_ms
+        while self.declarations.reconcile(self.planned.run(ticks.read_schedules()), now_ms()):
             pass
         self.steps.settle()
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_renewal_that_redis_refuses_is_an_error_of_the_duty(
-    broker: OracleBroker, clock: Clock, ends: bool, monkeypatch: pytest.MonkeyPatch
+    planned: Planned, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Version(broker, clock, nightly=NIGHTLY)
-    known = broker.run(ticks.read_schedules())
-    clock.advance(60)
+    worker = Version(planned, nightly=NIGHTLY)
+    known = planned.run(ticks.read_schedules())
+    planned.advance(60)
     monkeypatch.setattr(worker.declarations, "_read", lambda: known)
-    broker.keyspace[schedules_key(broker.prefix)] = SortedSet({b"of another program": 1.0})
+    planned.keyspace[schedules_key(planned.broker.prefix)] = SortedSet({b"of another program": 1.0})
     with pytest.raises(WrongType):
-        worker.declarations.end() if ends else worker.declarations.reconcile(known, broker.now_ms())
+        worker.declarations.end() if ends else worker.declarations.reconcile(known, planned.broker.now_ms())
 
 
 def live(versions: list[Version], seconds: float) -> None:
     """Let workers look every five seconds."""
     for _ in range(round(seconds / 5)):
-        versions[0].clock.advance(5)
+        versions[0].planned.advance(5)
         for version in versions:
             version.look()
 
@@ -398,21 +406,21 @@ HOURLY = {"TOPIC": "reports", "EVERY": 3600}
 
 
 def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    planned: Planned, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
-    Version(broker, clock, nightly=NIGHTLY)
-    later = Version(broker, clock)
+    Version(planned, nightly=NIGHTLY)
+    later = Version(planned)
     assert "Schedule nightly of topic reports is not declared here; it is removed when no" in caplog.text
     live([later], GONE_SECONDS)
-    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-29T01:00:00Z"]
     live([later], 5)
-    assert (records(broker), waiting(broker)) == ({}, {})
+    assert (planned.records(), planned.waiting()) == ({}, {})
     assert "is removed, because it is no longer declared by a worker" in caplog.text
     later.look()
     assert later.declarations.is_idle
     schedule_duty.declare()
-    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-29T01:00:00Z"]
 
 
 @pytest.mark.parametrize(
@@ -437,27 +445,26 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
     ],
 )
 def test_a_schedule_that_cannot_be_read_stops_no_other(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture, field: str, value: bytes
+    planned: Planned, caplog: pytest.LogCaptureFixture, field: str, value: bytes
 ) -> None:
-    worker = Version(broker, clock, nightly=NIGHTLY, added=HOURLY)
-    stored: Any = broker.keyspace[schedules_key(broker.prefix)]
+    worker = Version(planned, nightly=NIGHTLY, added=HOURLY)
+    stored: Any = planned.keyspace[schedules_key(planned.broker.prefix)]
     stored[f"nightly:{field}".encode()] = value
     before = {name: text for name, text in stored.items() if name.startswith(b"nightly:")}
-    for one in (worker, Version(broker, clock, nightly=NIGHTLY, added=HOURLY)):
+    for one in (worker, Version(planned, nightly=NIGHTLY, added=HOURLY)):
         for _ in range(3):
-            clock.advance(3600)
+            planned.advance(3600)
             one.look()
             # No worker declares it, because a later version may have written it.
             assert before == {name: stored[name] for name in stored if name.startswith(b"nightly:")}
-    assert len([name for name in waiting(broker) if name.startswith("added@")]) == 7
+    assert len([name for name in planned.waiting() if name.startswith("added@")]) == 7
     assert "Schedule nightly does not run: fields 'nightly:…' of the hash" in caplog.text
     with settings(nightly=NIGHTLY, added=HOURLY):
         shown = {one.name: one for one in operations().schedules()}
         assert shown["nightly"].problem.startswith("does not run: fields 'nightly:…'")
         assert (shown["nightly"].is_missing, shown["added"].problem) == (False, "")
-        out = io.StringIO()
         with pytest.raises(CommandError, match="schedule nightly does not run"):
-            call_command("rmqhealth", "--no-workers", "--max-age", "1d", stdout=out)
+            printed("rmqhealth", "--no-workers", "--max-age", "1d")
         with pytest.raises(Unreadable):
             operations().pause_schedule("nightly")
         assert "does not run" in command()
@@ -468,73 +475,71 @@ def test_a_schedule_that_cannot_be_read_stops_no_other(
 
 
 def test_an_old_worker_that_starts_again_does_not_take_away_what_a_newer_one_declares(
-    broker: OracleBroker, clock: Clock
+    planned: Planned,
 ) -> None:
-    new = Version(broker, clock, nightly=NIGHTLY, added=HOURLY)
+    new = Version(planned, nightly=NIGHTLY, added=HOURLY)
     operations().pause_schedule("added")
     for _ in range(3):
-        old = Version(broker, clock, nightly=NIGHTLY)
+        old = Version(planned, nightly=NIGHTLY)
         live([old, new], 3 * GONE_SECONDS)
-    before = records(broker)
+    before = planned.records()
     assert set(before) == {"nightly", "added"} and before["added"].is_paused
     live([new], 3 * GONE_SECONDS)
-    assert records(broker)["added"].generation == before["added"].generation
+    assert planned.records()["added"].generation == before["added"].generation
     # The deployment was rolled back.
-    live([Version(broker, clock, nightly=NIGHTLY)], GONE_SECONDS + 5)
-    assert set(records(broker)) == {"nightly"}
+    live([Version(planned, nightly=NIGHTLY)], GONE_SECONDS + 5)
+    assert set(planned.records()) == {"nightly"}
 
 
 def test_versions_side_by_side_do_not_change_a_schedule_back_and_forth(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    planned: Planned, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
     changed = {**NIGHTLY, "CRON": "30 4 * * *"}
-    old = Version(broker, clock, nightly=NIGHTLY)
-    new = Version(broker, clock, nightly=changed)
-    assert list(waiting(broker)) == ["nightly@2026-03-29T02:30:00Z"]
-    generation = records(broker)["nightly"].generation
+    old = Version(planned, nightly=NIGHTLY)
+    new = Version(planned, nightly=changed)
+    assert list(planned.waiting()) == ["nightly@2026-03-29T02:30:00Z"]
+    generation = planned.records()["nightly"].generation
     for _ in range(3):
-        old = Version(broker, clock, nightly=NIGHTLY)
+        old = Version(planned, nightly=NIGHTLY)
         live([old, new], 3 * GONE_SECONDS)
-    assert records(broker)["nightly"].generation == generation
+    assert planned.records()["nightly"].generation == generation
     assert "nightly of topic reports stays 30 4 * * * Europe/Berlin, which workers of a newer" in caplog.text
     operations().edit_schedule("nightly", {"catch_up": "all"})
     # Rolled back: nobody declares the newer version any more.
     live([old], GONE_SECONDS + 5)
-    record = records(broker)["nightly"]
+    record = planned.records()["nightly"]
     assert (record.declared.cron, dict(record.override)) == ("0 3 * * *", {"catch_up": "all"})
-    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-29T01:00:00Z"]
 
 
-def test_a_worker_that_ends_says_so_and_others_that_are_alive_say_that_they_are(
-    broker: OracleBroker, clock: Clock
-) -> None:
-    one, two = (Version(broker, clock, nightly=NIGHTLY) for _ in range(2))
-    other = Version(broker, clock)
+def test_a_worker_that_ends_says_so_and_others_that_are_alive_say_that_they_are(planned: Planned) -> None:
+    one, two = (Version(planned, nightly=NIGHTLY) for _ in range(2))
+    other = Version(planned)
     one.declarations.end()
     live([other, two], 3 * ENDED_SECONDS)
-    assert set(records(broker)) == {"nightly"}
+    assert set(planned.records()) == {"nightly"}
     two.declarations.end()
     live([other], ENDED_SECONDS + 5)
-    assert records(broker) == {}
+    assert planned.records() == {}
     # And who starts after it need not wait for anything.
-    Version(broker, clock, nightly={**NIGHTLY, "CRON": "30 4 * * *"}).declarations.end()
-    Version(broker, clock, nightly=NIGHTLY).declarations.end()
-    Version(broker, clock, nightly={**NIGHTLY, "CRON": "30 4 * * *"})
-    assert records(broker)["nightly"].declared.cron == "30 4 * * *"
+    Version(planned, nightly={**NIGHTLY, "CRON": "30 4 * * *"}).declarations.end()
+    Version(planned, nightly=NIGHTLY).declarations.end()
+    Version(planned, nightly={**NIGHTLY, "CRON": "30 4 * * *"})
+    assert planned.records()["nightly"].declared.cron == "30 4 * * *"
 
 
-def test_while_redis_is_unavailable_nobody_counts_as_gone(broker: OracleBroker, clock: Clock) -> None:
-    one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
+def test_while_redis_is_unavailable_nobody_counts_as_gone(planned: Planned) -> None:
+    one, other = Version(planned, nightly=NIGHTLY), Version(planned)
     live([one, other], 60)
-    before = records(broker)["nightly"].generation
-    clock.advance(10 * GONE_SECONDS)
+    before = planned.records()["nightly"].generation
+    planned.advance(10 * GONE_SECONDS)
     live([other], GONE_SECONDS - 10)
     live([other, one], 2 * GONE_SECONDS)
-    assert records(broker)["nightly"].generation == before
+    assert planned.records()["nightly"].generation == before
 
 
-def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> None:
+def test_a_step_that_fails_does_not_put_off_a_removal(planned: Planned) -> None:
     """The duty begins again after each failure, and has still seen what it saw before."""
     schedule_duty.declare()
     seconds = [0.0]
@@ -543,87 +548,81 @@ def test_a_step_that_fails_does_not_put_off_a_removal(broker: OracleBroker) -> N
         (begin,) = schedule_duty.duties()
         begin.args[1]._clock = lambda: seconds[0]
         while seconds[0] <= GONE_SECONDS:
-            assert set(records(broker)) == {"nightly"}
+            assert set(planned.records()) == {"nightly"}
             step = begin()
             next(step)
             with pytest.raises(ServerUnavailable):
                 step.throw(ServerUnavailable("away"))
             seconds[0] += 20
-        assert records(broker)["nightly"].is_removed
+        assert planned.records()["nightly"].is_removed
 
 
-def test_who_declares_what_somebody_is_about_to_remove_keeps_it(broker: OracleBroker, clock: Clock) -> None:
-    one, other = Version(broker, clock, nightly=NIGHTLY), Version(broker, clock)
+def test_who_declares_what_somebody_is_about_to_remove_keeps_it(planned: Planned) -> None:
+    one, other = Version(planned, nightly=NIGHTLY), Version(planned)
     live([other], GONE_SECONDS)
-    stale = broker.run(ticks.read_schedules())
-    clock.advance(5)
+    stale = planned.run(ticks.read_schedules())
+    planned.advance(5)
     one.look()
-    assert not other.declarations.reconcile(stale, broker.now_ms())
-    assert not records(broker)["nightly"].is_removed
+    assert not other.declarations.reconcile(stale, planned.broker.now_ms())
+    assert not planned.records()["nightly"].is_removed
     # What somebody has removed nevertheless is declared again.
-    broker.run(ticks.change_schedule("nightly", "removed", "1"))
+    planned.run(ticks.change_schedule("nightly", "removed", "1"))
     one.look()
-    assert not records(broker)["nightly"].is_removed
+    assert not planned.records()["nightly"].is_removed
 
 
 def test_schedules_that_redis_has_lost_go_on_and_the_log_says_so(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    planned: Planned, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule_duty.declare()
     (begin,) = schedule_duty.duties()
     duty = begin()
     assert next(duty) > 0
-    broker.keyspace.clear()
+    planned.keyspace.clear()
     while next(duty) == 0:
         pass
-    assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
+    assert planned.waiting() == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
     (line,) = [one for one in caplog.records if one.__dict__.get("rmq_event") == "schedule_lost"]
     assert line.levelname == "WARNING"
     assert "Schedule nightly of topic reports was not known to Redis; it is declared again" in line.message
-    assert broker.definitions()["reports"]["slots"] == 4
+    assert planned.broker.definitions()["reports"]["slots"] == 4
     duty.close()
-    assert records(broker)["nightly"].renewed_ms == 0
+    assert planned.records()["nightly"].renewed_ms == 0
 
 
-def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same(
-    broker: OracleBroker, clock: Clock
-) -> None:
+def test_a_tick_of_a_schedule_whose_last_changes_were_lost_is_written_all_the_same(planned: Planned) -> None:
     """Its key and its slots are on different nodes of a cluster, so one can fail over and lose what the other has."""
     one_slot = {"reports": {**REPORTS, "SLOTS": 1}}
-    with override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": one_slot, "SCHEDULES": {"nightly": NIGHTLY}}
-    ):
+    with project(one_slot, {"nightly": NIGHTLY}):
         schedule_duty.declare()
         key = schedules_key("")
-        restored = copy.copy(broker.keyspace[key])
-        clock.advance(1)
+        restored = copy.copy(planned.keyspace[key])
+        planned.advance(1)
         operations().edit_schedule("nightly", {"catch_up": "all"})
-        broker.keyspace[key] = restored
-        turn(clock, ms("2026-03-29T01:00:00Z"))
-        assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+        planned.keyspace[key] = restored
+        planned.turn("2026-03-29T01:00:00Z")
+        assert list(planned.waiting()) == ["nightly@2026-03-29T01:00:00Z"]
         schedule_duty.stepper().settle()
-        assert set(waiting(broker)) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
-        assert records(broker)["nightly"].generation == broker.now_ms()
+        assert set(planned.waiting()) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
+        assert planned.records()["nightly"].generation == planned.broker.now_ms()
 
 
-def test_a_tick_that_is_written_again_has_the_same_origin(broker: OracleBroker, clock: Clock) -> None:
+def test_a_tick_that_is_written_again_has_the_same_origin(planned: Planned) -> None:
     """Redis was restored from an older state, which does not have what was planned and done since."""
 
     def origins(at: str) -> dict[str, str]:
-        turn(clock, ms(at))
+        planned.turn(at)
         schedule_duty.stepper().settle()
-        return {one.member.decode(): str(decode_envelope(one.envelope).origin) for one in take(broker)}
+        return {one.member.decode(): str(decode_envelope(one.envelope).origin) for one in planned.take()}
 
     topics = {"reports": {**REPORTS, "ORIGIN": True}}
     both = {"nightly": NIGHTLY, "other": {**NIGHTLY, "CATCH_UP": "all"}}
-    with override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": both}
-    ):
+    with project(topics, both):
         schedule_duty.declare()
-        before = copy.deepcopy(broker.keyspace)
+        before = copy.deepcopy(planned.keyspace)
         first = origins("2026-03-29T01:00:00Z") | origins("2026-03-30T01:00:00Z")
-        broker.keyspace.clear()
-        broker.keyspace.update(before)
+        planned.keyspace.clear()
+        planned.keyspace.update(before)
         again = origins("2026-03-30T01:00:00Z")
     assert again == first
     assert len(first) == len(set(first.values())) == 4
@@ -644,120 +643,110 @@ YEARLY = {**NIGHTLY, "CRON": "0 12 1 1 *"}
 
 @pytest.mark.parametrize(("hours", "due"), [(3, "2027-01-01T09:00:00Z"), (1, "2027-01-01T11:00:00Z")])
 def test_new_rules_of_a_time_zone_move_the_tick_that_waits_and_it_runs_once(
-    broker: OracleBroker, clock: Clock, caplog: pytest.LogCaptureFixture, hours: float, due: str
+    planned: Planned, caplog: pytest.LogCaptureFixture, hours: float, due: str
 ) -> None:
     caplog.set_level("INFO", "django_rmq.schedules")
     with rules(2):
-        Version(broker, clock, yearly=YEARLY)
-    assert list(waiting(broker)) == ["yearly@2027-01-01T10:00:00Z"]
+        Version(planned, yearly=YEARLY)
+    assert list(planned.waiting()) == ["yearly@2027-01-01T10:00:00Z"]
     with rules(hours):
-        version = Version(broker, clock, yearly=YEARLY)
-        assert list(waiting(broker)) == [f"yearly@{due}"]
+        version = Version(planned, yearly=YEARLY)
+        assert list(planned.waiting()) == [f"yearly@{due}"]
         assert "is planned again, because the rules of time zone Europe/Berlin have changed" in caplog.text
-        turn(clock, ms(due))
+        planned.turn(due)
         version.look()
-        turn(clock, ms("2027-01-02T00:00:00Z"))
+        planned.turn("2027-01-02T00:00:00Z")
         version.look()
-        assert [one.member.decode() for one in take(broker)] == [f"yearly@{due}"]
+        assert planned.taken() == [f"yearly@{due}"]
 
 
 @pytest.mark.parametrize("starts", [True, False], ids=["at its start", "while it runs"])
-def test_a_worker_compares_what_waits_with_the_rules(
-    broker: OracleBroker, clock: Clock, starts: bool
-) -> None:
+def test_a_worker_compares_what_waits_with_the_rules(planned: Planned, starts: bool) -> None:
     with rules(2):
-        Version(broker, clock, yearly=YEARLY)
+        Version(planned, yearly=YEARLY)
     with rules(1):
-        version = Version(broker, clock, starts=starts, yearly=YEARLY)
+        version = Version(planned, starts=starts, yearly=YEARLY)
         if not starts:
             version.look()
-        assert list(waiting(broker)) == ["yearly@2027-01-01T11:00:00Z"]
+        assert list(planned.waiting()) == ["yearly@2027-01-01T11:00:00Z"]
 
 
 @pytest.mark.parametrize("before", [2, 1], ids=["set forward", "set back"])
 def test_new_rules_within_the_day_of_a_run_neither_repeat_it_nor_leave_it_out(
-    broker: OracleBroker, clock: Clock, before: int
+    planned: Planned, before: int
 ) -> None:
     with rules(before):
-        old = Version(broker, clock, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
-        turn(clock, ms("2027-01-01T10:40:00Z"))
+        old = Version(planned, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
+        planned.turn("2027-01-01T10:40:00Z")
         old.look()
-        ran = [one.member.decode() for one in take(broker) if b"yearly" in one.member]
+        ran = [one.member.decode() for one in planned.take() if b"yearly" in one.member]
     assert ran == (["yearly@2027-01-01T10:00:00Z"] if before == 2 else [])
     with rules(3 - before):
-        new = Version(broker, clock, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
+        new = Version(planned, yearly=YEARLY, hourly={**NIGHTLY, "CRON": "30 * * * *"})
         for hour in range(11, 24):
-            turn(clock, ms(f"2027-01-01T{hour}:59:00Z"))
+            planned.turn(f"2027-01-01T{hour}:59:00Z")
             new.look()
-        later = [one.member.decode() for one in take(broker)]
+        later = planned.taken()
     # By the new rules the other one should have been at 10:00, which is over: it comes as it was planned.
-    assert [one for one in later if "yearly" in one] == (
-        [] if before == 2 else ["yearly@2027-01-01T11:00:00Z"]
-    )
+    due = [] if before == 2 else ["yearly@2027-01-01T11:00:00Z"]
+    assert [one for one in later if "yearly" in one] == due
     # What has a star for the hour counts the hours that pass.
     assert len([one for one in later if "hourly" in one]) == 13
 
 
-def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(
-    broker: OracleBroker, clock: Clock
-) -> None:
+def test_a_schedule_whose_time_zone_was_changed_runs_again_on_that_day(planned: Planned) -> None:
     """It is another time of day, which the people who changed it want."""
-    Version(broker, clock, nightly=NIGHTLY)
-    turn(clock, ms("2026-03-29T01:00:00Z"))
-    version = Version(broker, clock, nightly=NIGHTLY)
-    assert len(take(broker)) == 1
+    Version(planned, nightly=NIGHTLY)
+    planned.turn("2026-03-29T01:00:00Z")
+    version = Version(planned, nightly=NIGHTLY)
+    assert len(planned.take()) == 1
     operations().edit_schedule("nightly", {"timezone": "America/New_York"})
     version.look()
-    assert list(waiting(broker)) == ["nightly@2026-03-29T07:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-29T07:00:00Z"]
 
 
-def test_a_schedule_of_another_project_stays(broker: OracleBroker, clock: Clock) -> None:
+def test_a_schedule_of_another_project_stays(planned: Planned) -> None:
     schedule_duty.declare()
-    others = {"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": {"other": REPORTS}, "SCHEDULES": {}}
-    with override_settings(RMQ=others):
+    with project({"other": REPORTS}, {}):
         schedule_duty.declare()
-        assert not records(broker)["nightly"].is_removed
-        clock.advance(14 * 3600)
+        assert not planned.records()["nightly"].is_removed
+        planned.advance(14 * 3600)
         schedule_duty.stepper().settle()
-        assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+        assert list(planned.waiting()) == ["nightly@2026-03-29T01:00:00Z"]
         # Nobody has its topic any more.
         assert operations().delete_schedule("nightly") == "deleted"
-        assert (records(broker), waiting(broker)) == ({}, {})
+        assert (planned.records(), planned.waiting()) == ({}, {})
 
 
-def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(
-    broker: OracleBroker, clock: Clock
-) -> None:
+def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(planned: Planned) -> None:
     schedule_duty.declare()
-    turn(clock, ms("2026-03-29T01:00:00Z"))
+    planned.turn("2026-03-29T01:00:00Z")
     with settings(nightly={**NIGHTLY, "BODY": "new"}):
         schedule_duty.declare()
-        assert set(waiting(broker)) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
-        assert [one.member for one in take(broker)] == [b"nightly@2026-03-29T01:00:00Z"]
-        turn(clock, ms("2026-03-29T01:30:00Z"))
+        assert set(planned.waiting()) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
+        assert [one.member for one in planned.take()] == [b"nightly@2026-03-29T01:00:00Z"]
+        planned.turn("2026-03-29T01:30:00Z")
         with settings(nightly=NIGHTLY):
             schedule_duty.declare()
-        assert take(broker) == []
+        assert planned.take() == []
 
 
-def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: OracleBroker) -> None:
+def test_what_people_edited_survives_a_deployment_until_it_is_reset(planned: Planned) -> None:
     schedule_duty.declare()
     assert operations().edit_schedule("nightly", {"cron": "0 5 * * *"}) == "changed"
-    assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-29T03:00:00Z"]
     with settings(nightly={**NIGHTLY, "CRON": "0 6 * * *"}):
         schedule_duty.declare()
-        assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
+        assert list(planned.waiting()) == ["nightly@2026-03-29T03:00:00Z"]
         shown = operations().schedule("nightly")
         assert (shown.timing, shown.declared.timing) == ("0 5 * * * Europe/Berlin", "0 6 * * * Europe/Berlin")
         assert shown.override == {"cron": "0 5 * * *"}
         assert operations().reset_schedule("nightly") == "changed"
-        assert list(waiting(broker)) == ["nightly@2026-03-29T04:00:00Z"]
+        assert list(planned.waiting()) == ["nightly@2026-03-29T04:00:00Z"]
         assert operations().reset_schedule("nightly") == "unchanged"
 
 
-def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
-    broker: OracleBroker, clock: Clock
-) -> None:
+def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(planned: Planned) -> None:
     schedule_duty.declare()
     call_command("rmqreslot", "reports", "16", stdout=io.StringIO(), stderr=io.StringIO())
     # Its first slot remembers the tick, which has left for another one, and is taken back there and written again.
@@ -765,36 +754,33 @@ def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
     operations().edit_schedule("nightly", {"catch_up": "all"})
     assert operations().schedule("nightly").next_ms == before
     keys = [f"reports_{slot}".encode() for slot in range(16)]
-    assert [member for key in keys for member in broker.keyspace.get(key, {})] == [
-        b"nightly@2026-03-29T01:00:00Z"
-    ]
-    turn(clock, ms("2026-03-29T01:00:00Z"))
+    tick = b"nightly@2026-03-29T01:00:00Z"
+    assert [member for key in keys for member in planned.keyspace.get(key, {})] == [tick]
+    planned.turn("2026-03-29T01:00:00Z")
     schedule_duty.stepper().settle()
     operations().pause_schedule("nightly")
-    declared = [f"reports_{slot}".encode() for slot in range(16)]
-    left = [member for key in declared for member in broker.keyspace.get(key, {})]
-    assert left == [b"nightly@2026-03-29T01:00:00Z"]
+    assert [member for key in keys for member in planned.keyspace.get(key, {})] == [tick]
 
 
-def test_people_pause_resume_and_run(broker: OracleBroker, clock: Clock) -> None:
+def test_people_pause_resume_and_run(planned: Planned) -> None:
     schedule_duty.declare()
     who = operations()
     assert [who.pause_schedule("nightly"), who.pause_schedule("nightly")] == ["paused", "unchanged"]
-    assert (waiting(broker), who.schedule("nightly").next_ms) == ({}, None)
-    clock.advance(86_400)
+    assert (planned.waiting(), who.schedule("nightly").next_ms) == ({}, None)
+    planned.advance(86_400)
     assert schedule_duty.stepper().step() > 0
-    assert take(broker) == []
+    assert planned.take() == []
     assert [who.resume_schedule("nightly"), who.resume_schedule("nightly")] == ["resumed", "unchanged"]
-    assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-30T01:00:00Z"]
     assert who.schedule("nightly").next_ms == ms("2026-03-30T01:00:00Z")
     assert who.run_schedule("nightly").partition(".")[0] in "0123"
-    (delivery,) = take(broker)
+    (delivery,) = planned.take()
     assert delivery.member == b"nightly!2026-03-29T12:00:00.000+00:00"
     assert b'"run":"2026-03-29T12:00:00.000+00:00"' in delivery.envelope
-    assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
+    assert list(planned.waiting()) == ["nightly@2026-03-30T01:00:00Z"]
 
 
-def test_people_edit_with_the_rules_of_the_settings(broker: OracleBroker) -> None:
+def test_people_edit_with_the_rules_of_the_settings(planned: Planned) -> None:
     schedule_duty.declare()
     who = operations()
     assert who.edit_schedule("nightly", {"every": 3600, "catch_up": "all"}) == "changed"
@@ -816,7 +802,7 @@ def test_people_edit_with_the_rules_of_the_settings(broker: OracleBroker) -> Non
             who.edit_schedule("nightly", changes)
 
 
-def test_what_cannot_be_done_says_why(broker: OracleBroker) -> None:
+def test_what_cannot_be_done_says_why(planned: Planned) -> None:
     who = operations()
     for act in (who.schedule, who.pause_schedule, who.resume_schedule, who.run_schedule, who.reset_schedule):
         with pytest.raises(UnknownSchedule, match="no schedule 'nightly' is known"):
@@ -824,32 +810,26 @@ def test_what_cannot_be_done_says_why(broker: OracleBroker) -> None:
     schedule_duty.declare()
     with pytest.raises(UnknownSchedule):
         who.pause_schedule("nightly", ["merged"])
-    broker.run(ticks.change_schedule("nightly", "removed", "1"))
+    planned.run(ticks.change_schedule("nightly", "removed", "1"))
     with pytest.raises(OperationRefused, match="being removed"):
         who.pause_schedule("nightly")
 
 
-def test_run_now_says_that_a_slot_is_full(broker: OracleBroker) -> None:
+def test_run_now_says_that_a_slot_is_full(planned: Planned) -> None:
     full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
-    with override_settings(
-        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": {"nightly": NIGHTLY}}
-    ):
+    with project(full, {"nightly": NIGHTLY}):
         schedule_duty.declare()
         with pytest.raises(TopicFull, match="MAX_BACKLOG = 1"):
             operations().run_schedule("nightly")
 
 
 def command(*arguments: str) -> str:
-    out = io.StringIO()
-    call_command("rmqschedules", *arguments, stdout=out)
-    return out.getvalue()
+    return printed("rmqschedules", *arguments)
 
 
-def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleBroker, clock: Clock) -> None:
+def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(planned: Planned) -> None:
     def monitor(*topics: str) -> str:
-        out = io.StringIO()
-        call_command("rmqstats", *topics, "--interval", "0.1", "--count", "1", stdout=out)
-        return out.getvalue()
+        return printed("rmqstats", *topics, "--interval", "0.1", "--count", "1")
 
     assert "not in Redis: no worker declares it" in monitor()
     schedule_duty.declare()
@@ -860,7 +840,7 @@ def test_rmqstats_that_watches_shows_the_schedules_of_its_topics(broker: OracleB
     assert "nightly" not in monitor("merged")
 
 
-def test_the_table_of_rmqstats_has_every_schedule(broker: OracleBroker) -> None:
+def test_the_table_of_rmqstats_has_every_schedule(planned: Planned) -> None:
     schedule_duty.declare()
     console = Console(file=io.StringIO(), width=200)
     console.print(rmqstats._schedules(operations().schedules()))
@@ -868,7 +848,7 @@ def test_the_table_of_rmqstats_has_every_schedule(broker: OracleBroker) -> None:
     assert "nightly" in text and "2026-03-29 01:00:00" in text and "on time" in text
 
 
-def test_a_test_runs_schedules_by_its_clock(broker: OracleBroker, clock: Clock) -> None:
+def test_a_test_runs_schedules_by_its_clock(planned: Planned) -> None:
     heard: list[str] = []
     listener("reports")(lambda message: heard.append(message.headers["tick"]))
     drain()
@@ -878,17 +858,17 @@ def test_a_test_runs_schedules_by_its_clock(broker: OracleBroker, clock: Clock) 
     first, second = (datetime(2026, 3, day, 1, tzinfo=UTC) for day in (29, 30))
     assert schedule_state("nightly") == ScheduleState(first, None, is_paused=False)
     assert drain() == 0
-    clock.advance(86_400)
+    planned.advance(86_400)
     assert drain() == 1
     assert heard == ["2026-03-29T01:00:00Z"]
     assert schedule_state("nightly") == ScheduleState(second, first, is_paused=False)
     operations().pause_schedule("nightly")
-    clock.advance(86_400)
+    planned.advance(86_400)
     assert drain() == 0
     assert schedule_state("nightly") == ScheduleState(None, first, is_paused=True)
 
 
-def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
+def test_the_command_lists_and_acts(planned: Planned) -> None:
     with settings():
         assert command() == "no worker has declared a schedule\n"
     assert command().splitlines()[1].endswith("not in Redis: no worker declares it")
@@ -908,7 +888,7 @@ def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
     assert command("set", "nightly", "--cron", "0 5 * * *", "--catch-up", "all") == "nightly: changed\n"
     assert "(edited)" in command()
     assert command("reset", "nightly") == "nightly: changed\n"
-    clock.advance(2 * 86_400)
+    planned.advance(2 * 86_400)
     assert "late by 11 h" in command()
     with pytest.raises(CommandError, match="remove schedule nightly from the settings"):
         command("delete", "nightly")
@@ -917,7 +897,7 @@ def test_the_command_lists_and_acts(broker: OracleBroker, clock: Clock) -> None:
             command(*arguments)
 
 
-def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
+def test_the_admin_shows_and_acts(planned: Planned, staff: Callable[..., Client]) -> None:
     schedule_duty.declare()
     url = reverse("admin:django_rmq_topic_schedules")
     edit = reverse("admin:django_rmq_topic_schedule", args=["nightly"])
@@ -934,7 +914,7 @@ def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Cli
     assert 'value="resume"' in person.get(url).content.decode()
     person.post(url, {"act": "resume", "name": "nightly"})
     person.post(url, {"act": "run", "name": "nightly"})
-    assert len(waiting(broker)) == 2
+    assert len(planned.waiting()) == 2
     assert 'value="0 3 * * *"' in person.get(edit).content.decode()
     wrong = person.post(edit, {"cron": "x", "every": "", "timezone": "UTC", "catch_up": "last"})
     assert "has 1 fields" in wrong.content.decode()
@@ -951,7 +931,7 @@ def test_the_admin_shows_and_acts(broker: OracleBroker, staff: Callable[..., Cli
     assert ("reports", "Pause (schedule nightly): 1 paused (admin)") in notes
 
 
-def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client]) -> None:
+def test_rest_lists_and_acts(planned: Planned, staff: Callable[..., Client]) -> None:
     schedule_duty.declare()
     person = staff("view_topic", "pause_topic", "send_messages")
     root = reverse("rmq_api:schedules")
@@ -970,166 +950,142 @@ def test_rest_lists_and_acts(broker: OracleBroker, staff: Callable[..., Client])
     assert staff("view_topic").post(f"{root}nightly/run/").status_code == 403
 
 
-def test_health_knows_the_schedules_of_decorators(broker: OracleBroker) -> None:
+def test_health_knows_the_schedules_of_decorators(planned: Planned) -> None:
     def discover() -> list[Any]:
         schedule("hourly", topic="reports", every=timedelta(hours=1))(lambda message: None)
         return []
 
-    out = io.StringIO()
     with settings(), mock.patch("django_rmq.worker.listener_registry.discover", discover):
-        call_command("rmqhealth", "--no-workers", stdout=out)
-    assert "reports: schedule hourly is declared, and Redis does not know it" in out.getvalue()
+        told = printed("rmqhealth", "--no-workers")
+    assert "reports: schedule hourly is declared, and Redis does not know it" in told
 
 
-def test_metrics_and_health_tell_how_late_a_schedule_is(broker: OracleBroker, clock: Clock) -> None:
-    from django_rmq.metrics.collector import RmqCollector
-
-    def collected() -> dict[tuple[str, ...], float]:
-        return {
-            (one.name, *one.labels.values()): one.value
-            for family in RmqCollector().collect()
-            for one in family.samples
-        }
-
+def test_metrics_and_health_tell_how_late_a_schedule_is(planned: Planned) -> None:
     of = ("nightly", "reports")
-    found = collected()
+    found = samples()
     assert found["rmq_schedule_missing", *of] == 1
     assert [name for name, *_ in found if name.startswith("rmq_schedule")] == ["rmq_schedule_missing"]
-    out = io.StringIO()
-    call_command("rmqhealth", "--no-workers", stdout=out)
-    assert (
-        "note schedule     reports: schedule nightly is declared, and Redis does not know it"
-        in out.getvalue()
-    )
+    told = printed("rmqhealth", "--no-workers")
+    assert "note schedule     reports: schedule nightly is declared, and Redis does not know it" in told
     for arguments in (["--no-workers", "--max-schedule-lateness", "1h"], ["--patience", "0"]):
         out = io.StringIO()
         with pytest.raises(CommandError, match="checks failed"):
             call_command("rmqhealth", *arguments, stdout=out)
         assert "BAD  schedule     reports: schedule nightly is declared, and Redis does not" in out.getvalue()
     schedule_duty.declare()
-    found = collected()
+    found = samples()
     assert found["rmq_schedule_missing", *of] == found["rmq_schedule_last_run_dead", *of] == 0
     assert found["rmq_schedule_next_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
     assert found["rmq_schedule_lateness_seconds", *of] == found["rmq_schedule_paused", *of] == 0
     assert ("rmq_schedule_last_timestamp_seconds", *of) not in found
-    out = io.StringIO()
-    call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "1h", "-v", "2", stdout=out)
-    assert "schedule nightly is on time" in out.getvalue()
-    turn(clock, ms("2026-03-30T02:00:00Z"))
-    found = collected()
+    told = printed("rmqhealth", "--no-workers", "--max-schedule-lateness", "1h", "-v", "2")
+    assert "schedule nightly is on time" in told
+    planned.turn("2026-03-30T02:00:00Z")
+    found = samples()
     assert found["rmq_schedule_lateness_seconds", *of] == 3600
     assert found["rmq_schedule_last_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
     with pytest.raises(CommandError, match="schedule nightly is late by 60 min"):
-        call_command(
-            "rmqhealth", "--no-workers", "--max-age", "2d", "--max-schedule-lateness", "59m", stdout=out
-        )
+        printed("rmqhealth", "--no-workers", "--max-age", "2d", "--max-schedule-lateness", "59m")
     operations().pause_schedule("nightly")
-    assert collected()["rmq_schedule_paused", *of] == 1
+    assert samples()["rmq_schedule_paused", *of] == 1
 
 
-def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: OracleBroker) -> None:
+def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(planned: Planned) -> None:
     schedule_duty.declare()
-    record = records(broker)["nightly"]
+    record = planned.records()["nightly"]
     broken = record.declared.text.replace("0 3 * * *", "x y")
-    broker.run(ticks.change_schedule("nightly", "spec", broken))
+    planned.run(ticks.change_schedule("nightly", "spec", broken))
     with mock.patch.object(stepper.Stepper, "settle"):
         shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")
     assert "has 2 fields" in command()
 
 
-def test_a_schedule_that_waits_for_a_clock_that_was_set_back_is_trouble(
-    broker: OracleBroker, clock: Clock
-) -> None:
+def test_a_schedule_that_waits_for_a_clock_that_was_set_back_is_trouble(planned: Planned) -> None:
     schedule_duty.declare()
-    turn(clock, ms("2026-03-29T01:00:00Z"))
+    planned.turn("2026-03-29T01:00:00Z")
     schedule_duty.stepper().settle()
     assert operations().schedule("nightly").problem == ""
-    clock.advance(-30)
+    planned.advance(-30)
     assert operations().schedule("nightly").problem == "", "it runs again within a minute"
-    clock.advance(-3600)
+    planned.advance(-3600)
     told = "ran last at 2026-03-29T01:00:00Z, and does not run again before that time: the clock of Redis was set back"
     shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (ms("2026-03-30T01:00:00Z"), told)
     assert told in command()
     with pytest.raises(CommandError, match=f"schedule nightly {told}"):
-        call_command("rmqhealth", "--no-workers", stdout=io.StringIO())
-    clock.advance("2h")
+        printed("rmqhealth", "--no-workers")
+    planned.advance("2h")
     assert operations().schedule("nightly").problem == ""
 
 
-def end_runs(broker: OracleBroker, reason: str | None, slots: range = range(4)) -> None:
+def end_runs(planned: Planned, reason: str | None, slots: range = range(4)) -> None:
     """Take what is due; let it succeed, or end with this failure."""
     topic = get_config().topic("reports")
     for slot in slots:
-        prepared = broker.run(fetch.prepare(topic, slot, "w", None, 100))
+        prepared = planned.run(fetch.prepare(topic, slot, "w", None, 100))
         members = [one.member for one in prepared.deliveries]
         if members and reason is None:
-            broker.run(ack.commit(topic, slot, prepared.receipt, members))
+            planned.run(ack.commit(topic, slot, prepared.receipt, members))
         elif members:
             failures = [Failure(member, reason or "") for member in members]
-            broker.run(ack.rollback(topic, slot, prepared.receipt, failures))
+            planned.run(ack.rollback(topic, slot, prepared.receipt, failures))
 
 
-def test_a_schedule_whose_runs_die_is_seen(
-    broker: OracleBroker, clock: Clock, staff: Callable[..., Client]
-) -> None:
-    from django_rmq.metrics.collector import RmqCollector
-
+def test_a_schedule_whose_runs_die_is_seen(planned: Planned, staff: Callable[..., Client]) -> None:
     def outcome() -> tuple[str, int | None]:
         shown = operations().schedule("hourly")
         return shown.outcome, shown.outcome_ms
 
+    def page_of(address: str) -> str:
+        return staff("view_topic").get(reverse(address)).content.decode()
+
     def dead_by_metrics() -> float:
-        (family,) = [one for one in RmqCollector().collect() if one.name == "rmq_schedule_last_run_dead"]
-        (sample,) = family.samples
-        return float(sample.value)
+        (value,) = [value for (name, *_), value in samples().items() if name == "rmq_schedule_last_run_dead"]
+        return value
 
     with settings(hourly=HOURLY):
         schedule_duty.declare()
         assert outcome() == ("", None)
         one, two, three = (ms(f"2026-03-28T1{hour}:00:00Z") for hour in (3, 4, 5))
-        turn(clock, one)
+        planned.turn(one)
         schedule_duty.stepper().settle()
         assert outcome() == ("", None), "it has not ended"
-        end_runs(broker, "failed")
+        end_runs(planned, "failed")
         assert outcome() == ("resting", one)
-        page = staff("view_topic").get(reverse("admin:django_rmq_topic_schedules")).content.decode()
-        assert "failed, is tried again" in page
+        assert "failed, is tried again" in page_of("admin:django_rmq_topic_schedules")
         assert command().rstrip().endswith("last run failed, on time")
-        clock.advance(3000)
-        end_runs(broker, "rejected")
+        planned.advance(3000)
+        end_runs(planned, "rejected")
         assert outcome() == ("dead", one)
-        turn(clock, two)
+        planned.turn(two)
         schedule_duty.stepper().settle()
         assert outcome() == ("dead", one), "the next one has not ended"
-        end_runs(broker, "rejected")
+        end_runs(planned, "rejected")
         assert (outcome(), dead_by_metrics()) == (("dead", two), 1)
         assert command().rstrip().endswith("last run died, on time")
-        out = io.StringIO()
-        call_command("rmqhealth", "--no-workers", stdout=out)
-        assert "schedule hourly: the latest of its runs that ended is dead" in out.getvalue()
-        shown = staff("view_topic").get(reverse("admin:django_rmq_topic_schedules")).content.decode()
-        assert "died" in shown
-        dashboard = staff("view_topic").get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+        told = printed("rmqhealth", "--no-workers")
+        assert "schedule hourly: the latest of its runs that ended is dead" in told
+        assert "died" in page_of("admin:django_rmq_topic_schedules")
+        dashboard = page_of("admin:django_rmq_topic_changelist")
         assert re.search(r"rmq-is-alarm[^>]*>Schedules [^>]*>1 needs attention<", dashboard)
         (row,) = staff("view_topic").get(reverse("rmq_api:schedules")).json()["results"]
         assert (row["outcome"], row["outcome_ms"]) == ("dead", two)
-        turn(clock, three)
+        planned.turn(three)
         schedule_duty.stepper().settle()
-        end_runs(broker, None)
+        end_runs(planned, None)
         assert (outcome(), dead_by_metrics()) == (("", None), 0)
-        dashboard = staff("view_topic").get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+        dashboard = page_of("admin:django_rmq_topic_changelist")
         assert "needs attention<" not in dashboard
 
 
-def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(clock: Clock) -> None:
+def test_what_becomes_of_all_schedules_is_asked_in_one_round_trip(planned: Planned) -> None:
     """While their latest runs have ended; another one for each run further back."""
-    with oracle_broker(clock) as broker, settings(**{f"s{n}": HOURLY for n in range(20)}):
+    with settings(**{f"s{n}": HOURLY for n in range(20)}):
         schedule_duty.declare()
-        turn(clock, ms("2026-03-28T13:00:00Z"))
+        planned.turn("2026-03-28T13:00:00Z")
         schedule_duty.stepper().settle()
-        end_runs(broker, "rejected")
+        end_runs(planned, "rejected")
         with mock.patch(f"{operating.__name__}.run_all", wraps=run_all) as trips:
             assert {one.outcome for one in operations().schedules()} == {"dead"}
         assert trips.call_count == 1
@@ -1145,7 +1101,7 @@ def test_a_schedule_above_a_listener_sends_to_its_topic() -> None:
     assert "weekly" not in get_config().topics
 
 
-def test_a_scheduled_function_needs_no_topic_and_no_listener(clock: Clock, broker: OracleBroker) -> None:
+def test_a_scheduled_function_needs_no_topic_and_no_listener(planned: Planned) -> None:
     seen: list[tuple[str | None, Any]] = []
 
     @schedule("tidy", every=60, body={"days": 7})
@@ -1157,7 +1113,7 @@ def test_a_scheduled_function_needs_no_topic_and_no_listener(clock: Clock, broke
     assert "tidy" in [one.name for one in chosen_topics()]
     assert [one.id for one in checks.run_checks() if one.id and one.id.startswith("django_rmq.E")] == []
     start_schedules()
-    clock.advance(60)
+    planned.advance(60)
     drain("tidy")
     assert [body for _, body in seen] == [{"days": 7}]
     assert (seen[0][0] or "").startswith("tidy@")

@@ -6,7 +6,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -41,11 +41,10 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.producer.placement import slot_of
-from django_rmq.core.reslotting import begin, finish, move
 from django_rmq.sending import on_commit
 from django_rmq.sending.on_commit import failed_sends
 from tests.support.brokers import direct
-from tests.support.sends import Undo, counted_trips, waiting
+from tests.support.sends import Undo, counted_trips, listening, reslot_until, scores, statuses, waiting
 from tests.support.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy
 
 TOPICS = {
@@ -58,10 +57,8 @@ TOPICS = {
 }
 
 
-@contextmanager
-def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
-    with override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, **rmq}):
-        yield
+def configured(url: str, prefix: str, **rmq: Any) -> override_settings:
+    return override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, **rmq})
 
 
 @pytest.fixture(autouse=True)
@@ -148,9 +145,8 @@ def test_a_generator_is_consumed_in_chunks_and_says_how_far_it_came() -> None:
             drawn = n
             yield {1, 2} if n == ROUND_TRIP + 7 else n
 
-    with pytest.raises(
-        InvalidMessage, match=f"^item {ROUND_TRIP + 7}: .*; the {ROUND_TRIP} messages before it were sent$"
-    ):
+    said = f"^item {ROUND_TRIP + 7}: .*; the {ROUND_TRIP} messages before it were sent$"
+    with pytest.raises(InvalidMessage, match=said):
         send_messages("prices", bodies())
     assert drawn == 2 * ROUND_TRIP - 1
     topic, broker = get_config().topic("prices"), direct(connections.get_broker())
@@ -159,22 +155,16 @@ def test_a_generator_is_consumed_in_chunks_and_says_how_far_it_came() -> None:
 
 @pytest.mark.parametrize("topic", ["prices", "keyed"])
 @pytest.mark.parametrize("own", [True, False])
-def test_an_error_in_a_later_chunk_says_how_many_were_sent(
-    topic: str, own: bool, prefix: str, redis_url: str
-) -> None:
-    port = redis.connection.parse_url(redis_url)["port"]
-    with TcpProxy(port) as proxy, configured(proxy.url, prefix):
+def test_an_error_in_a_later_chunk_says_how_many_were_sent(proxied: TcpProxy, topic: str, own: bool) -> None:
+    def bodies() -> Iterator[int]:
+        yield from range(ROUND_TRIP)
+        if not own:
+            raise LookupError("the file ends here")
+        proxied.cut()
+        yield ROUND_TRIP
 
-        def bodies() -> Iterator[int]:
-            yield from range(ROUND_TRIP)
-            if own:
-                proxy.cut()
-                yield ROUND_TRIP
-            else:
-                raise LookupError("the file ends here")
-
-        with pytest.raises(ServerUnavailable if own else LookupError) as caught:
-            send_messages(topic, bodies())
+    with pytest.raises(ServerUnavailable if own else LookupError) as caught:
+        send_messages(topic, bodies())
     if own:
         assert isinstance(caught.value, ServerUnavailable)
         assert caught.value.sent == ROUND_TRIP
@@ -234,7 +224,7 @@ def test_what_a_transaction_sent_goes_in_one_round_trip(monkeypatch: pytest.Monk
                 results += send_messages("prices", [5, 50])
             results.append(send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1)))
         assert len(trips) == 1
-    assert [result.status for result in results] == ["stored"] * 20 + ["merged", "stored", "stored"]
+    assert statuses(*results) == ["stored"] * 20 + ["merged", "stored", "stored"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -258,10 +248,7 @@ def test_a_savepoint_that_is_rolled_back_takes_only_its_own_sends_along(more: bo
 def test_on_commit_false_sends_now_whatever_becomes_of_the_transaction() -> None:
     with suppress(Undo), transaction.atomic():
         assert send_message("prices", 1, on_commit=False).status == "stored"
-        assert [result.status for result in send_messages("prices", [1, 2], on_commit=False)] == [
-            "merged",
-            "stored",
-        ]
+        assert statuses(*send_messages("prices", [1, 2], on_commit=False)) == ["merged", "stored"]
         raise Undo
     assert waiting("prices") == [b"1", b"2"]
 
@@ -306,29 +293,12 @@ def test_even_a_fault_of_ours_at_the_commit_stops_no_other_callback(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_full_slot_at_the_commit_is_refused_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        listening(signals.send_failed) as told,
-        caplog.at_level(logging.ERROR, "django_rmq.sending"),
-        transaction.atomic(),
-    ):
+    caplog.set_level(logging.ERROR, "django_rmq.sending")
+    with listening(signals.send_failed) as told, transaction.atomic():
         results = [send_message("small", n) for n in range(3)]
-    assert [result.status for result in results] == ["stored", "stored", "refused"]
+    assert statuses(*results) == ["stored", "stored", "refused"]
     assert [(len(call["results"]), type(call["error"])) for call in told] == [(1, TopicFull)]
     assert "MAX_BACKLOG" in caplog.text
-
-
-@contextmanager
-def listening(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    told: list[dict[str, Any]] = []
-
-    def receive(**kwargs: Any) -> None:
-        told.append(kwargs)
-
-    signal.connect(receive)
-    try:
-        yield told
-    finally:
-        signal.disconnect(receive)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -340,14 +310,12 @@ def test_message_sent_is_raised_once_per_topic_and_call_or_commit() -> None:
             send_message("keyed", 4, key="k")
             send_message("prices", 5)
             assert len(sent) == 1
-    assert [(call["topic"], [result.member for result in call["results"]]) for call in sent] == [
-        ("prices", [b"1", b"2", b"1"]),
-        ("prices", [b"3", b"5"]),
-        ("keyed", [b"k"]),
-    ]
-    assert [(call["topic"], [result.member for result in call["results"]]) for call in merged] == [
-        ("prices", [b"1"])
-    ]
+    told, merges = (
+        [(call["topic"], [result.member for result in call["results"]]) for call in calls]
+        for calls in (sent, merged)
+    )
+    assert told == [("prices", [b"1", b"2", b"1"]), ("prices", [b"3", b"5"]), ("keyed", [b"k"])]
+    assert merges == [("prices", [b"1"])]
 
 
 def test_a_receiver_that_raises_stops_nothing() -> None:
@@ -359,16 +327,6 @@ def test_a_receiver_that_raises_stops_nothing() -> None:
         assert send_message("prices", 1).status == "stored"
     finally:
         signals.message_sent.disconnect(broken)
-
-
-@pytest.fixture
-def proxied(redis_url: str, prefix: str) -> Iterator[TcpProxy]:
-    """The settings lead through a proxy, and each topic has been sent to before."""
-    port = redis.connection.parse_url(redis_url)["port"]
-    with TcpProxy(port) as proxy, configured(proxy.url, prefix):
-        for name in ("prices", "keyed"):
-            connections.agree(get_config().topic(name))
-        yield proxy
 
 
 def test_redis_away_raises_for_what_is_sent_at_once(proxied: TcpProxy) -> None:
@@ -386,11 +344,8 @@ def test_redis_away_at_the_commit_is_logged_counted_and_signalled_and_stops_no_c
 ) -> None:
     seen: list[str] = []
     before = failed_sends["prices"]
-    with (
-        listening(signals.send_failed) as told,
-        caplog.at_level(logging.ERROR, "django_rmq.sending"),
-        transaction.atomic(),
-    ):
+    caplog.set_level(logging.ERROR, "django_rmq.sending")
+    with listening(signals.send_failed) as told, transaction.atomic():
         results = [send_message("prices", 1), send_message("prices", 2)]
         other = send_message("keyed", 3, key="k")
         transaction.on_commit(lambda: seen.append("ran"))
@@ -450,11 +405,8 @@ def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
     proxied.swallow()
     monkeypatch.setattr(on_commit, "OUTAGE_SECONDS", 600.0)
     with transaction.atomic():
-        results = [
-            send_message("prices", 1),
-            send_message("orders", 1, fixed_time=due),
-            send_message("keyed", 1, key="k"),
-        ]
+        results = [send_message("prices", 1), send_message("orders", 1, fixed_time=due)]
+        results.append(send_message("keyed", 1, key="k"))
     with transaction.atomic():
         results.append(send_message("prices", 2))
     proxied.let_through()
@@ -470,14 +422,9 @@ def test_a_redis_that_hangs_costs_a_transaction_of_many_topics_one_time_out(
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_waits")
 def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> None:
-    assert (
-        direct(connections.get_broker("web")).client.connection_pool.connection_kwargs["socket_timeout"]
-        == 1.0
-    )
-    assert (
-        direct(connections.get_broker("worker")).client.connection_pool.connection_kwargs["socket_timeout"]
-        == 5.0
-    )
+    for broker, seconds in ((connections.get_broker("web"), 1.0), (connections.get_broker("worker"), 5.0)):
+        kwargs = direct(broker).client.connection_pool.connection_kwargs
+        assert kwargs["socket_timeout"] == seconds
     proxied.delay(1.5)
     with pytest.raises(ServerUnavailable, match=r"[Tt]imeout"):
         send_message("prices", 1)
@@ -518,16 +465,18 @@ def test_a_cluster_is_reached_by_the_url_of_any_node(prefix: str) -> None:
             connections.close()
 
 
+def cached(location: str, **options: Any) -> override_settings:
+    """The cache "rmq" is at this address."""
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+    local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    return override_settings(CACHES={"default": local, "rmq": cache})
+
+
 @pytest.mark.slow
 def test_sends_find_the_primary_that_the_sentinels_have_made(prefix: str) -> None:
     with SentinelGuard() as guard:
-        cache = {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": f"redis://{guard.SERVICE}/0",
-            "OPTIONS": {"SENTINELS": guard.addresses},
-        }
-        local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
-        with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
+        cache = cached(f"redis://{guard.SERVICE}/0", SENTINELS=guard.addresses)
+        with cache, configured("rmq", prefix):
             assert send_message("prices", 1, replicas=1).durable
             guard.primary.kill()
             with pytest.raises(ServerUnavailable):
@@ -563,15 +512,7 @@ def test_a_slot_with_another_count_than_the_registered_one_refuses_and_says_both
 @pytest.mark.parametrize("at", ["begun", "shut", "finished"])
 def test_sends_follow_a_topic_that_is_re_slotted(at: str) -> None:
     send_message("prices", 0)
-    broker, topic = direct(connections.get_broker()), get_config().topic("prices")
-    reslotting = begin(broker, topic, 16)
-    assert reslotting is not None
-    if at == "shut":
-        for slot in (*range(4, 16), 0, 1):
-            broker.shut(reslotting.topic, slot, 1)
-    elif at == "finished":
-        move(broker, reslotting)
-        finish(broker, reslotting)
+    reslot_until("prices", at)
     with transaction.atomic():
         late = send_message("prices", 1)
     results = [late, send_message("prices", 2), *send_messages("prices", range(3, 60))]
@@ -586,22 +527,14 @@ def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
     with RedisServer() as server:
         with redis.Redis.from_url(server.url) as client:
             client.config_set("requirepass", "open sesame")
-        cache = {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": server.url,
-            "OPTIONS": {"PASSWORD": "open sesame", "CONNECTION_POOL_KWARGS": {"client_name": "shop"}},
-        }
-        local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
-        with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
+        options = {"PASSWORD": "open sesame", "CONNECTION_POOL_KWARGS": {"client_name": "shop"}}
+        with cached(server.url, **options), configured("rmq", prefix):
             assert send_message("prices", 1).status == "stored"
             client = direct(connections.get_broker()).client
             assert client.client_getname() == "shop"
             kwargs = client.connection_pool.connection_kwargs
-            assert (kwargs["decode_responses"], kwargs["protocol"], kwargs["health_check_interval"]) == (
-                False,
-                2,
-                0,
-            )
+            assert (kwargs["decode_responses"], kwargs["protocol"]) == (False, 2)
+            assert kwargs["health_check_interval"] == 0
             assert kwargs["retry"].get_retries() == 0
 
 
@@ -640,7 +573,7 @@ def test_a_forked_process_shares_no_connection_with_its_parent() -> None:
     assert send_message("prices", 1).status == "merged"
 
 
-def test_the_broker_in_memory_is_one_for_all_purposes(prefix: str) -> None:
+def test_the_broker_in_memory_is_one_for_all_purposes() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         assert send_message("prices", UUID(int=1)).status == "stored"
         assert connections.get_broker("web") is connections.get_broker("worker")
@@ -681,8 +614,6 @@ def test_without_time_zones_in_the_project_a_naive_time_is_one_of_its_zone() -> 
         send_message("orders", 1, fixed_time=naive)
         send_messages("orders", [2, Send(3, fixed_time=naive)], fixed_time=naive)
         ensure_message("orders", 4, fixed_time=naive)
-    topic, broker = get_config().topic("orders"), direct(connections.get_broker("worker"))
-    entries = [entry for slot in range(4) for entry in broker.list_messages(topic, slot, "store").entries]
-    assert [entry.score for entry in entries] == [aware.timestamp() * 1000] * 4
+    assert list(scores("orders").values()) == [aware.timestamp() * 1000] * 4
     with override_settings(USE_TZ=True), pytest.raises(InvalidMessage, match="is naive"):
         send_message("orders", 1, fixed_time=naive)

@@ -35,7 +35,7 @@ from django_rmq import (
 from django_rmq.conf import get_config
 from django_rmq.core.redis.shared_connection import SharedConnection
 from django_rmq.core.reslotting import begin, finish, move
-from tests.support.brokers import direct
+from tests.support.sends import entries
 from tests.support.servers import RedisCluster, ask
 
 TOPICS = {
@@ -98,8 +98,7 @@ async def prepared(topic: str = "jobs") -> None:
 
 
 def waiting(name: str) -> int:
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    return sum(len(broker.list_messages(topic, slot, "store").entries) for slot in range(topic.slots))
+    return len(entries(name))
 
 
 def test_sends_that_wait_at_the_same_time_share_a_round_trip(trips: list[int]) -> None:

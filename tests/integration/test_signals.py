@@ -300,10 +300,8 @@ def test_replaying_is_told_once_with_its_outcomes(broker: Any) -> None:
         assert list(operations.replay_all("work"))[-1].is_complete
         operations.replay("work", [copies[0].id])
         operations.delete("work", [copies[1].id], "live")
-    assert [(call["topic"], call["outcomes"], call["actor"]) for call in told.calls["replayed"]] == [
-        ("work", {"replayed": 1}, "ann"),
-        ("work", {"replayed": 2}, "ann"),
-    ]
+    calls = [(call["topic"], call["outcomes"], call["actor"]) for call in told.calls["replayed"]]
+    assert calls == [("work", {"replayed": 1}, "ann"), ("work", {"replayed": 2}, "ann")]
 
 
 def test_draining_in_a_test_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

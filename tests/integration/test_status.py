@@ -43,7 +43,8 @@ from django_rmq.message_ids import sealed_id
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.brokers import intercept
-from tests.support.workers import Worker, eventually, live, send
+from tests.support.sends import counted_trips
+from tests.support.workers import send, work_off
 
 TOPICS: dict[str, dict[str, Any]] = {
     "kept": {"TYPE": "priority", "SLOTS": 4, "MAX_RETRIES": 2, "BACKOFF": 60, "OUTCOME_RETENTION": "1h"},
@@ -148,10 +149,8 @@ def test_keyed_messages_are_found_by_their_key_and_those_without_a_name_by_their
     found = message_status("orders", key="o1")
     assert (found.state, found.due) == ("waiting", instant(still) + timedelta(minutes=1))
     remove_message("orders", key="o1")
-    assert (message_status("orders", key="o1").state, message_status("orders", key="o1").attempts) == (
-        "removed",
-        0,
-    )
+    found = message_status("orders", key="o1")
+    assert (found.state, found.attempts) == ("removed", 0)
     sent = [send_message("line", {"n": n}) for n in range(2)]
     drain("line")
     assert [message_status("line", id=one.id).state for one in sent] == ["done", "done"]
@@ -173,24 +172,20 @@ def test_what_is_no_id_is_refused(ask: Callable[..., Any], name: Any) -> None:
 
 @pytest.mark.parametrize("act", [remove_message, cancel_message])
 def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Callable[..., Any]) -> None:
-    for topic, body, options in (
-        ("kept", {"n": 1}, {"priority": 500}),
-        ("orders", {"n": 1}, {"key": "o1", "fixed_time": datetime(2096, 10, 2, tzinfo=UTC)}),
-        (
-            "orders",
-            {"n": 1},
-            {"key": "o2", "fixed_time": datetime(2096, 10, 2, tzinfo=UTC), "slot_basis": "a shop"},
-        ),
-        ("line", {"n": 1}, {}),
-        ("forgotten", {"n": 1}, {"priority": 500}),
-    ):
+    due = datetime(2096, 10, 2, tzinfo=UTC)
+    sends: list[tuple[str, dict[str, Any]]] = [
+        ("kept", {"priority": 500}),
+        ("orders", {"key": "o1", "fixed_time": due}),
+        ("orders", {"key": "o2", "fixed_time": due, "slot_basis": "a shop"}),
+        ("line", {}),
+        ("forgotten", {"priority": 500}),
+    ]
+    for topic, options in sends:
         for sealed in (False, True):
-            sent = send_message(topic, body, **options)
+            sent = send_message(topic, {"n": 1}, **options)
             name = sealed_id(topic, sent.slot, sent.member) if sealed else sent.id
-            assert (message_status(topic, id=name).state, message_status(topic, id=name).id) == (
-                "waiting",
-                sent.id,
-            )
+            found = message_status(topic, id=name)
+            assert (found.state, found.id) == ("waiting", sent.id)
             assert act(topic, id=name).status == "waiting"
             ended = message_status(topic, id=name)
             assert ended.state == ("unknown" if topic == "forgotten" else "removed")
@@ -202,10 +197,8 @@ def test_the_id_of_a_log_line_names_a_message_as_the_id_of_its_send_does(act: Ca
 
 @pytest.mark.django_db(transaction=True)
 def test_an_id_is_taken_back_at_the_commit() -> None:
-    sent = [
-        send_message("orders", n, key=f"k{n}", fixed_time=datetime(2096, 10, 2, tzinfo=UTC), slot_basis=n)
-        for n in range(6)
-    ]
+    due = datetime(2096, 10, 2, tzinfo=UTC)
+    sent = [send_message("orders", n, key=f"k{n}", fixed_time=due, slot_basis=n) for n in range(6)]
     with transaction.atomic():
         names = [one.id if n % 2 else sealed_id("orders", one.slot, one.member) for n, one in enumerate(sent)]
         results = [remove_message("orders", id=name) for name in names]
@@ -257,23 +250,11 @@ def test_on_topics_that_are_not_serial_no_worker_is_named(still: Clock) -> None:
     assert message_status("shared", 1).took is not None
 
 
-def test_status_takes_one_round_trip() -> None:
+def test_status_takes_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     send_message("kept", 1, priority=500)
-    broker: Any = get_broker()
-    calls: list[int] = []
-    make = broker.pipeline
-
-    def counted() -> Any:
-        calls.append(1)
-        return make()
-
-    broker.pipeline, run = counted, broker.run
-    broker.run = lambda call: calls.append(1)
-    try:
+    with counted_trips(monkeypatch) as trips:
         assert message_status("kept", 1).state == "waiting"
-    finally:
-        broker.pipeline, broker.run = make, run
-    assert calls == [1]
+    assert len(trips) == 1
 
 
 def test_status_from_a_coroutine() -> None:
@@ -368,8 +349,7 @@ def test_workers_report_progress_of_each_message_of_a_list(broker: Any, size: in
             seen[message.body["n"]] = (number / 10, found.progress, found.state)
 
     send(broker, KEPT, [{"n": n} for n in range(10)])
-    with Worker(broker, KEPT, work, batch_size=size):
-        eventually(lambda: live(broker, KEPT) == 0, "all messages")
+    work_off(broker, KEPT, work, batch_size=size)
     assert len(seen) == 10
     assert all(wanted == found and state == "running" for wanted, found, state in seen.values())
 
@@ -383,8 +363,7 @@ def test_coroutines_report_progress(broker: Any) -> None:
         seen.append((word, status_of(KEPT, message.slot, message.delivery.member, answer).progress_text))
 
     send(broker, KEPT, [{"n": 1}])
-    with Worker(broker, KEPT, work, threads=1):
-        eventually(lambda: live(broker, KEPT) == 0, "all messages")
+    work_off(broker, KEPT, work, threads=1)
     assert seen == [(True, "a quarter")]
 
 
@@ -438,9 +417,7 @@ def test_a_dead_message_is_sent_again_however_it_is_named(still: Clock, topic: s
     drain(topic)
     if topic != "line":
         send_message(topic, {"n": 1}, **options[topic])
-        assert replay_message(topic, **name) == "merged"
-    else:
-        assert replay_message(topic, **name) == "replayed"
+    assert replay_message(topic, **name) == ("replayed" if topic == "line" else "merged")
 
 
 def test_what_is_not_dead_or_not_named_is_not_replayed(still: Clock) -> None:

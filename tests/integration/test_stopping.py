@@ -24,7 +24,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.worker_processes.child_process import HARD_TIMEOUT_EXCEEDED
 from django_rmq.core.worker_processes.crash_recovery import settle
 from django_rmq.exceptions import Cancelled
-from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total
+from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total, work_off
 
 TOPIC = Topic(
     "work", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, timeout=60, max_retries=3, backoff=BackOff(0, 0)
@@ -278,8 +278,7 @@ def test_extend_tells_as_well_and_the_delivery_stays_valid(broker: Any) -> None:
         told.append((message.extend(), message.cancelled))
 
     send(broker, TOPIC, numbered(1))
-    with Worker(broker, TOPIC, listener, threads=1):
-        eventually(lambda: live(broker, TOPIC) == 0, "the end")
+    work_off(broker, TOPIC, listener, threads=1)
     assert told == [(True, True)]
 
 
@@ -354,8 +353,7 @@ def test_an_async_list_that_runs_for_too_long_is_tried_one_by_one(broker: Any) -
             await asyncio.sleep(LONG)
 
     send(broker, topic, numbered(3))
-    with Worker(broker, topic, listener, threads=1, batch_size=10):
-        eventually(lambda: live(broker, topic) == 0, "the end")
+    work_off(broker, topic, listener, threads=1, batch_size=10)
     assert ends(broker, topic) == {"committed": 3, "failed": 1, "overran": 1}
     assert calls == [3, 1, 1, 1, 1]
 
@@ -390,16 +388,13 @@ def test_a_thread_that_runs_for_too_long_ends_its_worker_and_only_its_message_is
     async def blocking(message: Message) -> None:
         release.wait(LONG)
 
-    def slowly(message: Message) -> None:
-        release.wait(LONG)
-
     send(broker, hangs, numbered(3))
     send(broker, works, numbered(20))
     send(broker, slow, numbered(2))
     listeners: dict[str, Callable[[Message], Any]] = {
         "hangs": blocking if is_blocking_the_loop else hanging,
         "works": lambda message: done.append(message.body["n"]),
-        "slow": slowly,
+        "slow": hanging,
     }
     replaced(broker, [hangs, works, slow], listeners, notes)
     settled = settle(broker, [hangs, works, slow], notes)
@@ -443,14 +438,8 @@ def test_if_the_process_crashes_on_the_way_what_ran_is_charged_as_after_any_cras
 
     send(broker, topic, numbered(1))
     send(broker, other, numbered(1))
-    worker = Worker(
-        broker,
-        [topic, other],
-        {"work": hanging, "other": hanging},
-        threads=2,
-        notes=notes,
-        shutdown_timeout=1.0,
-    )
+    listeners = {"work": hanging, "other": hanging}
+    worker = Worker(broker, [topic, other], listeners, threads=2, notes=notes, shutdown_timeout=1.0)
     notes.owner = worker.dispatcher.owner
     with worker:
         eventually(lambda: not worker.thread.is_alive(), "the end")

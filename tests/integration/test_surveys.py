@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -49,7 +50,7 @@ def broker(
     monkeypatch.setattr(shared_reads, "_kept", {})
     found = Broker(redis_client, prefix)
     with project_on(found, REDIS=redis_url, KEY_PREFIX=prefix, TOPICS=TOPICS):
-        pay, payback = (Operations(Actor("me", "test")).permitted(name) for name in ("pay", "payback"))
+        pay, payback = (me().permitted(name) for name in ("pay", "payback"))
         found.send_replace(pay, 0, [1000, 2000], [b"1", b"2"])
         found.send_replace(pay, 1, [4_000_000_000_000], [b"3"])
         found.send_replace(payback, 0, [17], [b"4"])
@@ -58,13 +59,17 @@ def broker(
         yield found
 
 
+def me() -> Operations:
+    return Operations(Actor("me", "test"))
+
+
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on as another process would, which has kept nothing."""
     monkeypatch.setattr(shared_reads, "_kept", {})
 
 
 def look(names: Sequence[str] | None = None) -> stats.Overview:
-    return Operations(Actor("me", "test")).shared_survey(names)
+    return me().shared_survey(names)
 
 
 @pytest.fixture
@@ -103,7 +108,7 @@ def test_processes_share_a_survey_in_every_detail(
 def test_topics_are_read_again_until_they_have_the_sample_of_this_minute(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operations = Operations(Actor("me", "test"))
+    operations = me()
     pay, letters = (operations.permitted(name) for name in ("pay", "letters"))
     read = list[str]()
 
@@ -178,7 +183,7 @@ def test_a_page_says_of_when_figures_are_that_are_kept_for_long(
     monkeypatch.setattr(shared_reads, "KEPT_MS", 2_000)
     client.force_login(User.objects.create_superuser("boss"))
     for took_ms, is_said in ((3, False), (700, True)):
-        overview = stats.survey_topics(broker, Operations(Actor("me", "test")).present_all(None))
+        overview = stats.survey_topics(broker, me().present_all(None))
         seen = overview._replace(took_ms=took_ms)
         monkeypatch.setattr(shared_reads, "shared_survey_of", Mock(return_value=seen))
         page = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
@@ -190,7 +195,7 @@ def test_a_process_waits_for_the_survey_that_another_one_makes(
 ) -> None:
     monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(shared_reads, "LEASE_MS", 600_000)
-    topics = Operations(Actor("me", "test")).present_all(None)
+    topics = me().present_all(None)
     name = shared_reads._name(topics)
     assert broker.run(stored_results.begin_request(name, name, "other", 600_000))[0] == "new"
     waits, real = threading.Event(), stored_results.begin_request
@@ -214,7 +219,7 @@ def test_the_survey_of_a_process_that_died_is_made_by_another(
     broker: Broker, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_reads, "WAIT_SECONDS", 60.0)
-    name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
+    name = shared_reads._name(me().present_all(None))
     assert broker.run(stored_results.begin_request(name, name, "other", 50))[0] == "new"
     assert [one.store for one in look().topics] == [2, 1, 0]
     assert made == [list(TOPICS)]
@@ -253,11 +258,7 @@ def test_threads_that_wait_get_the_error_of_the_one_attempt(
 
 def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as away:
-
-        def survey(*_given: Any) -> stats.Overview:
-            raise ServerUnavailable("Redis does not answer")
-
-        away.setattr(stats, "survey_topics", survey)
+        away.setattr(stats, "survey_topics", Mock(side_effect=ServerUnavailable("Redis does not answer")))
         with pytest.raises(ServerUnavailable):
             look()
     assert [one.store for one in look().topics] == [2, 1, 0]
@@ -265,7 +266,7 @@ def test_after_an_error_the_next_survey_is_made(broker: Broker, monkeypatch: pyt
 
 @pytest.mark.parametrize("kept", [b"nonsense", b"[]", b'[1,"",2,3,[[1],[2],[3]]]', b"\xff"])
 def test_what_others_have_written_there_is_not_shown(broker: Broker, kept: bytes) -> None:
-    name = shared_reads._name(Operations(Actor("me", "test")).present_all(None))
+    name = shared_reads._name(me().present_all(None))
     broker.client.hset(answer_key(broker.prefix, name), mapping={"print": name, "kept": kept})
     assert [one.store for one in look().topics] == [2, 1, 0]
 
@@ -301,23 +302,13 @@ def test_the_schedules_and_the_outbox_are_read_once_for_all_who_look(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_reads, "OTHERS_SECONDS", 600.0)
-    read: list[str] = []
-
-    def reads(name: str) -> Callable[[Any], list[Any]]:
-        def ask(_desk: Any) -> list[Any]:
-            read.append(name)
-            return []
-
-        return ask
-
-    for name in ("outbox", "schedules"):
-        monkeypatch.setattr(shared_reads, name, reads(name))
+    outbox, schedules = Mock(return_value=[]), Mock(return_value=[])
+    monkeypatch.setattr(shared_reads, "outbox", outbox)
+    monkeypatch.setattr(shared_reads, "schedules", schedules)
     with ThreadPoolExecutor(TABS) as tabs:
         for ask in ("shared_outbox", "shared_schedules"):
-            assert list(
-                tabs.map(lambda _tab, ask=ask: getattr(Operations(Actor("me", "test")), ask)(), range(TABS))
-            )
-    assert read == ["outbox", "schedules"]
+            assert list(tabs.map(lambda _tab, ask=ask: getattr(me(), ask)(), range(TABS)))
+    assert (outbox.call_count, schedules.call_count) == (1, 1)
 
 
 @pytest.mark.django_db
@@ -328,7 +319,7 @@ def test_pages_the_topics_of_rest_and_a_scrape_share_a_survey(broker: Broker, ma
         assert [one["name"] for one in program.ok("GET", "topics/")["results"]] == list(TOPICS)
         assert "rmq_messages" in {family.name for family in collecting.collect()}
     assert made == [list(TOPICS)]
-    measured = Operations(Actor("me", "test")).measured().topics
+    measured = me().measured().topics
     assert {one.sampled_ms for one in measured} == {seen_ms}
     assert all(one.now_ms >= seen_ms for one in measured), "the age of what was measured is known"
 
@@ -337,18 +328,12 @@ def test_pages_the_topics_of_rest_and_a_scrape_share_a_survey(broker: Broker, ma
 def test_the_counters_of_rest_are_read_once_for_all_who_look(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-
-    read_counters = stats.read_counters
-
-    def read(broker: Any, topics: Any) -> Any:
-        asked.extend(one.name for one in topics)
-        return read_counters(broker, topics)
-
+    read = Mock(side_effect=stats.read_counters)
     monkeypatch.setattr(stats, "read_counters", read)
     program = Program(user_with(Permission.VIEW))
     found = [program.ok("GET", "stats/") for _ in range(TABS)]
-    assert asked == list(TOPICS)
+    ((_broker, topics),) = (call.args for call in read.call_args_list)
+    assert [topic.name for topic in topics] == list(TOPICS)
     assert len({one["now_ms"] for one in found}) == 1
 
 
@@ -394,12 +379,8 @@ def test_what_a_survey_asks_grows_with_what_there_is_and_little_with_the_number_
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "find_occupied": 1, "count": 1}
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     broker.send_replace(topics[7], 4, [1000], [b"2"])
-    assert calls_of(broker, topics, monkeypatch) == {
-        **of_all,
-        "count_slots": 1,
-        "find_occupied": 1,
-        "count": 1,
-    }
+    more = {"count_slots": 1, "find_occupied": 1, "count": 1}
+    assert calls_of(broker, topics, monkeypatch) == {**of_all, **more}
     broker.purge(topics[7], 3, "store")
     assert calls_of(broker, topics, monkeypatch) == {**of_all, "count_slots": 1}
     (found,) = (one for one in stats.survey_topics(broker, topics).topics if one.store)
@@ -421,9 +402,8 @@ def test_a_survey_counts_each_topic_by_its_own_type_and_timeout(redis_client: An
     broker = Broker(redis_client, prefix)
     kinds = [TopicType.FIXED_TIME, TopicType.PRIORITY]
     topics = [
-        Topic(f"{kind.value}-{timeout}", kind, slots=1, timeout=timeout, serial=False)
-        for kind in kinds
-        for timeout in (1, 600)
+        Topic(f"{kind}-{timeout}", kind, slots=1, timeout=timeout, serial=False)
+        for kind, timeout in product(kinds, (1, 600))
     ]
     for topic in topics:
         broker.send_replace(topic, 0, [1000, 4_000_000_000_000], [b"1", b"2"])

@@ -37,6 +37,7 @@ from django_rmq.tasks.execution import Attempt
 from django_rmq.testing import drain
 from django_rmq.worker import listener_registry
 from tests.support import tasks as errands
+from tests.support.sends import receiving
 from tests.support.servers import RedisServer, ask
 
 FRAMEWORK = tasks.framework()
@@ -69,12 +70,8 @@ def told() -> Iterator[list[Any]]:
     """The status of each task of which `task_finished` tells."""
     found: list[Any] = []
 
-    def note(task_result: Any, **_: Any) -> None:
-        found.append(task_result.status)
-
-    signals.task_finished.connect(note)
-    yield found
-    signals.task_finished.disconnect(note)
+    with receiving(lambda task_result, **_: found.append(task_result.status), signals.task_finished):
+        yield found
 
 
 def take(key: str, name: str = "tasks.default") -> Message:
@@ -83,6 +80,13 @@ def take(key: str, name: str = "tasks.default") -> Message:
     slot = slot_of(key.encode(), topic.slots)
     prepared = broker.run(fetch.prepare(topic, slot, "a worker", None, 1))
     return Message(topic, slot, prepared.receipt, prepared.deliveries[0], BrokerDeliveryControl(broker))
+
+
+def run_to_end(message: Message) -> None:
+    """Run a task, and wait until its end is recorded."""
+    end = execution.run(message)
+    assert end is not None
+    end.wait()
 
 
 def fail(message: Message, error: BaseException) -> None:
@@ -173,11 +177,8 @@ def test_a_coroutine_whose_signals_the_project_does_not_hear_needs_no_thread_for
     for name in ("task_started", "task_finished"):
         monkeypatch.setattr(getattr(signals, name), "asend_robust", partial(sent, name))
     assert run_one() == []
-    signals.task_started.connect(heard)
-    try:
+    with receiving(heard, signals.task_started):
         assert run_one() == ["task_started"]
-    finally:
-        signals.task_started.disconnect(heard)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,7 @@ def test_a_coroutine_that_is_stopped_beside_its_function_leaves_a_whole_record(
     result = errands.areturns.enqueue(1)
     message = take(result.id, "tasks-async.default")
     slowed: tuple[Any, str] = {"begin": (Attempt, "_earlier"), "end": (execution, "_akeep")}[moment]
-    real = getattr(*slowed)
-    reached = False
+    real, reached = getattr(*slowed), False
     loop: Any = None
     call: Any = None
 
@@ -293,12 +293,9 @@ def test_a_receiver_that_exits_ends_nothing(using: Use, caplog: pytest.LogCaptur
         raise SystemExit(3)
 
     using()
-    getattr(signals, name).connect(leave)
-    try:
+    with receiving(leave, getattr(signals, name)):
         result = errands.returns.enqueue(1)
         drain(live=True)
-    finally:
-        getattr(signals, name).disconnect(leave)
     result.refresh()
     assert result.return_value == 1
     assert "A receiver of a signal of tasks asked the process to exit" in caplog.text
@@ -411,14 +408,10 @@ def test_a_queue_limits_how_long_its_tasks_run_and_keeps_how_they_ended(using: U
         using(**options)
     else:
         using({"TOPIC_DEFAULTS": options})
-    found = {
-        name: (topic.hard_timeout, topic.outcome_retention_ms) for name, topic in get_config().topics.items()
-    }
-    assert found == {
-        "tasks.default": (5.0, 3_600_000),
-        "tasks-async.default": (5.0, 3_600_000),
-        "tasks-later": (None, None),
-    }
+    topics = get_config().topics
+    found = {name: (topic.hard_timeout, topic.outcome_retention_ms) for name, topic in topics.items()}
+    of_queues = dict.fromkeys(("tasks.default", "tasks-async.default"), (5.0, 3_600_000))
+    assert found == {**of_queues, "tasks-later": (None, None)}
 
 
 def test_a_queue_may_do_without_the_limit_of_all_topics(using: Use) -> None:
@@ -433,9 +426,7 @@ def test_the_first_attempt_with_fewer_retries_is_the_first_one(using: Use) -> No
     body = take(result.id).body
     send_message("tasks.default", body, key="again", max_retries=2, priority=2000)
     message = take("again")
-    end = execution.run(message)
-    assert end is not None
-    end.wait()
+    run_to_end(message)
     found = errands.attempt.get_result("again")
     assert (found.return_value, len(found.worker_ids)) == (1, 1)
     second = message.delivery._replace(retries_left=1)
@@ -447,9 +438,7 @@ def test_a_task_with_fewer_retries_is_released_although_it_ran_before(using: Use
     using()
     result = errands.returns.enqueue(1)
     message = take(result.id)
-    end = execution.run(message)
-    assert end is not None
-    end.wait()
+    run_to_end(message)
     connections.get_broker().run(ack.commit(message.topic, 0, message.receipt, [result.id.encode()]))
     due = timezone.now() + timedelta(milliseconds=200)
     send_message("tasks-later", message.body, key=result.id, max_retries=2, fixed_time=due)
@@ -500,8 +489,7 @@ def released_by_a_dying_worker() -> tuple[Any, Message]:
 
 def end_of_waiting(later: Message, result: Any) -> None:
     """Commit the message that waited, and refresh the result."""
-    call = ack.commit(later.topic, 0, later.receipt, [later.delivery.member])
-    connections.get_broker().run(call)
+    connections.get_broker().run(ack.commit(later.topic, 0, later.receipt, [later.delivery.member]))
     result.refresh()
 
 
@@ -573,11 +561,8 @@ def test_a_receiver_may_read_the_result_before_the_next_task_begins(using: Use) 
     def read_result(task_result: Any, **_: Any) -> None:
         read.append(errands.returns.get_result(task_result.id).status)
 
-    signals.task_finished.connect(read_result)
-    try:
+    with receiving(read_result, signals.task_finished):
         assert execution.run(take(errands.returns.enqueue(1).id)) is None
-    finally:
-        signals.task_finished.disconnect(read_result)
     assert read == [Status.SUCCESSFUL]
 
 
@@ -618,9 +603,8 @@ def test_a_task_whose_end_redis_does_not_take_is_not_acknowledged(
         assert result.is_finished != is_full_for_long
 
 
-@pytest.mark.filterwarnings(
-    "ignore:This process:DeprecationWarning"
-)  # of Python 3.12: it has several threads
+# Python 3.12 warns that the process has several threads.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_process_that_a_task_has_forked_does_not_end_the_task(using: Use, tmp_path: Path) -> None:
     using(MAX_RETRIES=0)
     (tmp_path / "tried").touch()

@@ -33,6 +33,7 @@ from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish
 from tests.support import tasks as errands
+from tests.support.sends import receiving
 from tests.support.servers import absent
 
 FRAMEWORK = framework()
@@ -80,6 +81,13 @@ def backend(using: Callable[..., None]) -> Any:
 def work() -> int:
     """Run what is due; return the number of deliveries."""
     return drain(raise_errors=False, live=True)
+
+
+def ended(result: Any) -> Any:
+    """Run what is due, and return the result as it is then."""
+    work()
+    result.refresh()
+    return result
 
 
 def topic(name: str = "tasks.default") -> Topic:
@@ -244,9 +252,7 @@ def test_functions_and_coroutine_functions_have_topics_of_their_own(backend: Any
     ],
 )
 def test_a_task_that_fails_says_why(backend: Any, task: Any, path: str, text: str) -> None:
-    result = task.enqueue()
-    work()
-    result.refresh()
+    result = ended(task.enqueue())
     assert result.status == Status.FAILED
     assert result.is_finished
     assert result.finished_at >= result.started_at
@@ -262,9 +268,7 @@ def test_a_task_that_fails_says_why(backend: Any, task: Any, path: str, text: st
 
 
 def test_a_value_that_is_no_json_number_fails_the_task(backend: Any) -> None:
-    result = errands.attempt.using().enqueue()
-    work()
-    result.refresh()
+    result = ended(errands.attempt.using().enqueue())
     assert result.return_value == 1
     infinite = errands.returns.enqueue("x")
     with pytest.MonkeyPatch.context() as patch:
@@ -341,8 +345,7 @@ def test_a_task_whose_time_comes_while_it_is_enqueued_runs(backend: Any) -> None
         patch.setattr("django_rmq.tasks.backend.timezone.now", lambda: next(clock))
         result = errands.returns.using(run_after=before).enqueue(1)
     assert looked(result.id).store is not None
-    work()
-    result.refresh()
+    ended(result)
     assert result.return_value == 1
 
 
@@ -401,9 +404,7 @@ def test_a_task_that_fails_is_tried_again_and_its_result_tells_each_attempt(
         assert found.status == Status.SUCCESSFUL
         assert (found.return_value, found.attempts) == (3, 3)
         assert len(found.worker_ids) == 3
-        assert ["attempt 1" in found.errors[0].traceback, "attempt 2" in found.errors[1].traceback] == [
-            True
-        ] * 2
+        assert "attempt 1" in found.errors[0].traceback and "attempt 2" in found.errors[1].traceback
         assert found.started_at < found.last_attempted_at <= found.finished_at
 
 
@@ -428,13 +429,9 @@ def test_after_the_last_attempt_the_task_has_failed_and_is_in_dead(using: Callab
 def test_a_queue_may_have_retries_of_its_own(using: Callable[..., None]) -> None:
     using(tasks(TOPIC=ONE_SLOT, QUEUES={"mail": {"MAX_RETRIES": 7, "TIMEOUT": 99, "SLOTS": 4}}))
     topics = get_config().topics
-    assert {name: found.max_retries for name, found in topics.items()} == {
-        "tasks.default": 0,
-        "tasks-async.default": 0,
-        "tasks.mail": 7,
-        "tasks-async.mail": 7,
-        "tasks-later": 999,
-    }
+    retries = {name: found.max_retries for name, found in topics.items()}
+    of_mail = {"tasks.mail": 7, "tasks-async.mail": 7}
+    assert retries == {"tasks.default": 0, "tasks-async.default": 0, **of_mail, "tasks-later": 999}
     assert topics["tasks.mail"].timeout == 99
     assert topics["tasks.mail"].slots == 4
     assert not topics["tasks.mail"].serial
@@ -444,8 +441,7 @@ def test_a_task_asks_for_another_attempt_without_an_error(using: Callable[..., N
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 1}))
     result = errands.waits_once.enqueue(str(tmp_path / "seen"))
     work()
-    work()
-    result.refresh()
+    ended(result)
     assert (result.return_value, result.attempts, result.errors) == ("done", 2, [])
 
 
@@ -539,8 +535,7 @@ def test_results_are_kept_for_their_time(using: Callable[..., None]) -> None:
 
 def test_a_task_is_enqueued_at_the_commit(backend: Any) -> None:
     heard: list[Any] = []
-    signals.task_enqueued.connect(heard_by := lambda task_result, **_: heard.append(task_result.id))
-    try:
+    with receiving(lambda task_result, **_: heard.append(task_result.id), signals.task_enqueued):
         with transaction.atomic():
             result = errands.noop.enqueue()
             with pytest.raises(exceptions.TaskResultDoesNotExist):
@@ -554,8 +549,6 @@ def test_a_task_is_enqueued_at_the_commit(backend: Any) -> None:
         with pytest.raises(exceptions.TaskResultDoesNotExist):
             errands.noop.get_result(lost.id)
         assert heard == [result.id]
-    finally:
-        signals.task_enqueued.disconnect(heard_by)
 
 
 def test_a_backend_may_enqueue_at_once(using: Callable[..., None]) -> None:
@@ -572,10 +565,8 @@ def test_with_the_outbox_a_task_is_a_row_of_its_transaction(using: Callable[...,
         Group.objects.create(name="with it")
         now = errands.returns.enqueue(1)
         later = errands.returns.using(run_after=timezone.now() + timedelta(days=1)).enqueue(1)
-        assert sorted(OutboxMessage.objects.values_list("topic", flat=True)) == [
-            "tasks-later",
-            "tasks.default",
-        ]
+        topics = OutboxMessage.objects.values_list("topic", flat=True)
+        assert sorted(topics) == ["tasks-later", "tasks.default"]
     assert not OutboxMessage.objects.exists()
     assert errands.returns.get_result(now.id).status == Status.READY
     assert errands.returns.get_result(later.id).status == Status.READY
@@ -588,15 +579,9 @@ def test_signals_tell_the_life_of_a_task(backend: Any, name: str) -> None:
     def note(signal: Any, sender: Any, task_result: Any, **_: Any) -> None:
         heard.append((signal, sender, task_result.id, task_result.status))
 
-    each = {signals.task_enqueued, signals.task_started, signals.task_finished}
-    for signal in each:
-        signal.connect(note)
-    try:
+    with receiving(note, signals.task_enqueued, signals.task_started, signals.task_finished):
         result = getattr(errands, name).enqueue(1)
         work()
-    finally:
-        for signal in each:
-            signal.disconnect(note)
     kind = type(backend)
     assert heard == [
         (signals.task_enqueued, kind, result.id, Status.READY),
@@ -610,14 +595,11 @@ def test_a_task_is_finished_once_however_often_it_was_tried(
 ) -> None:
     using(tasks(TOPIC={**ONE_SLOT, "MAX_RETRIES": 2}))
     heard: list[Any] = []
-    signals.task_finished.connect(note := lambda task_result, **_: heard.append(task_result))
-    try:
-        with caplog.at_level(logging.INFO):
-            errands.fails.enqueue()
-            for _ in range(3):
-                work()
-    finally:
-        signals.task_finished.disconnect(note)
+    finished = receiving(lambda task_result, **_: heard.append(task_result), signals.task_finished)
+    with finished, caplog.at_level(logging.INFO):
+        errands.fails.enqueue()
+        for _ in range(3):
+            work()
     assert [result.status for result in heard] == [Status.FAILED]
     (line,) = [each for each in caplog.records if "state=FAILED" in each.getMessage()]
     assert line.levelname == "ERROR"
@@ -627,14 +609,9 @@ def test_a_receiver_that_fails_does_not_fail_the_task(backend: Any, caplog: pyte
     def fail(**_: Any) -> None:
         raise ValueError("a receiver")
 
-    for signal in (signals.task_started, signals.task_finished):
-        signal.connect(fail)
-    try:
+    with receiving(fail, signals.task_started, signals.task_finished):
         result = errands.returns.enqueue(1)
         work()
-    finally:
-        for signal in (signals.task_started, signals.task_finished):
-            signal.disconnect(fail)
     result.refresh()
     assert result.return_value == 1
     assert "a receiver" in caplog.text
@@ -643,9 +620,7 @@ def test_a_receiver_that_fails_does_not_fail_the_task(backend: Any, caplog: pyte
 def test_no_queue_named_means_one_topic_for_all(using: Callable[..., None]) -> None:
     using(tasks(queues=(), TOPIC=ONE_SLOT))
     assert sorted(get_config().topics) == ["tasks", "tasks-async", "tasks-later"]
-    result = errands.returns.using(queue_name="whatever it is").enqueue(5)
-    work()
-    result.refresh()
+    result = ended(errands.returns.using(queue_name="whatever it is").enqueue(5))
     assert (result.return_value, result.task.queue_name) == (5, "whatever it is")
 
 
@@ -655,8 +630,7 @@ def test_two_backends_share_nothing(using: Callable[..., None]) -> None:
     assert looked(result.id, "tasks-other.default").store is not None
     with pytest.raises(exceptions.TaskResultDoesNotExist):
         errands.returns.get_result(result.id)
-    work()
-    result.refresh()
+    ended(result)
     assert (result.return_value, result.backend) == (5, "other")
 
 

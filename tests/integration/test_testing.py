@@ -380,8 +380,5 @@ def test_a_script_that_sets_a_global_is_refused_in_memory_as_by_a_server() -> No
     with memory_broker() as broker:
         with pytest.raises(redis.ResponseError):
             broker.client.eval("count = 1", 0)
-        assert broker.client.eval("return {KEYS[1], ARGV[1], tostring(count)}", 1, "a", "b") == [
-            b"a",
-            b"b",
-            b"nil",
-        ]
+        answer = broker.client.eval("return {KEYS[1], ARGV[1], tostring(count)}", 1, "a", "b")
+        assert answer == [b"a", b"b", b"nil"]

@@ -195,9 +195,8 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     monitored.run = note
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
     message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
-    batch = Batch(
-        ConsumedSlot(MERGE, 0, 0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
-    )
+    taken_at = uptime() - MERGE.timeout / 2
+    batch = Batch(ConsumedSlot(MERGE, 0, 0), Listener("prices", print), 1, [message], taken_at)
     batch.thread = thread
     heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], watchdog.CallWatch(lambda _: None))
     thread.start()
@@ -307,14 +306,11 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
         start(thread)
 
     monkeypatch.setattr(ExecutorThread, "start", no_more)
-    worker: Worker = Worker(
-        broker,
-        MERGE,
-        Heard(),
-        threads=1,
-        poll_seconds=0.05,
-        beat=lambda: seen.append(worker.dispatcher.thread_watch.is_whole),
-    )
+
+    def beat() -> None:
+        seen.append(worker.dispatcher.thread_watch.is_whole)
+
+    worker: Worker = Worker(broker, MERGE, Heard(), threads=1, poll_seconds=0.05, beat=beat)
     with pytest.raises(ThreadLost, match="can't start new thread"), worker:
         worker.join()
     assert seen[0]
@@ -362,9 +358,7 @@ def _committed(broker: Any, topic: Topic, message: Message) -> bool:
     return message.delivery.member not in members
 
 
-def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended() -> None:
     kept = SharedNotes(1)
     crew = ExecutorPool(1, SimpleQueue(), NO_HOOKS, kept)
     hung: list[tuple[Any, threading.Event]] = []
@@ -391,9 +385,8 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
             crew.replace_thread(0)
             assert crew.has_live_thread(0)
         hang()
-        with pytest.raises(
-            RuntimeError, match=f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"
-        ):
+        said = f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"
+        with pytest.raises(RuntimeError, match=said):
             crew.replace_thread(0)
         assert len({id(thread.marks) for thread, _ in hung}) == SPARE + 1
         assert crew.returned() == []
@@ -413,9 +406,8 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
 def shut(broker: Any) -> Dispatcher:
     """A dispatcher whose threads do not run, with a slot in which a listener has begun and will not return."""
     topic = replace(MERGE, slots=1)
-    made = Dispatcher(
-        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, WorkerOptions(threads=1)
-    )
+    listener = Listener(topic.name, lambda message: None)
+    made = Dispatcher(broker, [topic], {topic.name: listener}, WorkerOptions(threads=1))
     made.own([(topic.name, 0)])
     made._mailbox.process_items()
     send(broker, topic, ["hangs"])

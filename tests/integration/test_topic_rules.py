@@ -94,14 +94,22 @@ def shop(broker: Any) -> Iterator[Any]:
             work(broker)
             for name in (SEEN, HIDDEN, UNDECLARED):
                 row(name)
-            earlier = Operations(
-                Actor.of_user(User.objects.create_user("earlier", is_superuser=True), "admin")
-            )
+            user = User.objects.create_user("earlier", is_superuser=True)
+            earlier = Operations(Actor.of_user(user, "admin"))
             earlier.pause(HIDDEN).result()
             store(broker, HIDDEN, broker.now_ms(), b"gone-okapi")
             earlier.delete_all(HIDDEN, "store", Filter(text="gone-okapi")).result()
             earlier.start_action(HIDDEN, "replay")
             yield broker
+
+
+def permit(monkeypatch: pytest.MonkeyPatch, permits: Callable[[Permission], bool]) -> None:
+    """Let the rule permit this of the topic that is seen, and nothing of another one."""
+
+    def has(self: Any, request: Any, view: Any, topic: Any) -> bool:
+        return topic.name == SEEN and permits(view.needed)
+
+    monkeypatch.setattr(OnlySeen, "has_object_permission", has)
 
 
 def fill(broker: Any, name: str, body: bytes) -> None:
@@ -130,14 +138,9 @@ def work(broker: Any) -> None:
 
     join(broker, "shared-worker", SEEN, HIDDEN)
     join(broker, "wombat-worker", HIDDEN, pid=42)
-    report(
-        broker,
-        "shared-worker",
-        calls=(call(HIDDEN, b"running-okapi"), call(SEEN, b"running-pear")),
-        running=5,
-        state="working",
-    )
-    report(broker, "wombat-worker", host="wombat", calls=(call(HIDDEN, b"running-okapi"),), state="working")
+    hidden, seen = call(HIDDEN, b"running-okapi"), call(SEEN, b"running-pear")
+    report(broker, "shared-worker", calls=(hidden, seen), running=5, state="working")
+    report(broker, "wombat-worker", host="wombat", calls=(hidden,), state="working")
     report(broker, "gone-worker", host="wombat", calls=REPORT.calls, state="working")
 
 
@@ -175,9 +178,8 @@ def addresses(topic: str) -> dict[str, str]:
         arguments = {name: given[name] for name in pattern.pattern.converters}
         if pattern.name == "django_rmq_topic_schedule":
             arguments = {"object_id": schedule}
-        found[pattern.name.removeprefix("django_rmq_topic_")] = reverse(
-            f"admin:{pattern.name}", kwargs=arguments
-        )
+        page = pattern.name.removeprefix("django_rmq_topic_")
+        found[page] = reverse(f"admin:{pattern.name}", kwargs=arguments)
     return found
 
 
@@ -224,18 +226,12 @@ def test_what_runs_has_the_buttons_that_the_rule_permits(
     shop: Any, monkeypatch: pytest.MonkeyPatch, permitted: Permission
 ) -> None:
     client, message = person(), message_id(0, b"running-pear")
-    pages = [
-        reverse("admin:django_rmq_topic_running"),
-        reverse("admin:django_rmq_topic_message", args=[SEEN, message]),
-    ]
+    pages = [addresses(SEEN)["running"], reverse("admin:django_rmq_topic_message", args=[SEEN, message])]
     for page in pages:
         shown = text(client.get(page))
         assert 'value="cancel"' in shown and "Show stack" in shown, page
 
-    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
-        return topic.name == SEEN and view.needed in (Permission.VIEW, Permission.VIEW_BODIES, permitted)
-
-    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    permit(monkeypatch, {Permission.VIEW, Permission.VIEW_BODIES, permitted}.__contains__)
     for page in pages:
         shown = text(client.get(page))
         assert ('value="cancel"' in shown) is (permitted is Permission.DELETE), page
@@ -259,11 +255,7 @@ def test_a_list_of_all_topics_has_the_buttons_that_the_rule_permits(
     shell.delete_all(SEEN, "store", Filter(text="pear")).result()
     shell.start_action(SEEN, "purge", "dead")
     for also in (permitted, Permission.REPLAY):
-
-        def permits(self: Any, request: Any, view: Any, topic: Any, also: Permission = also) -> bool:
-            return topic.name == SEEN and view.needed in (Permission.VIEW, also)
-
-        monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+        permit(monkeypatch, {Permission.VIEW, also}.__contains__)
         shown = text(client.get(addresses(SEEN)[page]))
         assert SEEN in shown and (button in shown) is (also is permitted)
 
@@ -328,9 +320,8 @@ def test_an_action_on_a_hidden_topic_is_refused_and_does_nothing(shop: Any) -> N
         assert named_in(answer) == [] and "2 no longer there" in text(answer)
     for worker in ("wombat-worker", "shared-worker"):
         for act in ("quiet", "stop", "resume"):
-            answer = client.post(
-                seen["workers"], {"act": act, "worker": worker, "confirmed": "1"}, follow=True
-            )
+            given = {"act": act, "worker": worker, "confirmed": "1"}
+            answer = client.post(seen["workers"], given, follow=True)
             assert [word for word in named_in(answer) if word not in worker] == []
     shell = Operations(Actor("shell", "command"))
     (action,), (deletion,) = shell.background_actions(), shell.undoable()
@@ -382,10 +373,7 @@ def test_what_the_rule_forbids_of_a_topic_cannot_be_done_over_rest_in_another_wa
     deletion = next(one.id for one in shell.undoable() if one.topic == SEEN)
     before, forbidden = state_of(shop), {Permission.PURGE, Permission.DELETE, Permission.EDIT}
 
-    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
-        return topic.name == SEEN and view.needed not in forbidden
-
-    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    permit(monkeypatch, lambda needed: needed not in forbidden)
     dead = message_id(0, b"dead-pear")
     requests: list[tuple[str, object]] = [
         (f"topics/{SEEN}/background/", {"action": "purge", "state": "dead", "filter": {}}),
@@ -420,10 +408,7 @@ def test_what_messages_hold_is_shown_of_those_topics_of_which_the_rule_permits_i
     searches = [f"{rest}?state=dead&text=pear", f"{rest}-/?key=dead-pear"]
     client, forbidden = person(), {Permission.VIEW_BODIES}
 
-    def permits(self: Any, request: Any, view: Any, topic: Any) -> bool:
-        return topic.name == SEEN and view.needed not in forbidden
-
-    monkeypatch.setattr(OnlySeen, "has_object_permission", permits)
+    permit(monkeypatch, lambda needed: needed not in forbidden)
     for address in shown:
         assert "pear" not in text(client.get(address)), address
     for address in searches:
@@ -529,8 +514,6 @@ def test_django_is_asked_once_about_each_permission_of_a_request(
 
     client.force_login(User.objects.create_superuser("someone"))
     monkeypatch.setattr(User, "has_perm", count)
-    client.post(
-        reverse("admin:django_rmq_topic_act", args=(SEEN,)), {"act": "replay", "state": "dead", "id": "0.x"}
-    )
+    client.post(addresses(SEEN)["act"], {"act": "replay", "state": "dead", "id": "0.x"})
     assert sorted(asked) == sorted({*asked}), asked
     assert Permission.REPLAY.full_name in asked

@@ -31,7 +31,6 @@ from django_rmq import (
     Reject,
     Send,
     asend_messages,
-    connections,
     listener,
     remove_message,
     send_message,
@@ -54,6 +53,8 @@ from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start
 from tests.support.brokers import OracleBroker, direct, project_on
 from tests.support.programs import ALL, Program, kill_all, user_with
+from tests.support.reports import printed
+from tests.support.sends import waiting
 from tests.support.typed_bodies import Line, PriceChanged, Reason
 
 MERGING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5}
@@ -95,16 +96,6 @@ def clock() -> Iterator[Clock]:
         yield found
 
 
-def stored(name: str, state: str = "store") -> list[bytes]:
-    """What the topic holds in a state."""
-    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
-    return sorted(
-        entry.member
-        for slot in range(topic.slots)
-        for entry in broker.list_messages(topic, slot, state).entries
-    )
-
-
 def heard(topic: str, **options: Any) -> list[Any]:
     """Where a listener puts the bodies of its messages."""
     found: list[Any] = []
@@ -125,7 +116,7 @@ def test_an_instance_and_its_plain_data_are_one_message(clock: Clock) -> None:
     found = heard("prices")
     assert send_message("prices", CHANGED, on_commit=False).status == "stored"
     assert send_message("prices", PLAIN, on_commit=False).status == "merged"
-    assert stored("prices") == [STORED]
+    assert waiting("prices") == [STORED]
     clock.advance(6)
     drain()
     assert found == [CHANGED]
@@ -147,17 +138,14 @@ def test_nothing_is_sent_of_a_list_with_a_bad_body(clock: Clock, bodies: list[An
     assert list(error.value.fields) == ["lines", "at"]
     with pytest.raises(InvalidBody):
         async_to_sync(asend_messages)("prices", bodies, on_commit=False)
-    assert not stored("prices")
+    assert not waiting("prices")
 
 
 def test_a_list_of_instances_and_plain_data_is_sent(clock: Clock) -> None:
     found = heard("prices", batch_size=10)
     others = [CHANGED, replace(CHANGED, note="b"), {**PLAIN, "note": "b"}]
-    assert [one.status for one in send_messages("prices", others, on_commit=False)] == [
-        "stored",
-        "stored",
-        "merged",
-    ]
+    statuses = [one.status for one in send_messages("prices", others, on_commit=False)]
+    assert statuses == ["stored", "stored", "merged"]
     clock.advance(6)
     drain()
     (group,) = found
@@ -262,9 +250,7 @@ def test_a_schedule_has_a_body_of_the_type(clock: Clock, body: Any, why: str) ->
 
 
 def test_the_command_names_the_fields_and_the_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    call_command("rmqsend", "prices", json.dumps(PLAIN), stdout=out)
-    assert out.getvalue().startswith("stored in slot")
+    assert printed("rmqsend", "prices", json.dumps(PLAIN)).startswith("stored in slot")
     with pytest.raises(CommandError, match=r"shop: Field required; lines: Input should be a valid array"):
         call_command("rmqsend", "prices", '{"lines": 3, "at": 5}')
     lines = io.BytesIO(f'{json.dumps({**PLAIN, "shop": 8})}\n\n{{"shop":1,"lines":[]}}\n'.encode())
@@ -273,7 +259,7 @@ def test_the_command_names_the_fields_and_the_line(clock: Clock, monkeypatch: py
         CommandError, match=r"^line 3: body does not fit .*: at: Field required \(nothing was sent\)"
     ):
         call_command("rmqsend", "prices", "-", jsonl=True)
-    assert stored("prices") == [STORED]
+    assert waiting("prices") == [STORED]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from django_rmq.exceptions import NotPermitted, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits, Operations, Trace, bulk, bulk_actions, undo
 from django_rmq.operations.authorization import Permission, TopicRule
 from tests.support.brokers import Broker, project_on
+from tests.support.reports import printed
 from tests.support.servers import RedisServer
 from tests.support.workers import live, send
 
@@ -331,16 +331,11 @@ def test_what_others_wrote_into_the_list_is_left_out() -> None:
 
 def test_the_command_says_how_to_undo_and_undoes(shop: Any) -> None:
     make_dead(shop, 3)
-    out = io.StringIO()
-    call_command("rmqpurge", "letters", "--state", "dead", "--no-input", stdout=out)
-    line = out.getvalue().splitlines()[-1]
+    line = printed("rmqpurge", "letters", "--state", "dead", "--no-input").splitlines()[-1]
     assert line.startswith("To bring 3 back: manage.py rmqpurge letters --undo ")
-    out = io.StringIO()
-    call_command("rmqpurge", "letters", "--undo", line.split()[-1], stdout=out)
-    assert "3 restored" in out.getvalue() and dead() == 3
-    out = io.StringIO()
-    call_command("rmqpurge", "letters", "--state", "dead", "--no-input", "--for-good", "--json", stdout=out)
-    assert "undo" not in json.loads(out.getvalue()) and operations().undoable() == []
+    assert "3 restored" in printed("rmqpurge", "letters", "--undo", line.split()[-1]) and dead() == 3
+    told = printed("rmqpurge", "letters", "--state", "dead", "--no-input", "--for-good", "--json")
+    assert "undo" not in json.loads(told) and operations().undoable() == []
     with pytest.raises(CommandError, match="--state"):
         call_command("rmqpurge", "letters")
 
@@ -359,10 +354,8 @@ def test_the_api_names_the_undo_lists_it_and_undoes(shop: Any, staff: Any) -> No
     ).json()
     assert purge["kept"] == 2
     listed = client.get(f"{base}deletions/").json()["results"]
-    assert [(one["undo"], one["action"], one["kept"]) for one in listed] == [
-        (purge["undo"], "purge", 2),
-        (first["undo"], "delete", 1),
-    ]
+    deletions = [(one["undo"], one["action"], one["kept"]) for one in listed]
+    assert deletions == [(purge["undo"], "purge", 2), (first["undo"], "delete", 1)]
     for deletion in (first["undo"], purge["undo"]):
         answer = client.post(f"{base}deletions/{deletion}/undo/")
         assert answer.status_code == 200 and answer.json()["complete"]

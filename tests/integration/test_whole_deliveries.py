@@ -289,7 +289,5 @@ def test_the_outcome_of_many_messages_is_noted_once_and_that_of_few_for_each(
         dispatcher, batch = taken(broker, topic, count=count)
         end(dispatcher, batch)
         turn_until_idle(dispatcher)
-        assert (redis_client.zcard(keys.delivery_outcomes), redis_client.hlen(keys.outcomes)) == (
-            texts,
-            records,
-        )
+        sizes = (redis_client.zcard(keys.delivery_outcomes), redis_client.hlen(keys.outcomes))
+        assert sizes == (texts, records)

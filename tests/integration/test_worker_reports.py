@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import io
 import json
 import math
 import threading
@@ -38,7 +37,7 @@ from django_rmq.core.model.worker_report import (
     decode_stacks,
     encode_stack_requests,
 )
-from django_rmq.exceptions import InvalidRequest, OperationRefused, UnknownTopic, WrongType
+from django_rmq.exceptions import InvalidRequest, OperationRefused, ServerUnavailable, UnknownTopic, WrongType
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
@@ -46,7 +45,7 @@ from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
 from django_rmq.worker.worker_reports import FORGET_MS, STACKS_MS, ReportDuty
 from tests.support.brokers import project_on
-from tests.support.reports import REPORT, join, report
+from tests.support.reports import REPORT, join, printed, report
 from tests.support.workers import LONG, HeldListener, Listener, Worker, eventually, live, send
 
 NAMES = ("timed", "other", "idle")
@@ -60,8 +59,16 @@ def shop(broker: Any) -> Iterator[Any]:
         yield broker
 
 
-def overview() -> Any:
-    return Operations(Actor("tester", "test")).worker_overview()
+def operations() -> Operations:
+    return Operations(Actor("tester", "test"))
+
+
+def url(page: str, *args: str) -> str:
+    return reverse(f"admin:django_rmq_topic_{page}", args=args)
+
+
+def duty_of(broker: Any, worker: str = "w", batches: Callable[[], Any] = list, **options: Any) -> ReportDuty:
+    return ReportDuty(broker, worker, 1, "", batches, lambda: 1.0, **options)
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
@@ -71,17 +78,10 @@ def test_a_report_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"at_ms": "now"},
-        {"at_ms": -1},
-        {"at_ms": 10**400},
-        {"load": math.nan},
-        {"memory_mib": math.inf},
-        {"host": None},
-        {"pid": []},
-        {"calls": None},
-        {"calls": [["timed", "id"]]},
+        *({"at_ms": at_ms} for at_ms in ("now", -1, 10**400)),
+        *({"load": math.nan}, {"memory_mib": math.inf}, {"host": None}, {"pid": []}),
+        *({"calls": calls} for calls in (None, [["timed", "id"]], {"a": 1})),
         {"calls": [["timed", "id", "soon", 1, "thread", None, ""]]},
-        {"calls": {"a": 1}},
         {"calls": [["timed", "id", 1, 1, "thread"]]},
         {"calls": [["timed", "id", 1, 1, "thread", "half", ""]]},
         {"calls": [["timed", "id", 1, 1, "thread", 0.5, None]]},
@@ -150,7 +150,7 @@ def test_a_message_that_waits_for_a_thread_is_held_and_does_not_run(shop: Any) -
         try:
             send(shop, topic, range(6))
             assert held.begun.wait(LONG)
-            duty = ReportDuty(shop, "w", 1, "", worker.dispatcher.batches, lambda: 1.0)
+            duty = duty_of(shop, "w", worker.dispatcher.batches)
             one = duty.report(shop.now_ms())
             assert one.running == one.taken == 1
             assert one.messages >= 1
@@ -159,9 +159,7 @@ def test_a_message_that_waits_for_a_thread_is_held_and_does_not_run(shop: Any) -
 
 
 def test_a_report_that_cannot_be_written_is_skipped(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_rmq.exceptions import ServerUnavailable
-
-    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    duty = duty_of(shop)
     steps = duty()
     with monkeypatch.context() as patch:
         patch.setattr(type(shop), "pipeline", lambda *_: (_ for _ in ()).throw(ServerUnavailable("away")))
@@ -175,7 +173,7 @@ def test_reports_of_workers_that_vanished_long_ago_are_deleted(shop: Any) -> Non
     now_ms = shop.now_ms()
     report(shop, "old", at_ms=now_ms - FORGET_MS - 1)
     report(shop, "young", at_ms=now_ms - FORGET_MS + round(LONG * 1000))
-    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    duty = duty_of(shop)
     duty.forget(now_ms)
     assert list(shop.run(read_reports())) == ["young"]
     shop.run(delete_reports("young"))
@@ -183,23 +181,17 @@ def test_reports_of_workers_that_vanished_long_ago_are_deleted(shop: Any) -> Non
 
 
 def ask(worker: str, request: Any, names: Any = None) -> str:
-    return Operations(Actor("tester", "test")).ask_worker(worker, request, names)
+    return operations().ask_worker(worker, request, names)
 
 
 def test_a_worker_obeys_each_request_once_and_reports_its_new_state_at_once(shop: Any) -> None:
     obeyed: list[str] = []
     states = {"quiet": "quiet", "resume": "working"}
-    duty = ReportDuty(
-        shop,
-        "w" * 32,
-        1,
-        "",
-        list,
-        lambda: 1.0,
-        state=lambda: states[obeyed[-1]] if obeyed else "working",
-        obey=obeyed.append,
-        parent=7,
-    )
+
+    def state() -> str:
+        return states[obeyed[-1]] if obeyed else "working"
+
+    duty = duty_of(shop, "w" * 32, state=state, obey=obeyed.append, parent=7)
     join(shop, "w" * 32, "timed")
     with closing(duty()) as steps:
         assert next(steps) == worker_reports.REPORT_SECONDS and obeyed == []
@@ -276,7 +268,7 @@ def test_a_worker_that_stops_has_not_vanished_until_it_is_silent(shop: Any) -> N
     now_ms = shop.now_ms()
     report(shop, "stops", state="stopping", at_ms=now_ms + round(LONG * 1000))
     report(shop, "killed", state="stopping", at_ms=now_ms - STOPPING_MS - 1)
-    assert [one.id for one in overview().vanished] == ["killed"]
+    assert [one.id for one in operations().worker_overview().vanished] == ["killed"]
 
 
 @pytest.mark.django_db
@@ -286,7 +278,7 @@ def test_a_worker_is_quieted_resumed_and_stopped_from_its_page(
     for number, pid in enumerate((41, 42)):
         join(shop, f"abcdef0{number}99", "timed", pid=pid)
         report(shop, f"abcdef0{number}99", state="working", parent=40, pid=pid)
-    page, client = reverse("admin:django_rmq_topic_workers"), staff("view_topic", "control_workers")
+    page, client = url("workers"), staff("view_topic", "control_workers")
     assert "Quiet worker abcdef00" in client.get(page).content.decode()
 
     def post(**data: str) -> str:
@@ -328,22 +320,15 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
         answer = client.post(f"/api/rmq/workers/abcdef0099/{request}/")
         assert (answer.status_code, answer.json()) == (202, {"worker": "abcdef0099", "asked": request})
         assert shop.run(reports.read_requests("abcdef0099")).request.startswith(request)
-        out = io.StringIO()
-        call_command("rmqworkers", f"--{request}", "abcdef00", stdout=out)
-        assert out.getvalue() == f"abcdef0099: asked to {request}\n"
-        out = io.StringIO()
-        call_command("rmqworkers", f"--{request}", "abcdef00", "--json", stdout=out)
-        assert json.loads(out.getvalue()) == [answer.json()]
+        assert printed("rmqworkers", f"--{request}", "abcdef00") == f"abcdef0099: asked to {request}\n"
+        told = printed("rmqworkers", f"--{request}", "abcdef00", "--json")
+        assert json.loads(told) == [answer.json()]
     assert client.post("/api/rmq/workers/unknown-one/stop/").status_code == 409
     assert staff("view_topic").post("/api/rmq/workers/abcdef0099/stop/").status_code == 403
     report(shop, "abcdef0099", state="quiet")
     assert client.get("/api/rmq/workers/").json()["results"][0]["report"]["state"] == "quiet"
-    out = io.StringIO()
-    call_command("rmqworkers", stdout=out)
-    assert "(quiet)" in out.getvalue()
-    out = io.StringIO()
-    call_command("rmqworkers", "--json", stdout=out)
-    assert json.loads(out.getvalue())[0]["state"] == "quiet"
+    assert "(quiet)" in printed("rmqworkers")
+    assert json.loads(printed("rmqworkers", "--json"))[0]["state"] == "quiet"
     with pytest.raises(CommandError, match="no live worker"):
         call_command("rmqworkers", "--stop", "unknown-one")
 
@@ -356,11 +341,9 @@ def test_workers_are_live_or_vanished_and_topics_are_served_or_not(shop: Any) ->
     report(shop, "gone", pid=77, at_ms=now_ms - 60_000)
     report(shop, "gone-before", at_ms=now_ms - 120_000)
     report(shop, "forgotten", at_ms=now_ms - FORGET_MS - round(LONG * 1000))
-    found = overview()
-    assert [(one.stats.member.worker.id, one.report is not None) for one in found.workers] == [
-        ("live", True),
-        ("silent", False),
-    ]
+    found = operations().worker_overview()
+    known = [(one.stats.member.worker.id, one.report is not None) for one in found.workers]
+    assert known == [("live", True), ("silent", False)]
     assert [one.id for one in found.vanished] == ["gone", "gone-before"]
     assert found.unserved == ["idle"]
 
@@ -372,7 +355,7 @@ def test_what_runs_longest_comes_first_and_is_of_live_workers_and_known_topics(s
     report(shop, "a", calls=tuple(calls), running=7)
     report(shop, "b", calls=(RunningCall("other", "o", 200, 2, "t"),), running=1)
     report(shop, "gone", calls=(RunningCall("timed", "g", 1, 1, "t"),))
-    found = overview()
+    found = operations().worker_overview()
     assert [(one.worker, one.call.topic) for one in found.running] == [("b", "other"), ("a", "timed")]
     assert found.unreported == 5
 
@@ -381,7 +364,9 @@ def test_what_runs_longest_comes_first_and_is_of_live_workers_and_known_topics(s
 def test_a_foreign_value_in_place_of_the_reports_hides_no_worker(shop: Any) -> None:
     join(shop, "live", "timed")
     shop.client.set(reports_key(shop.prefix), "foreign")
-    assert [(one.stats.member.worker.id, one.report) for one in overview().workers] == [("live", None)]
+    assert [(one.stats.member.worker.id, one.report) for one in operations().worker_overview().workers] == [
+        ("live", None)
+    ]
 
 
 @pytest.mark.django_db
@@ -391,14 +376,14 @@ def test_the_page_and_rest_show_workers(shop: Any, staff: Callable[..., Client])
     report(shop, "fedcba9876", host="<b>beta</b>", pid=4242)
     client = staff("view_topic")
     for name in ("workers", "workers_live"):
-        answer = client.get(reverse(f"admin:django_rmq_topic_{name}"))
+        answer = client.get(url(name))
         page = answer.content.decode()
         assert answer.status_code == 200
         for text in ("01234567", "3 / 4", "2026.11", "fedcba98", "4242", "&lt;b&gt;beta", "80 MiB"):
             assert text in page, text
-        assert reverse("admin:django_rmq_topic_change", args=["idle"]) in page
+        assert url("change", "idle") in page
         assert "No worker serves" in page
-    assert "workers/" in client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+    assert "workers/" in client.get(url("changelist")).content.decode()
 
 
 @pytest.mark.django_db
@@ -427,15 +412,13 @@ def test_no_more_running_messages_are_listed_than_the_bound(
     # The package has a function of the same name as the module.
     monkeypatch.setattr(import_module("django_rmq.operations.worker_overview"), "MOST_RUNNING", 2)
     join(shop, "a", "timed", "other")
-    calls = [
-        RunningCall(topic, topic, since, 1, "t")
-        for topic, since in (("timed", 10), ("other", 20), ("timed", 30), ("timed", 40))
-    ]
-    report(shop, "a", calls=tuple(calls), running=7)
-    found = Operations(Actor("tester", "test")).running_messages()
+    since = (("timed", 10), ("other", 20), ("timed", 30), ("timed", 40))
+    calls = tuple(RunningCall(topic, topic, at_ms, 1, "t") for topic, at_ms in since)
+    report(shop, "a", calls=calls, running=7)
+    found = operations().running_messages()
     assert ([one.call.since_ms for one in found.messages], found.unlisted) == ([10, 20], 5)
     # Those of topics that one may not see are neither listed nor counted.
-    found = Operations(Actor("tester", "test")).running_messages(["timed"])
+    found = operations().running_messages(["timed"])
     assert ([one.call.since_ms for one in found.messages], found.unlisted) == ([10, 30], 4)
 
 
@@ -444,7 +427,7 @@ def test_a_foreign_value_in_place_of_the_usual_times_hides_no_running_message(sh
     join(shop, "a", "timed")
     shop.client.set(times_key(shop.prefix, "timed"), "foreign")
     report(shop, "a", calls=(RunningCall("timed", "i", 1, 1, "t"),))
-    found = Operations(Actor("tester", "test")).running_messages()
+    found = operations().running_messages()
     assert ([one.call.id for one in found.messages], found.usual) == (["i"], {})
 
 
@@ -459,10 +442,10 @@ def test_the_page_of_running_messages_names_worker_thread_and_usual_times(
     report(shop, "0123456789", calls=(hung,), running=4, host="alpha", pid=4242)
     client, plain = staff("view_topic", "delete_messages"), staff("view_topic")
     for name in ("running", "running_live"):
-        answer = client.get(reverse(f"admin:django_rmq_topic_{name}"))
+        answer = client.get(url(name))
         page = answer.content.decode()
         assert answer.status_code == 200
-        message = reverse("admin:django_rmq_topic_message", args=["timed", hung.id])
+        message = url("message", "timed", hung.id)
         for text in (message, "abcdefgh", "rmq-executor-&lt;b&gt;7", "alpha", "4242", "01234567", "995 ms"):
             assert text in page, text
         assert "3 other messages run that are not listed" in page
@@ -470,20 +453,17 @@ def test_the_page_of_running_messages_names_worker_thread_and_usual_times(
         assert 'value="cancel"' in page
     # By its last report it has run for a moment, and may have ended since.
     report(shop, "0123456789", calls=(hung._replace(since_ms=now_ms - 60_000),), at_ms=now_ms - 59_900)
-    assert (
-        '<strong class="rmq-dead">'
-        not in client.get(reverse("admin:django_rmq_topic_running")).content.decode()
-    )
-    assert 'value="cancel"' not in plain.get(reverse("admin:django_rmq_topic_running")).content.decode()
-    dashboard = client.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
-    assert reverse("admin:django_rmq_topic_running") in dashboard
+    assert '<strong class="rmq-dead">' not in client.get(url("running")).content.decode()
+    assert 'value="cancel"' not in plain.get(url("running")).content.decode()
+    dashboard = client.get(url("changelist")).content.decode()
+    assert url("running") in dashboard
 
 
 @pytest.mark.django_db
 def test_the_page_of_running_messages_says_that_nothing_runs(shop: Any, staff: Callable[..., Client]) -> None:
-    page = staff("view_topic").get(reverse("admin:django_rmq_topic_running")).content.decode()
+    page = staff("view_topic").get(url("running")).content.decode()
     assert "No message is running." in page
-    assert staff().get(reverse("admin:django_rmq_topic_running")).status_code == 403
+    assert staff().get(url("running")).status_code == 403
 
 
 @pytest.mark.django_db
@@ -511,8 +491,7 @@ def test_a_worker_reports_the_progress_of_what_it_runs_without_a_round_trip(shop
     written: list[bool] = []
 
     def hang(message: Message) -> None:
-        written.append(message.progress(0.25, "first"))
-        written.append(message.progress(0.5, "é" * 300))
+        written.extend([message.progress(0.25, "first"), message.progress(0.5, "é" * 300)])
         began.set()
         assert go.wait(5 * LONG)
 
@@ -529,7 +508,7 @@ def test_a_worker_reports_the_progress_of_what_it_runs_without_a_round_trip(shop
             assert began.wait(LONG)
             # The topic has no OUTCOME_RETENTION, so nothing is written for its status.
             assert written == [False, False]
-            duty = ReportDuty(shop, "w", 1, "", worker.dispatcher.batches, lambda: 1.0)
+            duty = duty_of(shop, "w", worker.dispatcher.batches)
             (call,) = duty.report(shop.now_ms()).calls
             assert (call.progress, call.progress_text) == (0.5, "é" * 100)
         finally:
@@ -548,7 +527,7 @@ def test_progress_is_shown_with_its_text_to_who_may_read_bodies(
     )
     report(shop, "live", calls=calls, running=2)
     reader, viewer = staff("view_topic", "view_bodies"), staff("view_topic")
-    running = reverse("admin:django_rmq_topic_running")
+    running = url("running")
     page = reader.get(running).content.decode()
     assert "99 %" in page and "&lt;b&gt;card 4111" in page
     page = viewer.get(running).content.decode()
@@ -559,20 +538,19 @@ def test_progress_is_shown_with_its_text_to_who_may_read_bodies(
     told = {one["topic"]: one for one in viewer.get("/api/rmq/running/").json()["results"]}
     assert (told["timed"]["progress"], told["timed"]["progress_text"]) == (0.999, "")
     # A topic whose bodies are redacted shows no text to anybody.
-    with project_on(
-        shop, **settings.RMQ, ADMIN={"FORMATTER": {"timed": "tests.browser.shop.redaction.hide_numbers"}}
-    ):
+    redacted = {"FORMATTER": {"timed": "tests.browser.shop.redaction.hide_numbers"}}
+    with project_on(shop, **settings.RMQ, ADMIN=redacted):
         assert "card 4111" not in reader.get(running).content.decode()
     report(shop, "live", calls=calls[1:], running=1)
     assert "Progress" not in reader.get(running).content.decode()
 
 
 def stacks(message: str, topic: str = "timed") -> Any:
-    return Operations(Actor("tester", "test")).message_stacks(topic, message)
+    return operations().message_stacks(topic, message)
 
 
 def ask_for(message: str, topic: str = "timed") -> list[str]:
-    return Operations(Actor("tester", "test")).ask_for_stacks(topic, message)
+    return operations().ask_for_stacks(topic, message)
 
 
 def reads_stacks(broker: Any, worker: str) -> list[Stack]:
@@ -610,19 +588,14 @@ def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
             loop.call_soon_threadsafe(end.set)
 
     listener = {"thread": hang, "blocked loop": block, "waiting coroutine": linger}[kind]
-    innermost = {"thread": "hang_in_depth", "blocked loop": "hang_in_depth", "waiting coroutine": "wait"}[
-        kind
-    ]
+    innermost = "wait" if kind == "waiting coroutine" else "hang_in_depth"
     send(shop, topic, ["secret text"])
     with Worker(shop, topic, listener) as worker:
         try:
             assert began.wait(LONG)
             owner = worker.dispatcher.owner
             join(shop, owner, "timed")
-            duty = ReportDuty(
-                shop, owner, 2, "", worker.dispatcher.batches, lambda: 1.0, state=lambda: "working"
-            )
-            steps = duty()
+            steps = duty_of(shop, owner, worker.dispatcher.batches, state=lambda: "working")()
             next(steps)
             (call,) = shop.run(read_reports())[owner].calls
             before_ms = shop.now_ms()
@@ -637,9 +610,8 @@ def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
             assert "test_worker_reports.py" in text and "secret text" not in text
             assert text.index(f", in {listener.__name__}\n") < text.index(f", in {innermost}\n")
             # It is named in each way in which the admin and REST name a message.
-            (member,) = [
-                each.delivery.member for batch in worker.dispatcher.batches() for each in batch.messages
-            ]
+            (batch,) = worker.dispatcher.batches()
+            (member,) = [each.delivery.member for each in batch.messages]
             slot, _, sealed = call.id.partition("~")
             for name in (message_id(int(slot), member), f"{slot}.prepare.1.0~{sealed}"):
                 assert stacks(name).workers == [one]
@@ -706,7 +678,7 @@ def test_requests_for_stacks_that_were_not_read_stay(shop: Any) -> None:
 
 @pytest.mark.parametrize("text", ["x", "[]", "1", "[[1]]", '[["id","now"]]', "[" * 100_000, '{"a":1}'])
 def test_what_is_no_request_for_stacks_is_not_answered(shop: Any, text: str) -> None:
-    duty = ReportDuty(shop, "w", 1, "", list, lambda: 1.0)
+    duty = duty_of(shop)
     shop.run(reports.ask_for_stacks("w", text))
     with closing(duty()) as steps:
         next(steps)
@@ -721,7 +693,7 @@ def test_redis_forgets_stacks_and_requests_for_them(shop: Any) -> None:
     report(shop, "w" * 10, state="working", calls=(RunningCall("timed", one, 1, 1, "t"),))
     ask_for(one)
     assert 0 < shop.client.pttl(worker_requests_key(shop.prefix)) <= REQUEST_MS
-    duty = ReportDuty(shop, "w" * 10, 1, "", list, lambda: 1.0)
+    duty = duty_of(shop, "w" * 10)
     with closing(duty()) as steps:
         next(steps)
         assert 0 < shop.client.pttl(stacks_key(shop.prefix)) <= STACKS_MS
@@ -767,16 +739,13 @@ def test_the_page_of_a_stack_asks_and_shows_the_answer(shop: Any, staff: Callabl
     call = RunningCall("timed", one, now_ms, 1, "rmq-executor-<b>7</b>")
     report(shop, "0123456789", state="working", calls=(call,), running=1)
     client, viewer = staff("view_topic", "view_stack"), staff("view_topic")
-    running, page = (
-        reverse("admin:django_rmq_topic_running"),
-        reverse("admin:django_rmq_topic_stack", args=["timed", one]),
-    )
+    running, page = url("running"), url("stack", "timed", one)
     assert page in client.get(running).content.decode()
     assert page not in viewer.get(running).content.decode()
     assert viewer.get(page).status_code == viewer.post(page).status_code == 403
 
     def shown(name: str = "stack") -> str:
-        answer = client.get(reverse(f"admin:django_rmq_topic_{name}", args=["timed", one]))
+        answer = client.get(url(name, "timed", one))
         assert answer.status_code == 200
         return html.unescape(answer.content.decode())
 
@@ -787,10 +756,8 @@ def test_the_page_of_a_stack_asks_and_shows_the_answer(shop: Any, staff: Callabl
         assert "answers with its next report" in shown(name)
     assert "Ask again" in shown()
     (entry,) = LogEntry.objects.values_list("object_id", "change_message")
-    assert entry == (
-        "timed",
-        f"Show stack (message {one}, worker 0123456789, process 41 on alpha): 1 asked (admin)",
-    )
+    asked_of = f"message {one}, worker 0123456789, process 41 on alpha"
+    assert entry == ("timed", f"Show stack ({asked_of}): 1 asked (admin)")
     (asked,) = shop.run(reports.read_stack_requests(["0123456789"]))
     # Whatever the worker is, people are not left waiting.
     old = [StackRequest(one, asked[0].asked_ms - SILENT_MS - 1)]
@@ -803,13 +770,13 @@ def test_the_page_of_a_stack_asks_and_shows_the_answer(shop: Any, staff: Callabl
     shop.run(reports.write_stacks("0123456789", [answered._replace(text="")]))
     assert "the worker did not run the message" in shown()
     # What no worker runs is said, in place of an error.
-    other = reverse("admin:django_rmq_topic_stack", args=["timed", sealed_id("timed", 0, b"2")])
+    other = url("stack", "timed", sealed_id("timed", 0, b"2"))
     followed = client.post(other, follow=True).content.decode()
     assert "o worker reports that it runs this message" in followed
     for bad in ("nonsense", "9" * 2_000):
-        address = reverse("admin:django_rmq_topic_stack", args=["timed", bad])
+        address = url("stack", "timed", bad)
         assert client.get(address).status_code == client.post(address).status_code == 404
-    live = reverse("admin:django_rmq_topic_stack_live", args=["timed", "nonsense"])
+    live = url("stack_live", "timed", "nonsense")
     assert client.get(live).status_code == 404
 
 
@@ -823,12 +790,8 @@ def test_rest_asks_for_a_stack_and_returns_it(shop: Any, staff: Callable[..., Cl
     answer = client.post(route)
     assert (answer.status_code, answer.json()) == (202, {"workers": ["0123456789"]})
     (found,) = client.get(route).json()["results"]
-    assert (found["worker"], found["host"], found["pid"], found["thread"]) == (
-        "0123456789",
-        "alpha",
-        4242,
-        "loop",
-    )
+    assert (found["worker"], found["host"]) == ("0123456789", "alpha")
+    assert (found["pid"], found["thread"]) == (4242, "loop")
     assert (found["awaited"], found["at_ms"], found["stack"]) == (True, None, "")
     stack = Stack(one, found["asked_ms"], found["asked_ms"] + 1, "  File\n")
     shop.run(reports.write_stacks("0123456789", [stack]))
@@ -837,10 +800,8 @@ def test_rest_asks_for_a_stack_and_returns_it(shop: Any, staff: Callable[..., Cl
     for permissions in (["view_topic"], ["view_stack"]):
         other = staff(*permissions)
         assert other.get(route).status_code == other.post(route).status_code == 403
-    assert (
-        client.post(f"/api/rmq/topics/timed/messages/{sealed_id('timed', 0, b'2')}/stack/").status_code == 409
-    )
-    assert client.get("/api/rmq/topics/timed/messages/nonsense/stack/").status_code == 400
+    assert client.post(route.replace(one, sealed_id("timed", 0, b"2"))).status_code == 409
+    assert client.get(route.replace(one, "nonsense")).status_code == 400
     by_body = "/api/rmq/topics/timed/messages/-/stack/?body=1"
     assert client.get(by_body).status_code == 403
     may_read = staff("view_topic", "view_stack", "view_bodies")

@@ -10,7 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -102,10 +102,16 @@ class Party(ABC):
         self.all: list[Any] = []
         self.changed = threading.Condition()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end()
+
     def live(self) -> list[Any]:
         return [member for member in self.all if not member.silent]
 
-    def wait_for(self, fact: Callable[[], bool], seconds: float, what: str) -> float:
+    def wait_for(self, fact: Callable[[], bool], what: str, seconds: float = TAKE_OVER * PATIENCE) -> float:
         """Return how long it took until ``fact``, which is looked at whenever a worker is told something."""
         started = time.monotonic()
         with self.changed:
@@ -131,7 +137,7 @@ class Party(ABC):
         return all(abs(len(each) - quota) < 1 for each, quota in zip(owned, quotas, strict=True))
 
     def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
-        return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
+        return self.wait_for(self.is_shared_out, "every slot owned once, in fair shares", seconds)
 
     def share(self, count: int, **options: Any) -> list[Any]:
         """Add workers, wait until they share all slots, and return them."""
@@ -203,11 +209,7 @@ class Sharing:
         first, second = (party.add(identity=identity) for identity in identities)
         party.wait_until_shared_out()
         first.coordinator.announce(topics=[SHARED])
-        party.wait_for(
-            lambda: not first.serial() and len(second.serial()) == 64,
-            TAKE_OVER * PATIENCE,
-            "all for the second",
-        )
+        party.wait_for(lambda: not first.serial() and len(second.serial()) == 64, "all for the second")
         assert ("shared", 3) in first.slots
 
     def test_a_worker_without_room_gives_its_slots_to_those_that_have_some(self, party: Any) -> None:
@@ -226,13 +228,12 @@ class Sharing:
         note(first, SERIAL.name, SHARED.name)
         party.wait_for(
             lambda: len(second.serial()) == 64 and not first.serial() and ("shared", 3) in first.slots,
-            TAKE_OVER * PATIENCE,
             "all that is assigned for the second",
         )
         note(second, SERIAL.name)
         party.wait_until_shared_out()
         note(first)
-        party.wait_for(lambda: len(first.serial()) == 64, TAKE_OVER * PATIENCE, "all for the first")
+        party.wait_for(lambda: len(first.serial()) == 64, "all for the first")
         note(second)
         party.wait_until_shared_out()
         assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
@@ -240,11 +241,7 @@ class Sharing:
     def test_workers_of_different_topics_get_their_own_only(self, party: Any) -> None:
         other = Topic("other", TopicType.PRIORITY, slots=8)
         first, second = party.add([SERIAL]), party.add([other])
-        party.wait_for(
-            lambda: len(first.slots) == 64 and len(second.slots) == 8,
-            TAKE_OVER * PATIENCE,
-            "each its own topic",
-        )
+        party.wait_for(lambda: len(first.slots) == 64 and len(second.slots) == 8, "each its own topic")
         assert {topic for topic, _ in second.slots} == {"other"}
 
     def test_when_a_worker_joins_the_others_give_only_what_it_gets(self, party: Any) -> None:

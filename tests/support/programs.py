@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,9 @@ from django_rmq import connections
 from django_rmq.api import urls
 from django_rmq.api.view import RmqView
 from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.operations import Permission as Needed
 from tests.support.brokers import Broker
 
@@ -98,6 +101,27 @@ def kill_all(broker: Any, name: str, error: str = "shop.Boom: bad") -> None:
         while (taken := broker.prepare(topic, slot, "W", None, 1000)).status == "ok":
             failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
             broker.rollback(topic, slot, taken.receipt, failures)
+
+
+def put(broker: Any, name: str, *members: bytes, score: float | None = None) -> list[int]:
+    """Send members as a program would that validates nothing; return their slots."""
+    topic = get_config().topic(name)
+    if score is None:
+        score = 100 if topic.is_priority else int(time.time() * 1000) - 60_000
+    slots = [slot_of(member, topic.slots) for member in members]
+    for slot in set(slots):
+        group = [member for member, of in zip(members, slots, strict=True) if of == slot]
+        for first in range(0, len(group), 1_000):
+            part = group[first : first + 1_000]
+            envelopes = [encode_envelope(Envelope(b'"body"'))] * len(part) if topic.keyed else ()
+            broker.send_replace(topic, slot, [score] * len(part), part, envelopes)
+    return slots
+
+
+def kill(broker: Any, name: str, *members: bytes, error: str = "shop.errors.Boom: bad\nTraceback") -> None:
+    """Send members and let each fail for good, and what waits beside them."""
+    put(broker, name, *members)
+    kill_all(broker, name, error)
 
 
 def views() -> list[tuple[str, type[RmqView]]]:

@@ -1,9 +1,12 @@
-"""Workers of which Redis knows that they are there, and what they report."""
+"""Workers of which Redis knows that they are there, what they report, and what metrics and commands say."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
+
+from django.core.management import call_command
 
 from django_rmq.conf import get_config
 from django_rmq.core.commands import membership
@@ -12,6 +15,7 @@ from django_rmq.core.coordination import Worker as Member
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.worker_report import RunningCall, WorkerReport
+from django_rmq.metrics.collector import RmqCollector
 from tests.support.workers import LONG
 
 REPORT = WorkerReport(
@@ -42,6 +46,19 @@ def join(broker: Any, worker: str, *names: str, pid: int = 41) -> None:
     assert (
         broker.run(membership.beat(worker, "t", session_ms, record=write_record("t", member))).status == "ok"
     )
+
+
+def samples() -> dict[tuple[str, ...], float]:
+    """Each sample of RMQ's metrics: its name and the values of its labels, and its value."""
+    families = RmqCollector().collect()
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def printed(*arguments: str) -> str:
+    """Return what a command prints."""
+    output = StringIO()
+    call_command(*arguments, stdout=output)
+    return output.getvalue()
 
 
 def report(broker: Any, worker: str, **changed: Any) -> None:

@@ -202,6 +202,20 @@ class Worker:
             self.thread.join(LONG + 5)
 
 
+def finish(worker: Worker) -> Worker:
+    """Let a worker run until it ends by itself."""
+    with worker:
+        worker.join()
+    return worker
+
+
+def work_off(broker: Any, topic: Topic, listener: Callable[[Any], Any], **options: Any) -> Worker:
+    """Let a worker run until no message of the topic is left."""
+    with Worker(broker, topic, listener, **options) as worker:
+        eventually(lambda: live(broker, topic) == 0, "the end of all")
+    return worker
+
+
 def turn_until_idle(dispatcher: Dispatcher) -> None:
     """Make the turns of a dispatcher whose threads do not run, until nothing is left to send."""
     for _ in range(50):
@@ -245,8 +259,8 @@ def live(broker: Any, topic: Topic) -> int:
 
 
 __all__ = [
-    "Broker", "Heard", "Listener", "Worker", "audit", "client_of", "eventually", "live", "send", "total",
-    "turn_until_idle",
+    "Broker", "Heard", "Listener", "Worker", "audit", "client_of", "eventually", "finish", "live", "send", "total",
+    "turn_until_idle", "work_off",
 ]  # fmt: skip
 
 

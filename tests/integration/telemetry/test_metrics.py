@@ -70,24 +70,19 @@ def recorded(reader: InMemoryMetricReader) -> Points:
     return found
 
 
+def names(module: Any) -> set[str]:
+    """Return the names that a module has as constants."""
+    return {value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)}
+
+
 def test_the_names_are_those_of_the_conventions() -> None:
     theirs = {value for name, value in vars(messaging_metrics).items() if name.isupper()}
     assert {SENT, CONSUMED, OPERATION, PROCESS} <= theirs
-    attributes = {
-        value
-        for module in (messaging_attributes, error_attributes, server_attributes)
-        for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, str)
-    }
-    ours = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)}
-    ours -= {telemetry.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
+    attributes = set().union(*map(names, (messaging_attributes, error_attributes, server_attributes)))
+    ours = names(telemetry) - {telemetry.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
     assert {name for name in ours if not name.startswith("messaging.rmq.")} <= attributes
-    assert {value.value for value in messaging_attributes.MessagingOperationTypeValues} >= {
-        *telemetry.TYPES.values(),
-        "send",
-        "create",
-        "process",
-    }
+    types = {value.value for value in messaging_attributes.MessagingOperationTypeValues}
+    assert types >= {*telemetry.TYPES.values(), "send", "create", "process"}
 
 
 def test_sends_are_counted_and_timed(broker: OracleBroker, reader: InMemoryMetricReader) -> None:
@@ -187,8 +182,6 @@ def test_off_nothing_is_made(broker: OracleBroker, reader: InMemoryMetricReader)
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsers, "find_spec", lambda name: None)
-    with (
-        override_settings(RMQ=RMQ),
-        pytest.raises(ConfigurationError, match=r"opentelemetry-api is not installed.*rmq\[otel\]"),
-    ):
+    said = r"opentelemetry-api is not installed.*rmq\[otel\]"
+    with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match=said):
         get_config()

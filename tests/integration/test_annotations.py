@@ -37,7 +37,9 @@ def shop(broker: Any) -> Iterator[Any]:
         now = broker.now_ms() // 60_000
         for name in NAMES:
             for minute in range(now - 60, now + 1):
-                record = " ".join(map(str, (minute * 60_000, 2, 2, 9, 3, 0, 0, 0, 0, 0, *[minute] * 6, *[0] * 9)))
+                record = " ".join(
+                    map(str, (minute * 60_000, 2, 2, 9, 3, 0, 0, 0, 0, 0, *[minute] * 6, *[0] * 9))
+                )
                 broker.store_minute(get_config().topic(name), minute, record, 60)
         yield broker
 

@@ -236,14 +236,8 @@ def test_workers_whose_threads_all_hang_are_a_finding(
 ) -> None:
     with in_memory(TOPICS) as broker:
         join(broker, "w", "mails")
-        broker.run(
-            write_report(
-                "w",
-                replace(
-                    REPORT, at_ms=NOW, threads=2, taken=len(running), running=2, calls=calls_of(*running)
-                ),
-            )
-        )
+        ran: dict[str, Any] = {"taken": len(running), "running": 2, "calls": calls_of(*running)}
+        broker.run(write_report("w", replace(REPORT, at_ms=NOW, threads=2, **ran)))
         if usual is not None:
             count = TimesCount(broker)
             count.note_calls(get_config().topic("mails"), [usual] * 100)
@@ -406,10 +400,8 @@ def test_each_node_of_a_cluster_has_a_panel_and_says_why_it_refuses(
         "aof_enabled": "1",
         "aof_last_write_status": "err",
     }
-    nodes = [
-        ServerInfo("the node a:1", info, {}, "a:1"),
-        ServerInfo("the node b:2", {"role": "slave"}, {}, "b:2"),
-    ]
+    replica = ServerInfo("the node b:2", {"role": "slave"}, {}, "b:2")
+    nodes = [ServerInfo("the node a:1", info, {}, "a:1"), replica]
     with in_memory(TOPICS) as broker:
         monkeypatch.setattr(type(broker), "servers", lambda self: nodes)
         text = html.unescape(page(boss, "servers"))

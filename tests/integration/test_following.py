@@ -40,11 +40,8 @@ def settings() -> dict[str, Any]:
 @pytest.fixture
 def still(settings: dict[str, Any]) -> Iterator[Clock]:
     """A broker in memory whose time stands still until it is advanced."""
-    with (
-        override_settings(RMQ={"BROKER": "memory", **settings}),
-        memory_broker(found := clock_from_now()),
-        isolated(),
-    ):
+    rmq = {"BROKER": "memory", **settings}
+    with override_settings(RMQ=rmq), memory_broker(found := clock_from_now()), isolated():
         yield found
 
 

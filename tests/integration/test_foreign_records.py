@@ -87,10 +87,8 @@ def look(broker: Broker) -> Callable[[], dict[str, str]]:
         assert client.get("/api/rmq/health/ready?workers=false").status_code in (200, 503)
         assert client.get("/api/rmq/workers/").status_code in (200, 409)
         mark = time.monotonic_ns()
-        assert (
-            send_message("sound", mark, on_commit=False, fixed_time=datetime(2096, 10, 2, tzinfo=UTC)).status
-            == "stored"
-        )
+        due = datetime(2096, 10, 2, tzinfo=UTC)
+        assert send_message("sound", mark, on_commit=False, fixed_time=due).status == "stored"
         assert send_message("ranked", mark, on_commit=False, priority=50).status == "stored"
         return found
 
@@ -171,12 +169,7 @@ def test_a_history_that_is_none_is_a_gap(
 ) -> None:
     now = broker.now_ms() // 60_000
     keys = history_keys(prefix, "spoilt")
-    records = [
-        *NO_NUMBERS,
-        b" ".join([b"9" * 30] * 16),
-        b" ".join([b"9" * 400] * 16),
-        b" ".join([b"-1"] * 16),
-    ]
+    records = [*NO_NUMBERS, *(b" ".join([each] * 16) for each in (b"9" * 30, b"9" * 400, b"-1"))]
     for at, value in enumerate(records):
         broker.client.hset(keys.minutes, mapping={str(now + 1 - at): value, str(now - 30 - at): value})
         broker.client.hset(keys.pending, mapping={"claimed": value, "first": value, f"late{at}": value})

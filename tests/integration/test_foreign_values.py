@@ -26,7 +26,7 @@ OTHER = Topic("other", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")
 SCORES = ["-inf", "inf", "-5", "0.5", "1e20", "1e300"]
-CONTROL = (
+CONTROL = [
     "owner",
     "epoch",
     "deliveries",
@@ -36,7 +36,7 @@ CONTROL = (
     "sleeping_until",
     "slots",
     "moving",
-)
+]
 VALUES = [b"", b"x", b"-1", b"nan", b"9" * 30, b"1.5", b"\xff\xfe\0", b"1 x"]
 
 
@@ -145,9 +145,8 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(
 
 def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
     broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "stored", "x")
-    with pytest.raises(
-        WrongType, match=r"^field 'stored' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
-    ):
+    said = r"^field 'stored' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
+    with pytest.raises(WrongType, match=said):
         broker.audit_ledger(TOPIC, 3)
     pipeline = broker.pipeline()
     for slot in (2, 3):
@@ -159,7 +158,6 @@ def test_a_value_that_cannot_be_read_is_named(broker: Broker) -> None:
 def test_an_answer_that_means_nothing_names_its_script_and_key() -> None:
     call = Call("adopt", AtSlot(TOPIC, 3), (), int)
     assert call.read(b"5", "") == 5
-    with pytest.raises(
-        Unreadable, match=r"^adopt of stats_{attacked_3}: .* that RMQ did not write \(.*b'x'\)$"
-    ):
+    said = r"^adopt of stats_{attacked_3}: .* that RMQ did not write \(.*b'x'\)$"
+    with pytest.raises(Unreadable, match=said):
         call.read(b"x", "")

@@ -407,11 +407,8 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
         worker.join()
     flush(count)
     broker.store_minute(TOPIC, broker.now_ms() // 60_000, "", 60)
-    (raw,) = [
-        record
-        for record in broker.minutes(TOPIC, broker.now_ms() // 60_000 - 1, broker.now_ms() // 60_000)
-        if record
-    ]
+    minute = broker.now_ms() // 60_000
+    (raw,) = [record for record in broker.minutes(TOPIC, minute - 1, minute) if record]
     counts = {int(pair.split(b":")[0]): int(pair.split(b":")[1]) for pair in raw.partition(b"|")[2].split()}
     assert sum(counts.values()) == 100
     assert max(counts) <= EDGES_MS.index(10_000)

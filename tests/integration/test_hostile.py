@@ -142,14 +142,8 @@ class Hostile:
             return quote(text.encode("utf-8", "surrogatepass"), safe="")[:2_000] or "x"
 
         parts = pattern.replace("^", "").replace("$", "").split("<")
-        return (
-            "/"
-            + parts[0]
-            + "".join(
-                filled(head.rpartition(":")[2]) + tail
-                for head, _, tail in (part.partition(">") for part in parts[1:])
-            )
-        )
+        rest = (part.partition(">") for part in parts[1:])
+        return f"/{parts[0]}" + "".join(filled(head.rpartition(":")[2]) + tail for head, _, tail in rest)
 
     def text(self, draw: random.Random) -> str:
         """Return a text, or the id of a message."""

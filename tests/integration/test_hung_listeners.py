@@ -108,12 +108,9 @@ def test_while_all_threads_hang_what_waits_is_due_and_nothing_is_taken(
 ) -> None:
     other, running, heard = KINDS[kind], list[Any](), Heard()
     post(broker, HUNG, range(40))
-    with (
-        caplog.at_level(logging.WARNING),
-        working(
-            broker, [HUNG, other], {"hung": hanging(go, running), "other": heard}, go, threads=4
-        ) as worker,
-    ):
+    caplog.set_level(logging.WARNING)
+    listeners = {"hung": hanging(go, running), "other": heard}
+    with working(broker, [HUNG, other], listeners, go, threads=4) as worker:
         eventually(lambda: len(running) == 4, "all threads hanging")
         post(broker, other, range(200))
         stays_calm(broker, worker, [HUNG, other], 4)

@@ -171,15 +171,8 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def run(project: Path, *command: str) -> str:
     path = os.pathsep.join([str(project), str(ROOT)])
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": path}
-    answer = subprocess.run(
-        [sys.executable, *command],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+    answer = subprocess.run([sys.executable, *command], cwd=project, env=environment, check=False, **options)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout + answer.stderr
 
@@ -217,10 +210,8 @@ def test_with_testing_no_server_is_reached_whatever_redis_says(server: Any) -> N
 def test_with_testing_a_deployment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     from django.core.management.base import SystemCheckError
 
-    with (
-        override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TESTING": True, "TOPICS": TOPICS}),
-        pytest.raises(SystemCheckError, match=r"django_rmq\.E013"),
-    ):
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TESTING": True, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq), pytest.raises(SystemCheckError, match=r"django_rmq\.E013"):
         call_command("check", "--deploy", "--tag", "rmq")
 
 

@@ -53,13 +53,8 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any)
     """A database that several threads can open, and no listeners."""
     own: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.sqlite3"}
     if request.param == "postgresql":
-        address = {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1"}
-        own = {
-            "ENGINE": "django.db.backends.postgresql",
-            "PORT": str(request.getfixturevalue("port")),
-            **address,
-        }
-        own |= {"OPTIONS": {}, "CONN_MAX_AGE": None}
+        own = {"ENGINE": "django.db.backends.postgresql", "PORT": str(request.getfixturevalue("port"))}
+        own |= {"NAME": "shop", "USER": "shop", "HOST": "127.0.0.1", "OPTIONS": {}, "CONN_MAX_AGE": None}
     connections.settings[ALIAS] = {**connections.settings["default"], **own}
     with override_settings(RMQ=RMQ), listener_registry.isolated(), django_db_blocker.unblock():
         with connections[ALIAS].cursor() as cursor:
@@ -270,12 +265,8 @@ customer: ContextVar[str] = ContextVar("customer", default="nobody")
 
 
 def seen() -> tuple[Any, ...]:
-    return (
-        customer.get(),
-        translation.get_language(),
-        timezone.get_current_timezone_name(),
-        decimal.getcontext().prec,
-    )
+    zone, digits = timezone.get_current_timezone_name(), decimal.getcontext().prec
+    return customer.get(), translation.get_language(), zone, digits
 
 
 def change() -> None:

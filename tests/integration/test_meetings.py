@@ -28,6 +28,7 @@ from django_rmq.operations import Actor, Operations, topic_audit
 from django_rmq.operations import undeclared_topics as retirement
 from django_rmq.testing import Clock, InMemoryBroker, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
+from tests.support.sends import entries
 from tests.support.workers import Worker, eventually, live, send
 
 pytestmark = pytest.mark.django_db
@@ -99,13 +100,7 @@ def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
                 clock.advance(10)
                 with pytest.raises(ServerUnavailable):
                     stepper.settle()
-        held = {
-            name: sum(
-                len(broker().run(inspect.list_messages(get_config().topic(name), slot, "store")).entries)
-                for slot in range(2)
-            )
-            for name in ("lost", "found")
-        }
+        held = {name: len(entries(name)) for name in ("lost", "found")}
         assert held == {"lost": 1, "found": 6}
 
 
@@ -156,17 +151,9 @@ def test_a_move_that_would_lose_bodies_or_order_is_refused(
     with configured(views=target):
         send_message("views", 1, key="k")
         found = Operations(Actor("me", "test")).find_stranded("former")
+        views, producer = get_config().topic("views"), connections.get_producer
         with pytest.raises(OperationRefused, match=reason):
-            list(
-                retirement.retire(
-                    broker(),
-                    connections.get_producer,
-                    found,
-                    get_config().topic("views"),
-                    delete=False,
-                    dead="",
-                )
-            )
+            list(retirement.retire(broker(), producer, found, views, delete=False, dead=""))
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -540,20 +540,8 @@ def test_redis_counts_causes_as_they_are_counted_message_by_message(
     broker: Any, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = random.Random(7)
-    words = [
-        "order",
-        "17",
-        "3.5",
-        "'a 5'",
-        '"x',
-        "v2",
-        "a.b@c.d",
-        "x" * 30,
-        ":",
-        "\u00e9\u0663",
-        "\t",
-        "ORD-17A.",
-    ]
+    words = ["order", "17", "3.5", "'a 5'", '"x', "v2", "a.b@c.d"]
+    words += ["x" * 30, ":", "\u00e9\u0663", "\t", "ORD-17A."]
     for n in range(120):
         text = " ".join(parts.choice(words) for _ in range(parts.randrange(6)))
         name = parts.choice(["shop.Boom2: ", "Error17: ", " Other : ", "12: ", "", "no class "])

@@ -167,10 +167,8 @@ def test_a_first_start_has_sets_and_a_second_one_leaves_them() -> None:
 
 
 def test_a_transaction_that_is_rolled_back_sends_nothing(cheap: ProductSet) -> None:
-    with (
-        mock.patch.object(Batch.objects, "create", side_effect=InterruptedError),
-        pytest.raises(InterruptedError),
-    ):
+    interrupted = mock.patch.object(Batch.objects, "create", side_effect=InterruptedError)
+    with interrupted, pytest.raises(InterruptedError):
         write_evaluation("q", 0, evaluated(cheap, 1, 2), rows=10)
     assert not Member.objects.exists() and not OutboxMessage.objects.exists() and not waiting(MEMBERSHIPS)
 

@@ -440,11 +440,9 @@ def test_the_rest_api_does_not_call_it_full_when_the_disk_is(staff: Callable[...
     with RedisServer() as server, connected(server):
         send()
         fail_snapshots(server)
-        answer = staff("send_messages", "view_topic").post(
-            "/api/rmq/topics/work/messages/",
-            {"body": 1, "fixed_time": "2040-01-01T00:00:00Z"},
-            content_type="application/json",
-        )
+        client, address = staff("send_messages", "view_topic"), "/api/rmq/topics/work/messages/"
+        given = {"body": 1, "fixed_time": "2040-01-01T00:00:00Z"}
+        answer = client.post(address, given, content_type="application/json")
         assert answer.status_code == 507 and answer.json()["code"] == "redis_full"
         assert answer.json()["detail"].startswith("Redis refuses writes")
         ready = Client().get("/api/rmq/health/ready/")

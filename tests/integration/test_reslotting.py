@@ -54,15 +54,8 @@ class Filled:
         self, broker: Any, kind: TopicType, identity: str, basis: str | None, slots: int = 4
     ) -> None:
         self.broker = broker
-        self.topic = Topic(
-            "prices",
-            kind,
-            slots=slots,
-            time_range_ms=LATE,
-            identity=identity,
-            slot_basis=basis,
-            max_retries=5,
-        )
+        options: dict[str, Any] = {"identity": identity, "slot_basis": basis, "max_retries": 5}
+        self.topic = Topic("prices", kind, slots=slots, time_range_ms=LATE, **options)
         broker.define(self.topic)
         self.producer = Producer(broker)
         self.all: set[bytes] = set()
@@ -211,9 +204,8 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
     build = filled.producer.build
     filled.producer.send([build(filled.topic, n, priority=50, slot_basis=f"b{n}") for n in range(40)])
     before = {slot: broker.count(filled.topic, slot).store for slot in range(4)}
-    with pytest.raises(
-        ConfigurationError, match=r"slot_basis=.* the new slots of its 40 messages are unknown"
-    ):
+    said = r"slot_basis=.* the new slots of its 40 messages are unknown"
+    with pytest.raises(ConfigurationError, match=said):
         reslotting.begin(broker, filled.topic, 8)
     assert broker.definitions()["prices"]["slots"] == 4
     filled.reslot(2)

@@ -139,12 +139,9 @@ def test_messages_move_to_another_topic_with_their_times(
     with shop(new={**TIMED, "SLOTS": 8}):
         run("old", "--retire", "--move-to", "new", "--dead", "delete")
         broker, topic = direct(connections.get_broker()), get_config().topic("new")
-        found = {
-            json.loads(entry.member)["n"]: entry.score
-            for slot in range(8)
-            for entry in broker.list_messages(topic, slot, "store", limit=1000).entries
-        }
-        assert found == due
+        pages = [broker.list_messages(topic, slot, "store", limit=1000) for slot in range(8)]
+        moved = [entry for page in pages for entry in page.entries]
+        assert {json.loads(entry.member)["n"]: entry.score for entry in moved} == due
         assert not keys_of(redis_client, prefix, "old")
         assert all(broker.audit_ledger(topic, slot).balanced for slot in range(8))
 

@@ -157,18 +157,13 @@ def test_the_admin_and_rest_show_and_do_everything(redis_url: str, prefix: str, 
             assert client.post(act, data).status_code in (200, 302)
         for path in ("topics/", "stats/", "workers/", "slots/?topic=renders", "metrics"):
             assert client.get(f"/api/rmq/{path}").status_code == 200
-        sent = client.post(
-            "/api/rmq/topics/renders/messages/",
-            {"messages": [{"body": 1, "priority": 50}]},
-            content_type="application/json",
-            headers={"Idempotency-Key": "once"},
-        )
+        once: dict[str, Any] = {"content_type": "application/json", "headers": {"Idempotency-Key": "once"}}
+        messages = {"messages": [{"body": 1, "priority": 50}]}
+        sent = client.post("/api/rmq/topics/renders/messages/", messages, **once)
         assert sent.status_code == 202, sent.content
-        taken_ = client.post(
-            "/api/rmq/topics/renders/prepare/",
-            {"consumer": str(uuid.uuid4())},
-            content_type="application/json",
-        )
+        consumer = {"consumer": str(uuid.uuid4())}
+        address = "/api/rmq/topics/renders/prepare/"
+        taken_ = client.post(address, consumer, content_type="application/json")
         assert taken_.status_code == 200, taken_.content
         connections.close()
 

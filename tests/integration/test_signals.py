@@ -85,9 +85,8 @@ def signal_of(name: str) -> Signal:
 def worker(broker: Any, listener: Any, **options: Any) -> Iterator[Worker]:
     """A dispatcher with the hooks that the settings' workers have."""
     reporter = announcements.Reporter()
-    with Worker(
-        broker, TOPIC, listener, hooks=Hooks(around=announcements.around), watcher=reporter, **options
-    ) as running:
+    hooks = Hooks(around=announcements.around)
+    with Worker(broker, TOPIC, listener, hooks=hooks, watcher=reporter, **options) as running:
         yield running
     reporter.stop(LONG)
 

@@ -74,10 +74,8 @@ def clock() -> Iterator[Clock]:
 def depth(name: str) -> dict[str, int]:
     topic, broker = get_config().topic(name), direct(get_broker())
     counts = [broker.count(topic, slot) for slot in range(topic.slots)]
-    found = {
-        state: sum(getattr(count, state) for count in counts)
-        for state in ("store", "prepare", "retry", "dead")
-    }
+    states = ("store", "prepare", "retry", "dead")
+    found = {state: sum(getattr(count, state) for count in counts) for state in states}
     return {state: number for state, number in found.items() if number}
 
 

@@ -166,9 +166,8 @@ def test_collected_bodies_are_instances_and_one_that_does_not_fit_kills_the_mess
     drain()
     assert found == [[{"page": "/", "ms": 1}, {"page": "/", "ms": 2}]]
 
-    with override_settings(
-        RMQ={"REDIS": "redis://nowhere", "TOPICS": {"views": {**TOPICS["views"], "BODY": "json"}}}
-    ):
+    topics = {"views": {**TOPICS["views"], "BODY": "json"}}
+    with override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": topics}):
         send_message("views", {"page": "/"}, key="b", on_commit=False)
     send_message("views", {"page": "/", "ms": 3}, key="b", on_commit=False)
     clock.advance(6)
@@ -233,14 +232,9 @@ def test_captured_messages_are_found_by_instance_and_by_plain_data(clock: Clock)
 )
 def test_a_schedule_has_a_body_of_the_type(clock: Clock, body: Any, why: str) -> None:
     good = {"orderNumber": 1, "placed": "2026-11-23T12:00:00Z", "total": "1"}
-    rmq = {
-        "REDIS": "redis://nowhere",
-        "TOPICS": TOPICS,
-        "SCHEDULES": {
-            "good": {"TOPIC": "orders", "BODY": good, "EVERY": 60},
-            "bad": {"TOPIC": "orders", "BODY": body, "EVERY": 60},
-        },
-    }
+    bodies = {"good": good, "bad": body}
+    schedules = {name: {"TOPIC": "orders", "BODY": each, "EVERY": 60} for name, each in bodies.items()}
+    rmq = {"REDIS": "redis://nowhere", "TOPICS": TOPICS, "SCHEDULES": schedules}
     with override_settings(RMQ=rmq):
         config = get_config()
         assert not list(scheduling.problems(config, config.schedules["good"]))
@@ -255,9 +249,8 @@ def test_the_command_names_the_fields_and_the_line(clock: Clock, monkeypatch: py
         call_command("rmqsend", "prices", '{"lines": 3, "at": 5}')
     lines = io.BytesIO(f'{json.dumps({**PLAIN, "shop": 8})}\n\n{{"shop":1,"lines":[]}}\n'.encode())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines))
-    with pytest.raises(
-        CommandError, match=r"^line 3: body does not fit .*: at: Field required \(nothing was sent\)"
-    ):
+    said = r"^line 3: body does not fit .*: at: Field required \(nothing was sent\)"
+    with pytest.raises(CommandError, match=said):
         call_command("rmqsend", "prices", "-", jsonl=True)
     assert waiting("prices") == [STORED]
 
@@ -276,11 +269,8 @@ def test_a_type_that_cannot_be_used_is_found_by_checks_and_stops_workers(
     options: dict[str, Any], check: str
 ) -> None:
     topics = {"prices": {**MERGING, **options}, "plain": MERGING}
-    with (
-        override_settings(RMQ={"REDIS": "redis://nowhere", "TOPICS": topics, "AUTODISCOVER": None}),
-        isolated(),
-        memory_broker(),
-    ):
+    rmq = {"REDIS": "redis://nowhere", "TOPICS": topics, "AUTODISCOVER": None}
+    with override_settings(RMQ=rmq), isolated(), memory_broker():
         (found,) = [one for one in run_checks(tags=["rmq"]) if one.id and one.id.startswith("django_rmq.E")]
         assert found.id == f"django_rmq.{check}"
         with pytest.raises(ConfigurationError, match="prices"):

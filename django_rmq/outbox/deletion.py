@@ -35,6 +35,7 @@ from django_rmq.outbox.rows import (
     delete_free,
     has_no_older,
     identity_of,
+    is_allowed,
     now_ms,
     read_own_and_older,
     visible,
@@ -199,7 +200,8 @@ class DirectSend:
         if not get_config().testing:
             try:
                 identities = {identity_of(out) for out in messages if not has_no_older(out)}
-                if identities:
+                # Where the routers allow no outbox there is no row, and ``default`` need not even be a database.
+                if identities and is_allowed(self._alias):
                     with _apart(self._alias):
                         older_rows = visible(self._alias, identities)
                     self._older = [row for row in older_rows if row.id not in waiting]

@@ -667,6 +667,17 @@ def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: 
     assert waiting("keyed") == {b"100": 900} | {b"%d" % n: n for n in range(102, 300)}
 
 
+def test_a_send_without_a_transaction_looks_only_where_an_outbox_may_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        override_settings(DATABASE_ROUTERS=[NoOutbox()]),
+        mock.patch("django_rmq.outbox.deletion.visible", side_effect=OperationalError("no such table")),
+    ):
+        assert send_message("renders", 1, priority=100).status == "stored"
+    assert caplog.messages == []
+
+
 class NoOutbox:
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return False if app_label == "django_rmq" else None

@@ -751,7 +751,7 @@ def test_who_must_not_know_of_all_topics_gets_no_metrics_but_with_their_own_toke
         Program().refused(401, "not_authenticated", "GET", "metrics", **other)
 
 
-def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program, broker: Any) -> None:
+def test_a_body_goes_through_rest_with_the_numbers_that_it_had(program: Program) -> None:
     body = '{"amount":12345678901234567.89,"rate":1.50,"small":1e-7}'
     sent = put(program, "timed", f'{{"body":{body},"fixed_time":{LATER}}}')
     assert waiting("timed") == [body.encode()]

@@ -127,7 +127,7 @@ def worker(broker: Broker) -> Iterator[Worker]:
     coordinator.stop()
 
 
-def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) -> None:
+def test_rmqsend_sends_one_and_says_what_became_of_it(run: Run) -> None:
     assert run("rmqsend", "renders", '{"sku": 1}', "--priority", "500").startswith("stored in slot ")
     found = json.loads(run("rmqsend", "renders", "--priority", "600", "--json", stdin='{"sku":1}'))
     assert (found["status"], found["score"]) == ("replaced", 600)
@@ -145,7 +145,7 @@ def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) 
     assert member == b"o-1" and score == datetime(2099, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 
 
-def test_rmqsend_keeps_the_numbers_of_a_body(broker: Broker, run: Run) -> None:
+def test_rmqsend_keeps_the_numbers_of_a_body(run: Run) -> None:
     run("rmqsend", "renders", '{"price":1.50}', "--priority", "700")
     lines = '{"body":{"price":12345678901234567.89},"priority":700}\n'
     run("rmqsend", "renders", "--jsonl", "--options", stdin=lines)
@@ -168,12 +168,12 @@ def test_rmqsend_keeps_the_numbers_of_a_body(broker: Broker, run: Run) -> None:
         ("keyed", "--in", "5", "--jsonl", "--key", "a"),
     ],
 )
-def test_what_rmqsend_cannot_send_is_exit_2(broker: Broker, run: Run, arguments: tuple[str, ...]) -> None:
+def test_what_rmqsend_cannot_send_is_exit_2(run: Run, arguments: tuple[str, ...]) -> None:
     run("rmqsend", *arguments, code=2)
     assert stored("orders") == []
 
 
-def test_rmqsend_reads_json_lines(broker: Broker, run: Run) -> None:
+def test_rmqsend_reads_json_lines(run: Run) -> None:
     lines = "".join(f'{{"n": {n}}}\n' for n in range(12_000)) + "\n"
     answer = run("rmqsend", "renders", "--jsonl", "--priority", "50", "--json", stdin=lines)
     assert json.loads(answer) == {"outcomes": {"stored": 12_000}, "total": 12_000}
@@ -186,7 +186,7 @@ def test_rmqsend_reads_json_lines(broker: Broker, run: Run) -> None:
     assert "line 1" in run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=b"\xff\n", code=2)
 
 
-def test_a_full_topic_is_exit_1(broker: Broker, run: Run) -> None:
+def test_a_full_topic_is_exit_1(run: Run) -> None:
     lines = "".join(f'"{n}"\n' for n in range(30))
     assert "refused" in run("rmqsend", "notes", "--jsonl", stdin=lines, code=1)
     assert len(stored("notes")) == 6
@@ -212,7 +212,7 @@ def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
     assert run("rmqreplay", "orders", "--id", one, "--new-body", "7", code=1).startswith("orders: 1 waiting")
 
 
-def test_bytes_that_are_no_text_are_no_name_and_no_json(broker: Broker, run: Run) -> None:
+def test_bytes_that_are_no_text_are_no_name_and_no_json(run: Run) -> None:
     """Python has a surrogate for each such byte of a command line."""
     assert "the body is not json" in run("rmqsend", "orders", '"\udcff"', "--in", "2h", code=2)
     run("rmqsend", "blobs", "a\udcff", "--in", "2h")
@@ -307,7 +307,7 @@ def test_rmqpurge(broker: Broker, run: Run) -> None:
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: nothing to do\n"
 
 
-def test_rmqpurge_deletes_what_matches(broker: Broker, run: Run) -> None:
+def test_rmqpurge_deletes_what_matches(run: Run) -> None:
     send_messages("renders", [{"sku": n} for n in range(6)], priority=100)
     send_messages("renders", [{"sku": n} for n in range(6, 10)], priority=101)
     arguments = ("rmqpurge", "renders", "--state", "waiting", "--priority", "100")
@@ -359,7 +359,7 @@ def test_rmqreslot_refuses_what_cannot_be_done_with_its_reason(broker: Broker, r
     assert "is being re-slotted from 2 to 32 slots" in run("rmqreslot", "keyed", "64", code=2)
 
 
-def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: Run) -> None:
+def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(run: Run) -> None:
     send_messages("renders", [{"sku": n} for n in range(40)], priority=9_000)
     send_messages("renders", [{"sku": n} for n in range(40, 45)], priority=500)
     arguments = ("rmqreschedule", "renders", "--to-priority", "100", "--priority", "9000")
@@ -373,7 +373,7 @@ def test_rmqreschedule_repairs_a_flood_of_a_wrong_priority(broker: Broker, run: 
     assert (found["outcomes"], found["complete"]) == ({"rescheduled": 1}, True)
 
 
-def test_rmqreschedule_by_time_and_by_id(broker: Broker, run: Run) -> None:
+def test_rmqreschedule_by_time_and_by_id(run: Run) -> None:
     sent = send_messages("orders", [1, 2, 3], fixed_time=datetime(2096, 10, 2, tzinfo=UTC))
     assert run("rmqreschedule", "orders", "--in", "0", "--all", "--no-input") == "orders: 3 rescheduled\n"
     assert all(abs(score / 1000 - time.time()) < 60 for _, score in stored("orders"))

@@ -19,32 +19,39 @@ from django_rmq.outbox.rows import StoredRow
 _REMOVALS = ("remove", "cancel")
 
 
-def merge_rows(rows: Sequence[StoredRow], *, debounces: bool = False, keeps: bool = False) -> list[StoredRow]:
+def merge_rows(rows: Sequence[StoredRow], *, max_wait_ms: int = 0, keeps: bool = False) -> list[StoredRow]:
     """Return the rows to send in place of all ``rows`` of one message: a removal, a send, or both in this order.
 
     They have the effect that all rows would have one after the other. A removal ends everything before it, and a
     cancelled message stays cancelled. Of sends, the last one counts, but a range_merge message keeps the time of the
-    first, unless its topic ``debounces``, and a fifo message keeps its place, and its body if its topic ``keeps`` it
-    (ON_DUPLICATE). An ``ensure`` after a send finds the message present.
+    first, and a fifo message keeps its place, and its body if its topic ``keeps`` it (ON_DUPLICATE). An ``ensure``
+    after a send finds the message present.
+
+    ``max_wait_ms``: that of a topic with DEBOUNCE, else 0. A range_merge message then has the time of its last send, but
+    waits at most so long after its first. For sends that follow in Redis, MAX_WAIT runs from the send of the relay.
     """
     removal: StoredRow | None = None
     last: StoredRow | None = None
+    first_ms = 0
     for row in rows:
         if row.act in _REMOVALS:
             # A removal after a cancel does not undo it: the listener of the running message must still be notified.
             cancels = removal is not None and removal.act == "cancel"
             removal, last = row._replace(act="cancel") if cancels else row, None
         elif last is None:
-            last = row
+            last, first_ms = row, row.sent_ms
         elif row.act == "send" and keeps:
             # The message keeps its first body. A send queues a message that rests or is in flight, an ensure does
             # not.
             last = last._replace(act="send")
         elif row.act == "send":
-            merges = row.type == TopicType.FIFO or (row.type == TopicType.RANGE_MERGE and not debounces)
+            merges = row.type == TopicType.FIFO or (row.type == TopicType.RANGE_MERGE and not max_wait_ms)
             # If the topic had another type at the first row, the score of that row means something else.
             has_time = merges and row.type == last.type
             last = row._replace(sent_ms=last.sent_ms, score=last.score) if has_time else row
+    if last is not None and max_wait_ms and last.type == TopicType.RANGE_MERGE:
+        longest_ms = first_ms + max_wait_ms - last.sent_ms
+        last = last._replace(score=max(0, min(last.score, longest_ms)))
     return [row for row in (removal, last) if row is not None]
 
 

@@ -234,13 +234,13 @@ def _send(alias: str, held: _Held, now: int, step: RelayStep) -> bool:
 def _chosen(held: _Held) -> dict[UUID, list[StoredRow]]:
     """Return what to send for each of the first messages, up to STEP_BYTES."""
     config = get_config().topics
-    debounced = {name for name, topic in config.items() if topic.debounce_ms}
+    waits = {name: topic.debounce_ms for name, topic in config.items()}
     keeping = {name for name, topic in config.items() if topic.is_fifo and topic.on_duplicate == "keep"}
     chosen: dict[UUID, list[StoredRow]] = {}
     carried = 0
     for identity, rows in held.rows.items():
         name = rows[0].topic
-        parts = merge_rows(rows, debounces=name in debounced, keeps=name in keeping)
+        parts = merge_rows(rows, max_wait_ms=waits.get(name, 0), keeps=name in keeping)
         size = sum(held.sizes[row.id] for row in parts)
         if chosen and carried + size > STEP_BYTES:
             break

@@ -103,6 +103,36 @@ def test_a_message_with_an_earlier_send_keeps_its_time_only_if_it_merges() -> No
 
 
 @pytest.mark.parametrize(
+    ("acts", "times", "due"),
+    [
+        (["send"], [0], 60_000),
+        (["send", "send"], [0, 20_000], 80_000),
+        (["send", "send", "send"], [0, 50_000, 80_000], 90_000),
+        (["ensure", "send"], [0, 50_000], 90_000),
+        (["send", "remove", "send"], [0, 40_000, 50_000], 110_000),
+        (["send", "send"], [0, 600_000], 90_000),
+    ],
+)
+def test_rows_of_a_message_put_it_off_until_max_wait_after_the_first_send(
+    acts: list[str], times: list[int], due: int
+) -> None:
+    topic = replace(TOPICS[0], debounce=True, max_wait_ms=90_000)
+    rows = [
+        row(topic, number, act, 60_000)._replace(sent_ms=NOW + at)
+        for number, (act, at) in enumerate(zip(acts, times, strict=True), 1)
+    ]
+    *_, last = merge_rows(rows, max_wait_ms=topic.debounce_ms)
+    now = NOW + times[-1]
+    assert now + outgoing(last, topic, now).score == max(NOW + due, now)
+
+
+def test_a_delay_above_max_wait_ends_with_it() -> None:
+    topic = replace(TOPICS[0], debounce=True, max_wait_ms=90_000)
+    (merged,) = merge_rows([row(topic, 1, "send", 600_000)], max_wait_ms=topic.debounce_ms)
+    assert outgoing(merged, topic, NOW + 50_000).score == 40_000
+
+
+@pytest.mark.parametrize(
     ("late", "waits"), [(0, 60_000), (59_999, 1), (60_000, 0), (10**9, 0), (-5_000, 60_000)]
 )
 def test_the_time_of_a_message_runs_from_its_send(late: int, waits: int) -> None:

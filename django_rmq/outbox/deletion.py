@@ -61,7 +61,10 @@ class DeliveredSend(NamedTuple):
 
 
 def needed_durability(wanted: Durability) -> Durability:
-    """Return what Redis has to confirm before a row may be deleted: what its sender wants, and the replicas of the settings."""
+    """Return what Redis has to confirm of the message of a row: what its sender wants, and the replicas of the settings.
+
+    A send without a row (``DirectSend``) deletes the older rows of its message without them.
+    """
     return wanted._replace(replicas=max(wanted.replicas, get_config().outbox.replicas))
 
 
@@ -215,6 +218,8 @@ class DirectSend:
         landed = [
             DeliveredSend(None, identity_of(out), decides(outcome), out.removes)
             for out, outcome in zip(self._messages, outcomes, strict=True)
+            # Without a row, no relay repeats this send. If the older rows stayed until replicas confirm it, a relay would
+            # write their older state over it.
             if may_be_deleted(outcome, STORED)
         ]
         try:

@@ -165,7 +165,10 @@ def _class_of(error: Any) -> type[BaseException]:
 
 
 def update(framework: Framework, result: object, record: TaskRecord) -> None:
-    """Bring a result that programs have up to date, as ``TaskResult.refresh`` does."""
+    """Set on the result of an attempt what its end changes.
+
+    ``result_of`` has set the other attributes of ``TaskResult.refresh`` at the start of the attempt.
+    """
     base = framework.base
     for name, value in (
         ("status", base.TaskResultStatus[record.status]),

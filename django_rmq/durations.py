@@ -1,6 +1,6 @@
 """Durations, in the one form that sends, settings, schedules, commands and tests take.
 
-A duration is a number of seconds, a ``timedelta``, or text with a unit: ``"250ms"``, ``"2s"``, ``"1h30m"``.
+A duration is a number of seconds, also as text, a ``timedelta``, or text with units: ``"250ms"``, ``"2s"``, ``"1h30m"``.
 The times of a send, instants too, become milliseconds in ``core.producer.placement``.
 """
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 Duration: TypeAlias = float | timedelta | str
-"""Seconds, a ``timedelta``, or text such as ``"250ms"``, ``"2s"``, ``"15m"`` or ``"7d"``."""
+"""Seconds, a ``timedelta``, or text such as ``"90"`` (seconds), ``"250ms"``, ``"2s"``, ``"15m"`` or ``"7d"``."""
 
 FORMS = 'seconds, a timedelta or text such as "250ms", "2s", "15m" or "7d"'
 """The accepted forms, for errors."""

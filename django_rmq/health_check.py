@@ -1,4 +1,6 @@
-"""A check for django-health-check 4 (extra ``health``): the same checks as ``rmqhealth``.
+"""A check for django-health-check 4 (extra ``health``): the checks of ``rmqhealth``, with the limits that you give.
+
+Without a limit it does not fail for lateness, as ``rmqhealth`` does with its default limits.
 
     from health_check.views import HealthCheckView
 

@@ -1,6 +1,7 @@
 """The pages of a topic: ``change_view`` is the main one, with its figures above, and below them what a tab shows.
 
-A tab shows the messages of one state (``message_views``), the slots with their workers, the history or the settings.
+A tab shows the messages of one state (``message_views``), the slots with their workers, the history or the settings, whose
+limits ``limits_view`` changes.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def limits_view(pages: Pages, request: HttpRequest, operations: Operations, topi
 
 @topic_page(Permission.VIEW)
 def change_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
-    """Show a topic: the list of one state, or its slots, or its history."""
+    """Show a topic: the list of one state, or its slots, its history or its settings."""
     context = _topic(pages, request, operations, topic)
     tab = str(context["tab"])
     context["is_pinned"] = topic.name in pinned(request)
@@ -193,7 +194,7 @@ def history_view(pages: Pages, request: HttpRequest, operations: Operations, top
 
 @topic_page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest, operations: Operations, topic: Topic) -> HttpResponse:
-    """Return the current figures of a topic; a list of messages is not refreshed by itself."""
+    """Return the current figures of a topic, with its slots or history. Lists of messages and settings are not refreshed."""
     context = _topic(pages, request, operations, topic)
     if context["tab"] in (*STATES, "settings"):
         context["panel"] = ""

@@ -131,6 +131,7 @@ class PrepareView(RmqView):
                         "headers": {},
                         "retries_left": 16,
                         "timeout": 30,
+                        "bodies": [{"sku": 1}],
                     }
                 ],
                 "timeout": 30,

@@ -34,7 +34,7 @@ QUEUE_KEYS: Keys = {
 """The options that a queue may set for its topics. The others follow from what a task is."""
 
 _LATER_KEYS = ("SLOTS", "MAX_BODY", "OUTBOX")
-"""The options that the topic of tasks that wait for their time shares with the queues."""
+"""The options of all queues, ``OPTIONS["TOPIC"]``, that hold for the topic of tasks that wait for their time, too."""
 
 _RUNNING = {"TYPE": "priority", "RETRY_PRIORITY": "original"}
 

@@ -1,4 +1,4 @@
-"""Who may do and see what: the actor of an operation, the permission of each action, and the context that applies them to topics.
+"""Who may do and see what: the actor of an operation, the permissions, and the context that applies them to topics.
 
 ``Actor.of_user`` makes the actor of a request, and ``Actor.of_shell`` that of a command, with the name under which it acts.
 Permissions are Django's, of the model ``Topic``. A project may have a rule that says which topics a user may know of. Every
@@ -62,6 +62,8 @@ PERMISSION_OF: Mapping[str, Permission] = {
     "return claims": Permission.REPLAY,
 }
 """Action on messages or a topic → the permission that it requires, on named messages, on all, and in the background.
+
+Each other operation names its permission in its own function: sends, the outbox, schedules, limits, workers and stacks.
 
 Burying and cancelling are a ``DELETE``, because they keep a message from being delivered. Rescheduling is an ``EDIT``,
 because it changes what was sent.

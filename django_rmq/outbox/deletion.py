@@ -154,8 +154,8 @@ class OutboxSend:
     ) -> Outcomes:
         """Send the messages that are not ``outdated`` by ``attempt``, and return the outcomes of all ``messages``.
 
-        The row of an outdated message was deleted: the relay or a newer send has dealt with it, and its state is no longer
-        the last one.
+        The row of an outdated message was deleted: the relay, a newer send or a person has dealt with it, and its state is
+        no longer the last one.
         """
         current = [index for index, row in enumerate(self._kept) if self._is_current(row)]
         if len(current) == len(messages):

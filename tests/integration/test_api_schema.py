@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import schemathesis
 from django.core.wsgi import get_wsgi_application
@@ -70,6 +71,29 @@ def test_the_schema_is_valid_and_made_without_a_warning() -> None:
     ]
     assert len(bodies) > 8
     assert all(body["examples"] for body in bodies)
+
+
+def type_or_null(validator: Any, types: Any, value: object, shape: Any) -> Iterator[Any]:
+    """Yield the errors of a value's type. OpenAPI 3.0 says ``nullable`` where JSON Schema has the type ``null``."""
+    if value is not None or not shape.get("nullable"):
+        yield from jsonschema.Draft4Validator.VALIDATORS["type"](validator, types, value, shape)
+
+
+WithNullable = jsonschema.validators.extend(jsonschema.Draft4Validator, {"type": type_or_null})
+
+
+def test_an_example_of_an_answer_has_the_fields_that_its_schema_requires() -> None:
+    schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
+    checked = 0
+    for item in schema["paths"].values():
+        for operation in item.values():
+            for answer in operation["responses"].values():
+                for content in answer.get("content", {}).values():
+                    for example in content.get("examples", {}).values():
+                        shape = {**content["schema"], "components": schema["components"]}
+                        WithNullable(shape).validate(example["value"])
+                        checked += 1
+    assert checked
 
 
 def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:

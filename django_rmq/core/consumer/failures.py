@@ -4,9 +4,12 @@ Nothing here raises, because the message has to end whatever its error is. Wheth
 by ``lua/slot/_deaths.lua``. How long a retry waits is decided here if the listener or a BACKOFF function gives the delay, else by
 ``lua/slot/_retries.lua``.
 
-Failures that repeat are logged less and less often: the first of a kind at once, with its traceback unless the listener raised
-Retry or Reject. A kind is a topic,
-the consequence (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
+The log line is written before Redis decides. It says what becomes of a message without a newer copy; where a newer copy waits,
+Redis drops the one that failed, or joins the two.
+
+Failures that repeat are logged less and less often: the first of a group at once, with its traceback unless the listener raised
+Retry or Reject. A group has the same topic, ``Failure.kind``, consequence (another try, or Dead) and place that raised. Each
+message is logged at the level DEBUG.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _repeated = LogThrottle(logger)
 
 
 def log_failure(message: Message, failure: Failure, error: BaseException | None) -> None:
-    """Log that a message failed, and the consequence. ``error``: what its listener raised; None if it returned False."""
+    """Log that a message failed, and the expected consequence. ``error``: what its listener raised; None if it returned False."""
     topic = message.topic
     if failure.kind == "cancelled":
         _log_cancelled(message)

@@ -55,7 +55,7 @@ SendStatus = Literal[
 """The status of a send; ``SendResult.status`` says what each means."""
 
 OUTDATED: Final = "outdated"
-"""The status of a send or removal whose row the relay or a newer send has already taken from the outbox."""
+"""The status of a send or removal whose row is no longer in the outbox: the relay, a newer send or a person has taken it."""
 
 
 class Confirmed(NamedTuple):
@@ -86,8 +86,8 @@ class SendResult:
     status: SendStatus = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
     (the server was unavailable at the commit), in_outbox (the relay of the outbox will send it), outdated (the relay
-    or a newer send of the same message had dealt with it) or discarded (rolled back, or an earlier callback of the
-    commit raised: Django then runs no more of them)."""
+    or a newer send of the same message had dealt with it, or a person had deleted its row) or discarded (rolled back,
+    or an earlier callback of the commit raised: Django then runs no more of them)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None
@@ -103,7 +103,7 @@ class SendResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the message is (or was already) in the queue."""
+        """Whether the message is (or was already) in the queue. True if ``outdated``, also where a person has deleted its row."""
         return self.status in ("stored", "merged", "replaced", "superseded", "present", OUTDATED)
 
     @property

@@ -1,7 +1,8 @@
 """A worker process, as its parent sees it: its fork, its end with exit handlers, its pulse, and the orphans that it leaves.
 
 A child announces in its notes that it ends, and with which meaning. Then it runs the exit handlers of user code. An end
-without an announcement is a death, whatever the exit code, because a listener or a library in C may exit with any.
+is a death unless the announced one is in ``CLEAN``. The exit code does not count, because a listener or a library in C may exit
+with any.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ of the process could end a listener that exceeded HARD_TIMEOUT. RECYCLE: it was 
 messages or memory, and needs a successor."""
 
 CLEAN = (DONE_FOR_GOOD, RECYCLE)
-"""The ends that leave nothing to settle. Any other end is a death."""
+"""The announced ends that leave nothing to settle. Any other end is a death, also an announced one."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before a child that died is replaced: the first pause, doubled up to the longest while children die

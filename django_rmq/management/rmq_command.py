@@ -103,9 +103,12 @@ class RmqCommand(BaseCommand):
         super().run_from_argv(argv)
 
     def check(self, *args: Any, **options: Any) -> None:
-        """Run system checks. Warnings that nobody reads do not keep the command from running."""
+        """Run system checks. Warnings that nobody reads do not keep the command from running.
+
+        The checks of models ask no database. Django 6.1 lets them connect to every MySQL, and would wait for one that hangs.
+        """
         try:
-            super().check(*args, **options)
+            super().check(*args, **{"databases": [], **options})
         except BrokenPipeError:
             discard_output(sys.stderr)
 

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import redis
 from django.conf import settings
+from django.core.checks import CheckMessage, Tags
+from django.core.checks.registry import registry
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 from health_check.exceptions import ServiceUnavailable
@@ -1065,3 +1067,17 @@ def test_cancel_takes_ids_a_key_or_a_body(broker: Broker, run: Run, caplog: pyte
     assert broker.extend(topic, slot, taken.receipt, [b'{"n":2}']) == ["cancelled"]
     assert "is not JSON" in run("rmqcancel", "orders", "--body", "{", code=2)
     run("rmqcancel", "orders", code=2)
+
+
+def test_the_checks_before_a_command_ask_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def check(databases: Sequence[str] | None, **_: object) -> list[CheckMessage]:
+        asked.append(list(databases or ()))
+        return []
+
+    # The checks of models connect to each of these databases that is MySQL.
+    check.tags = (Tags.models,)  # type: ignore[attr-defined]
+    monkeypatch.setattr(registry, "registered_checks", {check})
+    RmqCommand().check()
+    assert asked == [[]]

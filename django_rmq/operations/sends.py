@@ -18,7 +18,7 @@ from django_rmq.conf.parsers import count_and_seconds
 from django_rmq.core.commands import limits, stored_results
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.body_codec import dumps
-from django_rmq.core.model.send_results import SendResult, SendResults
+from django_rmq.core.model.send_results import SendResult, SendResults, too_full
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import (
     ConfigurationError,
@@ -26,7 +26,6 @@ from django_rmq.exceptions import (
     OperationRefused,
     RmqError,
     TooManySends,
-    TopicFull,
 )
 from django_rmq.message_ids import sealed_id
 from django_rmq.operations.audit_trail import record
@@ -76,14 +75,12 @@ def send_each(context: OperationContext, name: str, sends: Sequence[Send]) -> Se
 
     Like ``send_many``, but without a LogEntry. Raises ``TopicFull`` if all of them were refused.
     """
-    context.declared(name, Permission.SEND)
+    topic = context.declared(name, Permission.SEND)
     results = send_messages(name, list(sends), on_commit=False)
     outcomes = results.counts()
     record(context.actor, "send", name, dict(outcomes), entry=False)
     if 0 < outcomes["refused"] == len(results):
-        raise TopicFull(
-            f"topic {name} is full: the slot of this message has reached its share of MAX_BACKLOG"
-        )
+        raise too_full(topic, results[0])
     return results
 
 

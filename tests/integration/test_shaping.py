@@ -84,6 +84,8 @@ def test_a_full_message_refuses_until_it_is_delivered(clock: Clock) -> None:
     assert [one.status for one in results] == ["stored", "merged", "merged", "refused"]
     with pytest.raises(TopicFull, match="ACCUMULATE = 3 bodies"):
         send_message("lines", "late", key="a")
+    with pytest.raises(TopicFull, match="ACCUMULATE = 3 bodies"):
+        Operations(Actor("shell", "test")).send_each("lines", [Send("late", key="a")])
     drain()  # it is due at once
     assert heard == [["0", "1", "2"]]
     assert send_message("lines", "again", key="a").status == "stored"

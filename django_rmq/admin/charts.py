@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, get_format
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
@@ -38,8 +38,11 @@ MOST_LISTED = 20
 MOST_LINES = 10
 """The number of lines that a marker says: the last ones."""
 
-TICKS_OF_TIME = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Seconds between two labels of the time axis; the first value that gives at most seven labels is used."""
+TICKS_OF_TIME = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000)
+"""Seconds between two labels of the time axis; the first value of which at most ``MOST_STEPS`` fit into the chart is used."""
+
+MOST_STEPS = 7
+"""The steps of the time axis; it has at most one label more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +151,14 @@ def chart(
     *,
     time_label: Callable[[float], str],
     value_label: Callable[[float], str],
+    tick_label: Callable[[float], str] | None = None,
     area: bool = False,
     utc_offset: float = 0.0,
 ) -> Chart:
     """Return ``series`` drawn over ``times`` (seconds, ascending, evenly spaced), from zero upwards.
 
-    ``utc_offset`` (seconds) moves the labels of the time axis to round hours of the viewer's clock.
+    ``tick_label`` labels the time axis, if ``time_label`` does not. ``utc_offset`` (seconds) moves these labels to round
+    hours of the viewer's clock.
     """
     known = [value for line in series for value in known_values(line.values)]
     highest, step = scale(max(known, default=0.0))
@@ -168,7 +173,7 @@ def chart(
     return Chart(
         lines,
         rows,
-        _time_ticks(times, time_label, utc_offset),
+        _time_ticks(times, tick_label or time_label, utc_offset),
         _readings(times, series, time_label, value_label),
         empty=not known,
         times=times,
@@ -276,7 +281,7 @@ def _time_ticks(times: Sequence[float], label: Callable[[float], str], utc_offse
     if len(times) < 2 or times[-1] <= times[0]:
         return ()
     begin, end = times[0], times[-1]
-    step = next((gap for gap in TICKS_OF_TIME if (end - begin) / gap <= 7), TICKS_OF_TIME[-1])
+    step = next((gap for gap in TICKS_OF_TIME if (end - begin) / gap <= MOST_STEPS), TICKS_OF_TIME[-1])
     first = math.ceil((begin + utc_offset) / step) * step - utc_offset
     across = WIDTH - RIGHT - LEFT
     ticks = []
@@ -381,11 +386,14 @@ def _drawn(
     label: Callable[[float], str],
 ) -> Titled:
     times = [minute.at_ms / 1000 for minute in minutes]
+    seconds = times[-1] - times[0]
     drawn = chart(
         times,
         series,
-        time_label=_day_and_time if times[-1] - times[0] > 86_400 else _time,
+        time_label=_day_and_time if seconds > 86_400 else _time,
         value_label=label,
+        # Ticks are then whole days, and the time of each is midnight.
+        tick_label=_date if seconds / 43_200 > MOST_STEPS else None,
         area=len(series) < 3,
         utc_offset=_utc_offset(times[-1]),
     )
@@ -490,6 +498,11 @@ def _time(seconds: float) -> str:
 
 def _day_and_time(seconds: float) -> str:
     return date_format(_local(seconds), "D H:i")
+
+
+def _date(seconds: float) -> str:
+    # Before a change to daylight saving time, a label at midnight of the last value lies an hour before midnight.
+    return date_format(_local(seconds + 3600), get_format("MONTH_DAY_FORMAT").replace("F", "M"))
 
 
 def _utc_offset(seconds: float) -> float:

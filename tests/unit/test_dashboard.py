@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +118,24 @@ def test_labels_of_time_lie_on_round_hours_of_the_viewers_clock() -> None:
     kolkata = charts.chart(times, [], time_label=label, value_label=label, utc_offset=5.5 * 3600)
     assert all((float(tick.label) + 5.5 * 3600) % 7200 == 0 for tick in kolkata.columns)
     assert 2 <= len(kolkata.columns) <= 9
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@pytest.mark.parametrize(("hours", "step"), charts.SPANS)
+@pytest.mark.parametrize("late", range(0, 96, 17))
+def test_the_labels_of_time_differ_and_do_not_overlap(
+    hours: int, step: int, late: int, language: str
+) -> None:
+    begin_ms = 1_790_000_000_000 + late * 3_600_000
+    minutes = [Minute(begin_ms + at * 60_000) for at in range(0, hours * 60, step)]
+    with translation.override(language):
+        found = charts.charts(TOPICS[0], minutes)[0].chart.columns
+    assert 3 <= len(found) <= charts.MOST_STEPS + 1
+    assert len({tick.label for tick in found}) == len(found)
+    for left, right in pairwise(found):
+        # A Latin letter is up to 6.5 units wide, and a Chinese one 11.
+        widths = [sum(11 if ord(letter) > 255 else 6.5 for letter in tick.label) for tick in (left, right)]
+        assert right.at - left.at > sum(widths) / 2
 
 
 TOPICS = [Topic(name, TopicType.FIXED_TIME, slots=1) for name in ("one", "other")]

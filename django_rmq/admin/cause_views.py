@@ -21,12 +21,13 @@ READ_SECONDS = 0.15
 """Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
 
 MESSAGES_READ = 200_000
-"""The number of messages that one request reads at most, if each of the topics holds more than its part."""
+"""The number of messages that one request reads, in equal parts of its topics. Of each topic it reads at least a page."""
 
 LONG_READ_SECONDS = 5.0
-"""The same if a person asks for more of them."""
+"""``READ_SECONDS`` if a person asks for more of the messages."""
 
 LONG_MESSAGES_READ = 2_000_000
+"""``MESSAGES_READ`` if a person asks for more of the messages."""
 
 HOURS_SHOWN = 24
 
@@ -57,6 +58,7 @@ def _causes(pages: Pages, request: HttpRequest, operations: Operations, topic: T
     now_ms = operations.broker.now_ms()
     lines = [
         _group_line(pages, operations, operations.declared(name), group, now_ms)
+        # ``group.share`` is the part of its topic; the page shows the part of all topics.
         | {"share": group.count / causes.looked_at}
         for name, group in groups_of(causes)
     ]

@@ -360,7 +360,7 @@ def spans(seconds_kept: float) -> list[int]:
 
 
 def charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled]:
-    """Return the charts of ``minutes``: depth by state, dead, rates, merging, and lateness."""
+    """Return the charts of ``minutes``: store, rates, trouble (prepare, retry, dead), lateness if it is known, and merging."""
     lateness = [] if topic.is_priority else [_lateness(minutes)]
     return [_store(topic, minutes), _rates(minutes), _trouble(minutes), *lateness, _merging(minutes)]
 

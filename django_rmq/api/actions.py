@@ -1,4 +1,5 @@
-"""Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it.
+"""Actions on messages and topics. A replay, a deletion or a purge of many messages runs for ``SLICE_SECONDS``,
+and the same request continues it. To undo, to pause and to resume are done in one request.
 
 Workers do an action in the background, which requests start, list and stop. The serializers of responses are here, too.
 """

@@ -13,7 +13,7 @@ from django_rmq.core.model.topic import Topic
 
 
 class TopicPermission(IsAuthenticated):
-    """Permits users who are logged in, and every topic for users with the permission that a request needs.
+    """Permits users who are logged in, and every topic. ``RmqView.initial`` has checked the permission that the request needs.
 
     ``RMQ["API"]["PERMISSION"]`` may name a subclass. It can forbid more, but grants nothing that Django's
     permissions do not:

@@ -89,7 +89,8 @@ def documented(
 
     ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its
     parameters; ``headers``: title → (purpose, schema); ``path``: name → schema of the part of the address;
-    ``errors``: statuses in addition to the common ones; ``public``: without those of authentication.
+    ``errors``: statuses in addition to the common ones; ``public``: it requires no user, and 406 is the
+    only common status.
     """
     if not HAS_OPENAPI:
         return lambda target: target
@@ -159,7 +160,7 @@ def _examples(
 
 
 def view_schema() -> ViewInspector:
-    """Return the schema of these views; None without drf-spectacular."""
+    """Return what describes these views to drf-spectacular; without it, an inspector that describes nothing."""
     if not HAS_OPENAPI:
         return ViewInspector()
     from drf_spectacular.openapi import AutoSchema

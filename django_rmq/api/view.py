@@ -358,7 +358,7 @@ def route(
     """Make a method of a view, which requires a permission and is described as ``documented`` says.
 
     The method gets what is in the address: a ``topic`` that the user may know of, and a ``message_id``. If ``query`` or
-    ``takes`` is a serializer, it gets the validated ``query`` and ``fields``. JSON that it returns has the first status of
+    ``takes`` is a serializer, it gets the validated ``query`` and ``fields``. JSON that it returns has the lowest status of
     ``answers``.
     """
 

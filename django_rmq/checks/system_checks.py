@@ -3,21 +3,27 @@
 Each topic needs a listener, and listeners with ``once`` need a table. Servers are asked only with ``check --deploy``. The
 package registers the checks. What some of them report is found elsewhere:
 
-=======================  ============================================================================
-id                       where it is found
-=======================  ============================================================================
-E001, E003               each module of ``conf`` that reads a section, most by ``conf.sections`` and ``conf.parsers``
-E002                     ``conf.sections``
-E105                     ``conf.parsers``
-E004 to E006, E095       ``conf.topic_settings``
-E007, E009 to E012       ``conf.server_settings``
-E008                     ``conf.topic_settings``; ``system_checks`` for COORDINATOR, PERMISSION and FORMATTER
-E041 to E046             ``core.model.server_checks``
-E060 to E066             ``worker.once``
-E070 to E073             ``schedules``
-E086, E088               ``conf.task_settings``
-E100 to E104             ``typed_bodies``
-=======================  ============================================================================
+==================================================  =================================================
+id                                                  where it is found
+==================================================  =================================================
+E001, E003: types and ranges of values              each module of ``conf`` that reads a section, most
+                                                    by ``conf.sections`` and ``conf.parsers``
+E002: unknown keys                                  ``conf.sections``
+E105: durations that may be in ms                   ``conf.parsers``
+E004: names of topics                               ``conf.topic_settings``; ``conf.settings_reader``
+                                                    for ADMIN
+E005, E006, E095: options that do not go together   ``conf.topic_settings``
+E007: ZooKeeper                                     ``conf.server_settings``
+E008: dotted paths                                  ``conf.topic_settings``; ``system_checks`` for
+                                                    COORDINATOR, PERMISSION and FORMATTER
+E009 to E012: addresses, caches on the same         ``conf.server_settings``; ``conf.settings_reader``
+database                                            if REDIS is missing
+W041 to W044, E041 to E045, W046: servers           ``core.model.server_checks``
+E060 to E064, W065, W066: listeners with ``once``   ``worker.once``
+E070 to E073: schedules                             ``schedules``
+E086, E088: queues of tasks                         ``conf.task_settings``
+E100 to E104: types of bodies                       ``typed_bodies``
+==================================================  =================================================
 """
 
 from __future__ import annotations

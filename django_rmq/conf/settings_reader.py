@@ -1,4 +1,8 @@
-"""The settings of the package as a frozen, validated ``Config``, and their only reader.
+"""The settings of the package as a validated ``Config``, from which all other modules take them.
+
+A ``Config`` is frozen, with one exception: schedules may have topics of their own, which are known only when the project's
+schedules have been read. ``set_schedule_topics`` then adds these topics. ``operations.topics`` reads ``settings.RMQ`` as well,
+to show which values of a topic are written there.
 
 The sections CONSUMER, ADMIN, API, METRICS and OUTBOX are classes here, and ``Config`` has all other settings. The key of a
 setting is a field in capitals, and the field defines its parser and its default. Other modules of ``conf`` read the parts

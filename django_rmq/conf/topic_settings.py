@@ -43,7 +43,7 @@ from django_rmq.core.model.bounds import (
     SLOWEST,
     is_number,
 )
-from django_rmq.core.model.keys import check_slots, check_topic_name
+from django_rmq.core.model.keys import MAX_SLOTS, check_slots, check_topic_name
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.durations import duration_text
 from django_rmq.exceptions import ConfigurationError
@@ -164,7 +164,7 @@ def slots(value: object) -> int:
     try:
         return check_slots(value)
     except ConfigurationError as error:
-        raise InvalidSetting(f"a power of two from 1 to 1048576 ({error})") from None
+        raise InvalidSetting(f"a power of two from 1 to {MAX_SLOTS} ({error})") from None
 
 
 time_range = in_ms(SHORTEST_WAIT, LONGEST_WAIT, is_short=True)

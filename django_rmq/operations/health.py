@@ -105,7 +105,8 @@ USUAL_UNOWNED = 30.0
 for some seconds."""
 
 USUAL_UNDRAINED = 3600.0
-"""Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty."""
+"""Instead of ``max_age``, the usual limit for slots of priority topics, which new messages may keep from being empty.
+monitoring/alerts.yml has the same."""
 
 
 class Check(NamedTuple):
@@ -575,7 +576,8 @@ def judge_topic(
 ) -> Iterator[Finding]:
     """Find whether a topic can be read, has workers, is late, hangs, has dead messages, or is paused.
 
-    ``least``: how bad a finding must be to be returned. There may be many topics, most of which are well.
+    ``least``: how bad a finding must be to be returned. There may be many topics, most of which are well. Pauses and slots
+    without a worker are always returned.
     """
     name = one.topic.name
     for problem in one.problems:

@@ -75,7 +75,7 @@ class MessageGroup:
 
     count: int
     share: float
-    """The fraction of the messages that were looked at."""
+    """The fraction of the messages of its topic that were looked at. The admin shows that of all topics on the page."""
     first_ms: int | None
     """The earliest time of a message (``MessageCopy.at_ms``), or None if none of them has one."""
     last_ms: int | None

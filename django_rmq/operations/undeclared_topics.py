@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from django_rmq.core.commands.broker_interface import Broker, attempt, walk
 from django_rmq.core.model.envelope import stored_basis
 from django_rmq.core.model.replies import Death, Entry, read_record
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
-from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_of_crc
+from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_crc, slot_of_crc
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, WrongType
 from django_rmq.operations.authorization import OperationContext, Permission
@@ -302,7 +301,7 @@ def _placed(
         score = max(0, int(entry.score) - now_ms)
     else:
         score = int(entry.score)
-    crc = zlib.crc32(basis)
+    crc = slot_crc(basis, entry.member)
     return Outgoing(target, slot_of_crc(crc, target.slots), entry.member, score, envelope, crc=crc)
 
 

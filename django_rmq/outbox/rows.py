@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
-from zlib import crc32
 
 from django.apps import apps
 from django.db import (
@@ -30,7 +29,7 @@ from django.db.models.functions import Coalesce
 from django_rmq.conf import get_config
 from django_rmq.core.model.envelope import is_drawn, uuid_of
 from django_rmq.core.model.send_results import Durability
-from django_rmq.core.producer.placement import Outgoing
+from django_rmq.core.producer.placement import Outgoing, slot_crc
 from django_rmq.database_access import may_have_table
 from django_rmq.exceptions import ConfigurationError
 
@@ -157,8 +156,8 @@ def now_ms() -> int:
 
 
 def crc_of(out: Outgoing) -> int:
-    """Return the checksum of the slot basis of a message."""
-    return crc32(out.member) if out.crc is None else out.crc
+    """Return the CRC that decides the slot of a message."""
+    return slot_crc(None, out.member) if out.crc is None else out.crc
 
 
 def identity_of(out: Outgoing) -> UUID:

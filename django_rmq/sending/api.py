@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
-from zlib import crc32
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -50,6 +49,7 @@ from django_rmq.core.producer.placement import (
     SendOptions,
     in_milliseconds,
     option_of,
+    slot_crc,
     slot_of,
     slot_of_crc,
 )
@@ -367,7 +367,7 @@ def _outgoing_of_id(topic: Topic, identity: MessageIdentity) -> Outgoing | None:
 
 def _outgoing_at(topic: Topic, at: LocatedMessage) -> Outgoing:
     """Return what takes a message back that is in a known slot."""
-    crc = crc32(at.member) if _is_placed_by_member(topic, at) else at.slot
+    crc = slot_crc(None, at.member) if _is_placed_by_member(topic, at) else at.slot
     return Outgoing(topic, at.slot, at.member, 0, crc=crc).placed(topic)
 
 

@@ -164,6 +164,7 @@ def _due_retries_and_lease(
     retries = retries_left(topic, queue, score, failure.times if failure else 0, own)
     retries = topic.retries_of(own) if retries is None else retries
     if queue == "prepare":
+        # The same rule is in lua/slot/_time_outs.lua, which says more of it.
         return None, retries, (score // 1000 + topic.timeout + 1) * 1000
     if queue != "retry" and (topic.is_priority or is_retry(topic, score)):
         return None, retries, None

@@ -1,7 +1,7 @@
 """The data source: the capabilities of ``format("rmq")``, and the schema of what is read.
 
-Spark's calls have fixed argument names; the work is done in the module of each class, which is imported in
-its method, because older versions of PySpark lack what some of them need.
+Spark's calls have fixed argument names; the work is done in the module of each class. All but ``reader`` are imported in their
+method, because older versions of PySpark lack what some of them need.
 """
 
 from __future__ import annotations

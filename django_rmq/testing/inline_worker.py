@@ -33,9 +33,9 @@ def drain(
     Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
     like a consumer. Ticks of schedules that ``start_schedules`` has started are sent. ``raise_errors``: an error of a
     listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and ``InvalidBody``, is
-    raised here after its message was rolled back. ``KeyboardInterrupt`` always is.
-    Messages that rest until a later time stay; so do those that still wait for a database commit. More than
-    ``limit`` deliveries raise ``RuntimeError``.
+    raised here after its message was rolled back. So is ``InvalidMessage`` for a message that cannot be decoded.
+    ``KeyboardInterrupt`` always is. Messages that rest until a later time stay; so do those that still wait for a
+    database commit. More than ``limit`` deliveries raise ``RuntimeError``.
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """

@@ -10,6 +10,8 @@ from django_rmq.core.model.replies import Beat, Roster, WorkerSession
 
 def _beat(known_members_version: str, known_plan_version: str) -> Callable[[list[Reply]], Beat]:
     def parse(reply: list[Reply]) -> Beat:
+        # As ``beat`` in workers.lua returns it: status, versions of the members and of the plan, ms until the first session
+        # ends, basis of the plan, plan, ids of the workers, their records. Any other status is alone, or before a rival's record.
         status = reply[0].decode()
         if status != "ok":
             return Beat(status, rival=reply[1] if len(reply) > 1 else b"")

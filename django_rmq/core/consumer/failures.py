@@ -1,8 +1,8 @@
 """Failures: the outcome that a listener's error gives its message, the text that is stored, and the log lines of outcomes.
 
-Nothing here raises, because the message has to end whatever its error is. Whether it is tried again or dies is decided in Redis
-by ``lua/slot/_deaths.lua``. How long a retry waits is decided here if the listener or a BACKOFF function gives the delay, else by
-``lua/slot/_retries.lua``.
+``failure_of`` never raises, because the message has to end whatever its error is. Whether it is tried again or dies is decided in
+Redis by ``lua/slot/_deaths.lua``. How long a retry waits is decided here if the listener or a BACKOFF function gives the delay,
+else by ``lua/slot/_retries.lua``.
 
 The log line is written before Redis decides. It says what becomes of a message without a newer copy; where a newer copy waits,
 Redis drops the one that failed, or joins the two.

@@ -239,7 +239,7 @@ class FetchReplies:
         if not (may_begin and self.capacity.takes_pushes(slot.topic)) or uptime() - at > STALE_SECONDS:
             self.acks.release(slot, receipt, [delivery.member])
             return
-        ends = (receipt // 1_000_000 + slot.topic.timeout + 1) * 1000
+        ends = (receipt // 1_000_000 + slot.topic.timeout + 1) * 1000  # as fetch.lua computes it
         self._take(
             slot,
             Prepared("ok", ends, receipt, [delivery], is_plain=True, is_alone=True, sleeping_until=NEVER),

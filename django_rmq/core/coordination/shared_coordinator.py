@@ -7,8 +7,8 @@ The workers are ranked. The first one makes the assignment once the membership h
 condition that no other worker was faster. If it does not, the next one does after a session, and so on. All others only read.
 
 A worker has two threads. One checks: it talks to the server. The other one (``SlotOwnership``) changes the owned slots, part by
-part, to the assigned ones, and contacts no server. So the worker gives up its slots at the end of its session even while the
-thread that checks is stuck in a connection.
+part, to the assigned ones, and contacts no server. So the worker gives up its serial slots at the end of its session even while
+the thread that checks is stuck in a connection.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class SlotOwnership:
         # The other workers count this one as gone when its session ends, and take over its slots.
         if self._serial and uptime() >= self._until:
             logger.warning(
-                "The coordinator was unreachable for a whole session; the worker gives up all its slots",
+                "The coordinator was unreachable for a whole session; the worker gives up its serial slots",
                 extra={"rmq_event": "session_lost"},
             )
             self._serial = {}

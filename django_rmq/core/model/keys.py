@@ -23,7 +23,7 @@ def read_wakeup(number: int) -> tuple[str, int]:
     """Return the meaning of a published number (``wake``, ``paused`` or ``look_again``), and the slot.
 
     A script publishes the slot where something can be taken, -1 - slot where it was paused, and -1 - ``MAX_SLOTS`` - slot
-    where a delivery was cancelled: the slot's owner then extends all of them.
+    where a delivery was cancelled (lua/slot/operate.lua): the slot's owner then extends all of them.
     """
     if number >= 0:
         return "wake", number
@@ -210,6 +210,11 @@ def wake_channel(prefix: str, topic: str) -> bytes:
 def inbox_channel(prefix: str, owner: str) -> bytes:
     """Return the channel to which sends push single messages for a worker that sleeps."""
     return f"{prefix}rmq:inbox:{owner}".encode()
+
+
+def rights_key(prefix: str) -> bytes:
+    """Return the key that never exists, on which the rights of the user are tried."""
+    return f"{prefix}rmq:rights".encode()
 
 
 def read_store_key(store: bytes, prefix: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ServerRefused
 
-ALMOST_FULL = 0.8
+ALMOST_FULL = 0.8  # as in monitoring/alerts.yml
 """The part of its memory limit from which a server is reported, before it refuses writes."""
 
 SETTINGS = ("maxmemory-policy", "save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
@@ -52,7 +52,8 @@ class ServerInfo(NamedTuple):
     def deletes_messages(self) -> bool:
         """Whether it deletes messages when its memory is full.
 
-        A policy that evicts only keys with a time to live spares RMQ's keys, which have none.
+        A policy that evicts only keys with a time to live spares messages, whose keys have none. What expires anyway, such as
+        the history of topics and the results of tasks, may then be lost early.
         """
         return self.policy.startswith("allkeys")
 

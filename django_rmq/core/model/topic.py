@@ -72,7 +72,7 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic as its settings declare it. Every value is validated before the object is built."""
+    """One topic. ``conf`` validates the values of settings; ``registered`` takes those of a definition as they are."""
 
     name: str
     type: TopicType
@@ -226,7 +226,7 @@ class Topic:
     def registered(cls, name: str, definition: Mapping[str, Any], slots: int) -> Topic:
         """Return a topic built from its ``definition`` in Redis, with ``slots`` slots.
 
-        Raises ``ValueError`` if it is invalid.
+        Raises ``ValueError`` if the type is unknown or a part is missing. Other values are not checked.
         """
         try:
             base_ms, cap_ms = definition["backoff"]

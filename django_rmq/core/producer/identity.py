@@ -1,9 +1,10 @@
 """The identity of a message: which sends are one message.
 
-Sends with the same topic, slot and member are one message. The member is the key (IDENTITY "key"), or else the encoded body,
-which ``placement`` takes as ``body_codec`` has made it. On fifo topics each send without a key draws a member of its own, so it
-is another message. What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says
-whether it is stored, merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.
+Sends with the same topic, slot and member are one message. The member is the encoded body, or on keyed topics (IDENTITY "key")
+the key. Each send without a key to a keyed topic draws a member of its own, so it is another message.
+
+What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says whether it is stored,
+merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
 
-def keyed_member(topic: Topic, key: object) -> bytes:
-    """Return the member of a send to a keyed topic. Sends with the same one are one message."""
+def sent_member(topic: Topic, raw: bytes, key: object) -> bytes:
+    """Return the member of a send with the encoded body ``raw``. Sends with the same one are one message."""
+    if not topic.keyed:
+        return raw
     return draw_members(1)[0] if key is None and topic.is_fifo else check_key(key)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
-from zlib import crc32
 
 from django_rmq.core.commands import operate, send
 from django_rmq.core.commands.broker_interface import Broker
@@ -21,7 +20,15 @@ from django_rmq.core.model.send_results import STORED, Durability, SendResult, S
 from django_rmq.core.model.topic import Definition, Topic, TopicType
 from django_rmq.core.producer.bulk_send import BulkSend, send_trips, takes_bodies, trip_spans
 from django_rmq.core.producer.identity import member_of
-from django_rmq.core.producer.placement import OPTIONS, Outgoing, Placement, basis_of, built, score_of
+from django_rmq.core.producer.placement import (
+    OPTIONS,
+    Outgoing,
+    Placement,
+    basis_of,
+    built,
+    score_of,
+    slot_crc,
+)
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 T = TypeVar("T")
@@ -274,7 +281,9 @@ class Producer:
         topic, crc = out.topic, out.crc
         assert crc is not None
         # Another CRC than that of the member means that the send gave a slot basis.
-        is_explicit = topic.identity == "body" and topic.slot_basis is None and crc != crc32(out.member)
+        is_explicit = (
+            topic.identity == "body" and topic.slot_basis is None and crc != slot_crc(None, out.member)
+        )
         if is_explicit and topic.name not in self._noted:
             self._to_note[topic.name] = topic
         return out.placed(self._places.present(topic))

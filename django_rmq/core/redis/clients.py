@@ -23,7 +23,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from django_rmq.core import forked_copies, lua
 from django_rmq.core.commands.broker_interface import Woken
 from django_rmq.core.commands.script_call import Reply
-from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, slot_keys, wake_channel
+from django_rmq.core.model.keys import MAX_SLOTS, SlotKeys, rights_key, slot_keys, wake_channel
 from django_rmq.core.model.replies import Pushed
 from django_rmq.core.model.server_checks import SETTINGS, ServerInfo, SlowCommand
 from django_rmq.core.model.topic import Topic
@@ -255,7 +255,7 @@ _HARMLESS: tuple[tuple[str | int, ...], ...] = (
 
 def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[str, bytes, *tuple[object, ...]]]:
     """Return commands that need every permission, and change nothing."""
-    scratch, nobody = f"{prefix}rmq:rights".encode(), uuid4().hex.encode()
+    scratch, nobody = rights_key(prefix), uuid4().hex.encode()
     tries: list[tuple[str, bytes, *tuple[object, ...]]] = [
         (str(command[0]), scratch, *command[1:]) for command in _HARMLESS
     ]

@@ -89,14 +89,15 @@ class Stepper:
         return pause
 
     def settle(self, also: str = "") -> None:
-        """Take all steps that are due now. Raises ``RmqError``."""
+        """Take the steps that are due now, at most 100 of each schedule. Raises ``RmqError``."""
         for _ in range(100):
             if self.step(also) > 0:
                 return
 
     def _step(self, record: ScheduleRecord, now_ms: int) -> float:
         if record.state == "retracting":
-            return 0.0 if self._retract(record) else 1.0
+            self._retract(record)
+            return 0.0
         # The process that planned the tick may have died before it wrote it, so any process writes it.
         if record.state == "writing":
             return 0.0 if self._write(record) else 1.0
@@ -199,8 +200,8 @@ class Stepper:
             return True
         return False
 
-    def _retract(self, record: ScheduleRecord) -> bool:
-        """Take back the latest tick, unless a consumer has taken it; return whether that is done."""
+    def _retract(self, record: ScheduleRecord) -> None:
+        """Take back the latest tick, unless a consumer has taken it."""
         answers: set[str] = set()
         if record.topic:
             try:
@@ -218,7 +219,6 @@ class Stepper:
         # A re-slotting may have moved the tick from the slot that was given it, so the slot that removes it decides.
         outcome = "written" if "written" in answers and "removed" not in answers else "removed"
         self._broker.run(ticks.settle_tick(record.name, record.generation, record.at, outcome))
-        return True
 
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:

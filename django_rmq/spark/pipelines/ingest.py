@@ -1,7 +1,8 @@
 """``ingest``: sends rows of files or of a database table as messages of a topic, with a checkpoint in pieces.
 
 ``checkpoint/messages/piece=…`` holds the messages, ``checkpoint/plan`` the size of each piece, and
-``checkpoint/sent`` the pieces that were sent. Which piece a message is in depends on nothing but the message.
+``checkpoint/sent`` the pieces that were sent. Which piece a message is in depends only on the message and
+the number of pieces.
 """
 
 from __future__ import annotations

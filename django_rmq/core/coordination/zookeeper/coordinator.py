@@ -213,8 +213,9 @@ class ZooKeeperCoordinator(SharedCoordinator):
     """See ``Coordinator``. Make it in the process that uses it.
 
     While ``registered`` (all registered definitions) raises ``ServerTrouble``, those published in ZooKeeper
-    apply. With ``is_strict`` serial slots are given up when the connection is lost, and after a session
-    without an answer; otherwise only when ZooKeeper reports the session's end.
+    apply. Serial slots are given up when ZooKeeper reports the session's end or refuses the worker, and when its nodes
+    are missing. With ``is_strict``, they are also given up when the connection is lost, and after a session without an
+    answer.
     """
 
     def __init__(

@@ -233,7 +233,8 @@ end
 note_undrained()
 keep_counts()
 -- The owner then extends the deliveries that it has of this slot: `extend` answers which of them are cancelled. The module
--- core/consumer/heartbeat names the whole way from here to the listener.
+-- core/consumer/heartbeat names the whole way from here to the listener. The number is -1 - MAX_SLOTS - slot, which
+-- core/model/keys.read_wakeup reads.
 if tells then redis.pcall('PUBLISH', channel, -1048577 - string.match(store, '%d+$')) end -- rule: cancel_tells_nobody
 return { words, kept, bytes }
 

@@ -1,7 +1,8 @@
 """The identity of a message: which sends are one message.
 
-Sends with the same topic, slot and member are one message. The member is the encoded body, or on keyed topics (IDENTITY "key")
-the key. Each send without a key to a keyed topic draws a member of its own, so it is another message.
+Sends with the same topic, slot and member are one message. On keyed topics (IDENTITY "key") the member is the key; each
+send without a key draws a member of its own, so it is another message. On all other topics the member is the encoded body:
+``placement.built`` takes it so, without this module, because each send passes there.
 
 What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says whether it is stored,
 merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.
@@ -18,10 +19,8 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
 
-def sent_member(topic: Topic, raw: bytes, key: object) -> bytes:
-    """Return the member of a send with the encoded body ``raw``. Sends with the same one are one message."""
-    if not topic.keyed:
-        return raw
+def keyed_member(topic: Topic, key: object) -> bytes:
+    """Return the member of a send to a keyed topic. Sends with the same one are one message."""
     return draw_members(1)[0] if key is None and topic.is_fifo else check_key(key)
 
 

@@ -40,7 +40,7 @@ from django_rmq.core.model.envelope import (
 )
 from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import SCORE_OPTIONS, Definition, Topic, TopicType, slot_counts
-from django_rmq.core.producer.identity import sent_member
+from django_rmq.core.producer.identity import keyed_member
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 
@@ -393,7 +393,8 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
-        return places.outgoing(topic, basis, sent_member(topic, raw, key), score)
+        # Equal bodies are equal bytes, and so one member.
+        return places.outgoing(topic, basis, raw, score)
     content = Envelope(
         raw,
         0 if expires is None else check_fixed_time(expires, name="expires"),
@@ -404,7 +405,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    member = sent_member(topic, raw, key)
+    member = keyed_member(topic, key)
     envelope = encode_envelope(content)
     # Scripts look for expiries and limits beside the member only.
     if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:

@@ -302,7 +302,10 @@ class MessagesView(RmqView):
         },
     )
     def post(self, topic: Topic) -> Json:
-        """Send one message or many. If one cannot be sent, none is."""
+        """Send one message or many. If one is invalid, none is sent.
+
+        A full slot refuses its messages: their status is refused, and the others are sent. 507: all were refused.
+        """
         data = self.request.data
         many = isinstance(data, Mapping) and "messages" in data
         fields = self.read(requests.SendsFields if many else requests.SendFields, data)

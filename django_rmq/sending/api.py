@@ -1,4 +1,4 @@
-"""Sending from Django: the single path of every message, whether from a view, the admin, REST or a command.
+"""Sending from Django: the path of each message of a view, the admin, REST or a command.
 
 The functions validate a message at the call. Inside a database transaction the message then waits for the commit
 (unless ``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False): ``sending.on_commit`` has that part. Outside a
@@ -10,7 +10,9 @@ transaction nor a receiver of signals concerns needs no thread: it may go over t
 Score and slot come from ``producer.placement``, as do the checks of options and times; which sends are one message is decided in
 ``producer.identity``.
 
-Tests see every send through ``observers``. This module ends at ``Producer.attempt``, which talks to Redis.
+Tests see every send through ``observers``. This module ends at the producer, which talks to Redis: ``attempt``,
+``attempt_shared`` and ``send_bodies``. The relay begins there, and so does Spark. Ticks of schedules are sent in
+``core/schedules``.
 """
 
 from __future__ import annotations
@@ -100,9 +102,8 @@ def coroutine_of(
         return await called(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
-    call.__doc__ = (
-        f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections."
-    )
+    shared = "" if shortcut is None else " or over the connection that its event loop shares"
+    call.__doc__ = f"Do the same as ``{function.__name__}`` from a coroutine, in the thread of its database connections{shared}."
     return call
 
 

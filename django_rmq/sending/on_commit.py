@@ -51,8 +51,8 @@ logger = logging.getLogger("django_rmq.sending")
 _repeated = LogThrottle(logger)
 
 failed_sends: Counter[str] = Counter()
-"""For each topic, how many messages of this process were lost because Redis was unavailable when a commit
-sent them.
+"""For each topic, how many messages of this process a commit did not send, and no outbox keeps: Redis was unavailable, a slot
+was full, or the topic has other slots or another definition there.
 
 The ledger in Redis cannot count them. Read it, do not write it.
 """

@@ -206,6 +206,12 @@ def test_a_full_topic_is_507_and_a_part_that_is_refused_is_told(program: Program
     assert int(refused["Retry-After"]) > 0
 
 
+def test_no_message_of_a_list_is_sent_if_one_is_invalid(program: Program, broker: Any) -> None:
+    many = [{"body": 1, "priority": 50}, {"body": 2, "priority": 3}]
+    program.refused(400, "invalid_message", "POST", "topics/small/messages/", {"messages": many})
+    assert put(program, "small", many[0])["outcomes"] == {"stored": 1}
+
+
 def test_a_request_with_a_key_is_done_once(broker: Any) -> None:
     user = user_with(*ALL)
     program, path = Program(user), "topics/merging/messages/"

@@ -44,6 +44,8 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     foretold = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run")
     assert "4 rows, 3 messages" in foretold and '"sku":"c"' in foretold and "nothing was sent" in foretold
     assert waiting(broker, "notes") == {}
+    unmerged = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run", "--no-merge")
+    assert "4 rows, 4 messages" in unmerged and "merging" not in unmerged
     run("ingest", "notes", tmp_path / "rows.csv", "--where", "double(price) > 1")
     assert set(waiting(broker, "notes")) == {'{"price":"1.5","sku":"a"}', '{"price":"2","sku":"b"}'}
     (tmp_path / "events.json").write_text(

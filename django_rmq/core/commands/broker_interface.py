@@ -36,7 +36,7 @@ class Subscription(Protocol[Heard_co]):
 
 
 Woken: TypeAlias = tuple[str, int] | Pushed
-"""A wake-up: a topic and a slot; or what a send has pushed."""
+"""A wake-up: a topic and a number that ``keys.read_wakeup`` reads; or what a send has pushed."""
 
 
 class WakeupSubscription(Subscription[Woken], Protocol):
@@ -88,7 +88,7 @@ class BrokerPipeline(Protocol):
 
 
 class Broker(Protocol):
-    """Runs calls. It repeats none by itself, because only the caller knows whether that is safe."""
+    """Runs calls. It repeats none that may have run, because only the caller knows whether that is safe."""
 
     @property
     def prefix(self) -> str:
@@ -160,7 +160,7 @@ class Broker(Protocol):
         """Return the channel to which sends may push messages for a worker. Empty: this kind of server has none."""
 
     def wakeups(self, topics: Iterable[Topic], inbox: bytes = b"") -> WakeupSubscription:
-        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, or ``-1 - slot`` when the slot is paused.
+        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a number that ``keys.read_wakeup`` reads.
 
         With an ``inbox`` also to what sends push there.
         """

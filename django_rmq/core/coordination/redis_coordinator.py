@@ -51,7 +51,7 @@ class RedisCoordinator(SharedCoordinator):
     """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``; workers are then threads of one process.
 
     ``token`` distinguishes this worker from another one with its id; any process that knows it may end the
-    session (``Broker.leave``). A worker that does not reach Redis for ``session_seconds`` gives up its slots,
+    session (``membership.leave``). A worker that does not reach Redis for ``session_seconds`` gives up its slots,
     even if its connection is stuck, and joins again when Redis answers.
     """
 

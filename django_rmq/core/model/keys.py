@@ -203,7 +203,7 @@ def events_channel(prefix: str) -> bytes:
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:
-    """Return the channel on which scripts publish the index of a slot that has something due."""
+    """Return the channel on which scripts publish the numbers that ``read_wakeup`` reads."""
     return f"{prefix}rmq:wake:{topic}".encode()
 
 

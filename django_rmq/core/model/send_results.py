@@ -84,10 +84,10 @@ class SendResult:
     slot: int
     member: bytes
     status: SendStatus = "pending"
-    """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
-    (the server was unavailable at the commit), in_outbox (the relay of the outbox will send it), outdated (the relay
-    or a newer send of the same message had dealt with it, or a person had deleted its row) or discarded (rolled back,
-    or an earlier callback of the commit raised: Django then runs no more of them)."""
+    """pending, stored, merged, replaced, superseded, present, refused (the slot or the message is full),
+    failed (not sent at the commit: the server was unavailable, or has another definition of the topic), in_outbox (the relay of
+    the outbox will send it), outdated (the relay or a newer send of the same message had dealt with it, or a person had deleted
+    its row) or discarded (rolled back, or an earlier callback of the commit raised: Django then runs no more of them)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None

@@ -42,7 +42,8 @@ PIECE = 50_000
 MOST_PIECES = 4_096
 """The largest number of pieces: each is a folder."""
 SHARE = 4
-"""A piece is at most this part of ``--max-backlog``, so that the topic is never empty for want of a piece."""
+"""How many pieces fit into ``--max-backlog``, so that the topic is never empty for want of a piece. Pieces are hashes, so some
+are larger than others, and ``MOST_PIECES`` may make all of them larger."""
 LOOK_SECONDS = 0.5
 """Seconds between two counts of a backlog that is too large."""
 SECRET = re.compile(r"secret|password|token|access\.?key", re.IGNORECASE)
@@ -160,7 +161,10 @@ def _size(rate: float | None, max_backlog: int | None) -> int:
 
 
 def fingerprint(topic: str, arguments: Mapping[str, object]) -> str:
-    """Return what distinguishes one ingest from another, without the secrets in it."""
+    """Return a hash of what distinguishes one ingest from another; options that hold secrets are left out.
+
+    A password in the URL of the source is part of the hash.
+    """
     settings = {
         name: [one for one in value if not SECRET.search(one.partition("=")[0])]
         if isinstance(value, list)
@@ -182,7 +186,8 @@ class Ingest(Pipeline):
     """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
 
     A row becomes the JSON object of its columns: decimals are text, timestamps have microseconds. Equal messages
-    are merged before they are sent. If rows are sent again after a failure, messages that still wait merge too.
+    are merged before they are sent, but not on fifo topics or with --no-merge.
+    If rows are sent again after a failure, messages that still wait merge too.
     With --checkpoint the messages are first stored there in pieces: an ingest that was stopped or killed goes on
     with the first piece that was not sent.
     """
@@ -251,8 +256,9 @@ class Ingest(Pipeline):
         with context.kept(_chosen(context, topic, given, options)) as cached:
             with context.watching():
                 sent = cached.count()
-            equal = "equal keys" if topic.keyed else "equal bodies"
-            context.say(f"{row_count} rows, {sent} messages after merging {equal}")
+            equal = "keys" if topic.keyed else "bodies"
+            merged = f" after merging equal {equal}" if _merges(topic, options) else ""
+            context.say(f"{row_count} rows, {sent} messages{merged}")
             if options["dry_run"]:
                 for row in cached.limit(SHOWN).collect():
                     context.say(str(row.asDict()))
@@ -311,9 +317,14 @@ def _check_pace(context: Context, topic: Topic, options: Options) -> None:
 
 
 def _chosen(context: Context, topic: Topic, given: dict[str, str], options: Options) -> DataFrame:
-    """Return the messages, equal ones once."""
+    """Return the messages; equal ones once if ``_merges``."""
     messages = encoded(_rows(context, options), given, value=options["value"], select=options["select"])
-    return _merged(messages, topic) if options["merge"] else messages
+    return _merged(messages, topic) if _merges(topic, options) else messages
+
+
+def _merges(topic: Topic, options: Options) -> bool:
+    """Return whether equal messages are sent once."""
+    return bool(options["merge"]) and not topic.is_fifo
 
 
 def _rows(context: Context, options: Options) -> DataFrame:
@@ -340,8 +351,6 @@ def _rows(context: Context, options: Options) -> DataFrame:
 
 def _merged(messages: DataFrame, topic: Topic) -> DataFrame:
     """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
-    if topic.is_fifo:
-        return messages
     if topic.keyed:
         return messages.dropDuplicates(["key"])
     if "priority" in messages.columns:

@@ -60,8 +60,7 @@ end
 
 -- section: backoff
 -- Returns how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
--- coming back together. The sum of these rests without jitter, in worker/once, decides how long a processed message is
--- remembered.
+-- coming back together. worker/once adds these rests without jitter, and its check E064 compares the sum with ONCE_RETENTION.
 --
 -- needs: backoff_base backoff_cap micros
 

@@ -586,6 +586,20 @@ def test_a_row_stays_until_enough_replicas_have_its_message(
     assert rows() == []
 
 
+def test_a_send_at_once_ends_older_rows_although_no_replica_has_its_message(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No row of it is left for the relay, which would write the older state over it.
+    monkeypatch.setattr(pipeline, "durability_commands", lambda *_: [("WAIT", 1, 100)])
+    with configured(redis_url, prefix, OUTBOX={"REPLICAS": 1}):
+        left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
+        result = send_message("keyed", "new", key="a", priority=900, replicas=1)
+        make_due()
+        step = relay_due()
+    assert (result.ok, result.durable, rows(), step.sent + step.failed) == (True, False, [], 0)
+    assert waiting("keyed") == {b"a": 900}
+
+
 def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_relay, "STEP_BYTES", 10_000)
     large = {"keyed": {**TOPICS["keyed"], "MAX_BODY": 50_000}}

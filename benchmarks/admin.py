@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from io import StringIO
 from itertools import cycle
 from pathlib import Path
@@ -29,7 +30,7 @@ from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.worker_records import write_record
 from django_rmq.core.model.keys import history_keys, worker_keys
-from django_rmq.core.monitoring.history import HOUR_MINUTES, LONGEST_GAP_MINUTES
+from django_rmq.core.monitoring.history import HOUR_MINUTES, LONGEST_GAP_MINUTES, HistoryTotals
 
 GOAL_SECONDS = 0.3
 GOAL_SCRIPT_MS = 15.0
@@ -245,9 +246,10 @@ def register_workers(
 def sample_minute(redis: Redis, prefix: str, topics: Iterable[str], slots: int, now_ms: int) -> None:
     """Write the record of a minute of each topic, as workers do."""
     minute = now_ms // 60_000
-    # ms slots asked store due prepare claimed retry dead oldest, and six counters: ten done in each minute
-    numbers = (now_ms, slots, slots, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10 * minute, 0, 0)
-    record = " ".join(map(str, numbers))
+    # Ten messages are done in each minute.
+    totals = (10 * minute if field.name == "committed" else 0 for field in fields(HistoryTotals))
+    # ms slots asked store due prepare claimed retry dead oldest, the totals, undrained
+    record = " ".join(map(str, (now_ms, slots, slots, *[0] * 7, *totals, 0)))
     pipeline = redis.pipeline(transaction=False)
     for name in topics:
         pipeline.hset(history_keys(prefix, name).minutes, str(minute), record)

@@ -15,10 +15,7 @@ from django_rmq.admin.page_actions import sweeping_acts
 from django_rmq.core.model.topic import Topic
 from django_rmq.operations import Filter, GroupSample, MessageGroup, Operations, Permission
 from django_rmq.operations.authorization import EDITED_REPLAY
-from django_rmq.operations.message_groups import groups_of
-
-READ_SECONDS = 0.15
-"""Seconds after which one request reads no further page of messages; those that are left out then are not in the groups."""
+from django_rmq.operations.message_groups import READ_SECONDS, groups_of
 
 MESSAGES_READ = 200_000
 """The number of messages that one request reads, in equal parts of its topics. Of each topic it reads at least a page."""

@@ -227,8 +227,9 @@ class SendForm(BodyForm):
         return {name: value for name, value in given.items() if value not in (None, "")}
 
 
-LONGEST_TEXT = 200
-"""Maximum size of a search text in bytes. A link to a message contains it, with up to five characters per byte."""
+LONGEST_FILTER_TEXT = 200
+"""Maximum size of a search text in bytes. A link to a message contains it, with up to five characters per byte.
+REST takes longer texts (``api.requests.LONGEST_TEXT``)."""
 
 PARAMETERS = ("text", "error", "cause", "age", "slot")
 
@@ -259,9 +260,9 @@ AGES = (
 def check_length(text: str) -> None:
     """Raise ``ValidationError`` for a text with too many bytes."""
     size = len(text.encode("utf-8", "replace"))
-    if size > LONGEST_TEXT:
+    if size > LONGEST_FILTER_TEXT:
         raise forms.ValidationError(
-            _("At most %(limit)d bytes, got %(size)d."), params={"limit": LONGEST_TEXT, "size": size}
+            _("At most %(limit)d bytes, got %(size)d."), params={"limit": LONGEST_FILTER_TEXT, "size": size}
         )
 
 
@@ -272,14 +273,14 @@ class FilterForm(forms.Form):
         label=_("Text"),
         required=False,
         strip=False,
-        max_length=LONGEST_TEXT,
+        max_length=LONGEST_FILTER_TEXT,
         validators=[check_length],
         widget=forms.TextInput(attrs={"type": "search", "placeholder": _("in body, key or error")}),
     )
     error = forms.CharField(
         label=_("Error class"),
         required=False,
-        max_length=LONGEST_TEXT,
+        max_length=LONGEST_FILTER_TEXT,
         validators=[check_length],
         widget=forms.TextInput(attrs={"placeholder": "ValueError"}),
     )

@@ -15,6 +15,7 @@ from django_rmq.admin.body_display import summary, visible
 from django_rmq.admin.page import Pages, page, show_outcomes, shown_errors
 from django_rmq.operations import Operations, OutboxRow, Permission
 from django_rmq.operations.health import is_old_in_outbox
+from django_rmq.operations.outbox import ACTS
 
 ROWS_SHOWN = 100
 """The number of rows on the page: the oldest."""
@@ -25,9 +26,6 @@ ACTIONS = {
     "remove": gettext_lazy("remove"),
     "cancel": gettext_lazy("cancel"),
 }
-
-ACTS = {"retry": Permission.SEND, "delete": Permission.DELETE}
-"""What can be done with rows, and the permission for it."""
 
 
 @page(Permission.VIEW)

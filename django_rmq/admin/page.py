@@ -27,7 +27,7 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from django_rmq.admin.forms import LONGEST_TEXT, PARAMETERS
+from django_rmq.admin.forms import LONGEST_FILTER_TEXT, PARAMETERS
 from django_rmq.admin.labels import DID, OUTCOMES
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.bounds import LONGEST_ID
@@ -46,9 +46,10 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.operations import Actor, BulkProgress, Operations, Permission, TopicRule, topic_permission
+from django_rmq.operations.messages import LONGEST_CURSOR
 
-_LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
-    name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
+_LONGEST_BACK = {"tab": 20, "cursor": LONGEST_CURSOR, "hours": 20, "first": 20} | {
+    name: LONGEST_FILTER_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
 }
 """Maximum size of a list's parameters in bytes; a link to a message then stays short enough for any web server."""
 
@@ -175,7 +176,7 @@ def live_page(
 
 
 AMBIGUOUS = frozenset({"background", "running", "schedules", "workers"})
-"""Names of topics whose addresses would be those of other pages. Theirs begin with ``~``."""
+"""Names of topics whose addresses would be those of other pages (``TopicAdmin.get_urls``). Theirs begin with ``~``."""
 
 
 class TopicConverter(StringConverter):

@@ -33,7 +33,7 @@ from django_rmq.operations import Causes, Followed, MessageCopy, Permission
 from django_rmq.operations.authorization import PERMISSION_OF, is_redacted
 from django_rmq.operations.filters import filter_of
 from django_rmq.operations.message_details import REASONS
-from django_rmq.operations.message_groups import groups_of
+from django_rmq.operations.message_groups import READ_SECONDS, groups_of
 from django_rmq.operations.message_view import shown_body
 
 
@@ -338,6 +338,7 @@ class MessagesView(RmqView):
 
 
 _OPTIONS = ("key", "priority", "fixed_time", "slot_basis", "headers", "expires", "max_retries", "timeout")
+"""The fields of ``MessageFields`` that are options of ``Send`` as they are. The others are durations in ms."""
 
 
 def _ensured(fields: Fields) -> Fields | None:
@@ -358,16 +359,12 @@ def _send(topic: Topic, fields: Fields) -> Send:
     return Send(body_for(topic, fields["body"]), **options)
 
 
-CAUSES_SECONDS = 0.15
-"""Seconds after which a request reads no further dead messages."""
-
-
 class CausesView(RmqView):
     @route("causes", Permission.VIEW, query=requests.CausesQuery, answers={200: CausesAnswer}, errors=[404])
     def get(self, query: Fields) -> Json:
         """Group the dead messages of a topic, or of all, by the class and the first line of their last error."""
         names = [self.topic(query["topic"]).name] if "topic" in query else self.known()
-        return causes(self.operations.causes(names, limit=query["limit"], seconds=CAUSES_SECONDS))
+        return causes(self.operations.causes(names, limit=query["limit"], seconds=READ_SECONDS))
 
 
 class MessageView(MessageRoute):

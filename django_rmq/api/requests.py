@@ -27,6 +27,7 @@ from django_rmq.core.model.bounds import (
     LONGEST_ID,
     MAX_AGE,
     MAX_DURATION_MS,
+    MAX_KEY_BYTES,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     MAX_TIMEOUT,
@@ -41,7 +42,7 @@ from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations import MAX_IDS
 from django_rmq.operations.bulk_actions import FASTEST_RATE, SLOWEST_RATE
 from django_rmq.operations.consumption import LONGEST_POLL
-from django_rmq.operations.messages import LONGEST_PAGE, MOST_EXAMINED
+from django_rmq.operations.messages import LONGEST_CURSOR, LONGEST_PAGE, MOST_EXAMINED
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 """The bounds of whole numbers that every client can represent."""
@@ -205,6 +206,8 @@ def some(kind: type[RequestSerializer]) -> object:
 
 
 LONGEST_TEXT = 1_000
+"""Maximum number of characters of a text in a request. The admin searches for shorter texts, because its links contain them."""
+
 LONGEST_NAMING_BODY = 4_096
 """Maximum number of characters of a body in an address, which web servers limit to some thousands."""
 
@@ -232,8 +235,8 @@ class CausesQuery(RequestSerializer):
     )
 
 
-class FilterFields(RequestSerializer):
-    """The selection of messages; all conditions must hold."""
+class TextConditions(RequestSerializer):
+    """The conditions that are texts."""
 
     text = Text(
         required=False, max_length=LONGEST_TEXT, help_text="Text that the body, the key or the error contains"
@@ -242,6 +245,11 @@ class FilterFields(RequestSerializer):
         required=False, max_length=200, help_text="Class of the last error, with or without its module"
     )
     cause = Text(required=False, max_length=12, help_text="The id of a cause of failures, from `causes/`")
+
+
+class FilterFields(TextConditions):
+    """The selection of messages in a query; all conditions must hold."""
+
     older_than = Age(help_text="Seconds")
     newer_than = Age(help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=LAST_SLOT)
@@ -273,7 +281,7 @@ class MessagesQuery(FilterFields):
     """The page and the selection of messages."""
 
     state = State(list(QUEUES), default="waiting")
-    cursor = Text(required=False, max_length=512)
+    cursor = Text(required=False, max_length=LONGEST_CURSOR)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="Order by score")
 
@@ -281,7 +289,9 @@ class MessagesQuery(FilterFields):
 class NameQuery(RequestSerializer):
     """How a message is named if the address has `-` in place of its id: by its `key`, or by its `body`."""
 
-    key = Text(required=False, max_length=512, help_text="With `-` as the id: the key of the message")
+    key = Text(
+        required=False, max_length=MAX_KEY_BYTES, help_text="With `-` as the id: the key of the message"
+    )
     body = Text(
         required=False,
         allow_blank=True,
@@ -323,7 +333,7 @@ class MessageFields(RequestSerializer):
     """One message of many. `body` is any JSON, a text, or base64, as the topic's BODY says."""
 
     body = Anything(allow_null=True)
-    key = Text(required=False, max_length=512)
+    key = Text(required=False, max_length=MAX_KEY_BYTES)
     priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
     time_range_ms = Whole(required=False, min_value=1, max_value=MAX_DURATION_MS)
     fixed_time = Instant(required=False)
@@ -378,12 +388,9 @@ class RescheduleFields(RequestSerializer):
     priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
 
 
-class StrictFilter(RequestSerializer):
+class StrictFilter(TextConditions):
     """The selection of messages; all conditions must hold. Ages in seconds."""
 
-    text = Text(required=False, max_length=LONGEST_TEXT)
-    error = Text(required=False, max_length=200)
-    cause = Text(required=False, max_length=12)
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     newer_than = Number(required=False, min_value=0, max_value=MAX_AGE)
     slot = Whole(required=False, min_value=0, max_value=LAST_SLOT)

@@ -332,6 +332,7 @@ def is_debug() -> bool:
 
 def _forget(*, setting: str, **_: object) -> None:
     global _configs  # noqa: PLW0603 - one per process, like the settings it comes from
+    # ``server_settings`` looks up an alias of CACHES, and compares with the caches of sessions and of the middleware.
     if setting in ("RMQ", "TASKS", "TIME_ZONE", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
         _configs = []
 

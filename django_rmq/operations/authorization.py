@@ -63,7 +63,8 @@ PERMISSION_OF: Mapping[str, Permission] = {
 }
 """Action on messages or a topic → the permission that it requires, on named messages, on all, and in the background.
 
-Each other operation names its permission in its own function: sends, the outbox, schedules, limits, workers and stacks.
+Each other operation names its permission in its own function: sends, the outbox, schedules, limits, workers and stacks. The
+pages and routes that offer it name the same one.
 
 Burying and cancelling are a ``DELETE``, because they keep a message from being delivered. Rescheduling is an ``EDIT``,
 because it changes what was sent.

@@ -40,6 +40,10 @@ from django_rmq.operations.shared_reads import shared_survey
 
 KINDS = ("error", "slot", "hour")
 
+READ_SECONDS = 0.15
+"""Seconds after which one request of a page, or over REST, reads no further page of messages; those that are left out then
+are not in the groups."""
+
 GROUPED = 10_000
 """The number of messages that are grouped unless another limit is given."""
 

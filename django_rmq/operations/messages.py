@@ -41,6 +41,9 @@ from django_rmq.operations.message_view import MessageCopy, as_shown, error_view
 from django_rmq.operations.shared_reads import shared_survey
 from django_rmq.operations.stats import TopicStats
 
+LONGEST_CURSOR = 512
+"""Maximum number of characters of a cursor."""
+
 LONGEST_IN_CURSOR = 256
 """Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
 
@@ -92,7 +95,7 @@ class _Mark(NamedTuple):
 
 
 def seal(order: Order, place: ListPosition, rank: int | None = None) -> str:
-    """Return ``place`` as text of less than 512 characters that only this deployment can read, for the same list only."""
+    """Return ``place`` as text within ``LONGEST_CURSOR`` that only this deployment can read, for the same list only."""
     member, digest = place.member, b""
     if len(member) > LONGEST_IN_CURSOR:
         member, digest = member[:LONGEST_IN_CURSOR], message_ids.digest(member)

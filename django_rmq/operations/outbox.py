@@ -162,16 +162,18 @@ def _silent(alias: str, seconds: float) -> str:
     return f"the database {alias} does not answer within {seconds:g} s"
 
 
+ACTS = {"retry": Permission.SEND, "delete": Permission.DELETE}
+"""What people can do with rows, and the permission that it requires."""
+
+
 def retry_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Have the relay send these rows at once; return how many were ``retried``, and how many were ``gone``."""
-    context.actor.require(Permission.SEND)
-    return _do(context, Permission.SEND, "retry in the outbox", ids, "retried")
+    return _do(context, ACTS["retry"], "retry in the outbox", ids, "retried")
 
 
 def delete_outbox(context: OperationContext, ids: Sequence[str]) -> dict[str, int]:
     """Delete these rows, so that their messages are never sent; return how many were ``deleted`` and ``gone``."""
-    context.actor.require(Permission.DELETE)
-    return _do(context, Permission.DELETE, "delete from the outbox", ids, "deleted")
+    return _do(context, ACTS["delete"], "delete from the outbox", ids, "deleted")
 
 
 def relay_outbox(context: OperationContext) -> Known[RelayStep]:
@@ -202,6 +204,7 @@ def relay_duties(context: OperationContext) -> list[DutyThread]:
 def _do(
     context: OperationContext, needed: Permission, act: str, ids: Sequence[str], word: str
 ) -> dict[str, int]:
+    context.actor.require(needed)
     known = context.known(None, needed)
     chosen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     done = gone = 0

@@ -101,7 +101,7 @@ ATTEMPT_MS = 30_000
 runs again."""
 
 KEPT_MS = 86_400_000
-"""Milliseconds for which an answer is kept: a day."""
+"""Milliseconds for which an answer is kept: a day. The schema of REST says "once a day"."""
 
 
 class SendCharge(NamedTuple):

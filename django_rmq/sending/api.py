@@ -578,7 +578,7 @@ async def _send_shared(
     # The longer way refuses a message without a name.
     if act == "ensure" and topic.keyed and "key" not in options:
         return None
-    # The transaction may be one of another thread; then the send takes the longer way and is as correct.
+    # ``commit_to_wait_for`` decides on the longer way. The transaction may be one of another thread; then that way is as correct.
     if options.pop("on_commit", config.on_commit) and open_transactions.is_any_open(DEFAULT_DB_ALIAS):
         return None
     connection = connections.get_shared_connection()

@@ -1,6 +1,6 @@
 """The messages that a test sends: captured at the call, and compared with what the test expects.
 
-Unless the test wants them delivered, no message reaches a broker.
+Unless the test wants them delivered, no message reaches a broker. The broker for those that do is in ``testing.cases``.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ LOOK_SECONDS = 0.5
 """Seconds between two checks of the parent process, the memory in use and the coordinator."""
 
 FULL_SECONDS = 10.0
-"""Seconds without capacity for a topic after which other workers should own its slots."""
+"""Seconds without capacity for a topic after which other workers should own its slots. REST says "10 s"."""
 
 STUCK_SECONDS = 60.0
 """Seconds without capacity for a topic after which a worker is not ready."""

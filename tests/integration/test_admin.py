@@ -26,6 +26,7 @@ from django.urls import URLPattern, path, resolve, reverse
 from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
 from django_rmq.admin.action_views import so_far
+from django_rmq.admin.page import AMBIGUOUS
 from django_rmq.conf import get_config
 from django_rmq.core.model.body_codec import ExactNumber
 from django_rmq.core.model.delivered_message import message_id as id_of
@@ -427,6 +428,12 @@ def test_dead_messages_are_shown_by_cause_and_one_cause_is_replayed(
     )
     assert (depth(broker, "timed", "dead"), depth(broker, "timed", "store")) == (1, 2)
     assert f"cause {line['group'].cause}" in str(LogEntry.objects.get().get_change_message())
+
+
+def test_a_topic_whose_name_begins_the_address_of_another_page_has_another_address() -> None:
+    routes = [str(one.pattern) for one in TopicAdmin(TopicModel, admin.site).get_urls()]
+    paths = [route.split("/") for route in routes if not route.startswith("<")]
+    assert {first for first, second, *_ in filter(lambda path: len(path) > 2, paths)} == AMBIGUOUS
 
 
 def test_more_dead_messages_are_looked_at_if_a_person_asks(

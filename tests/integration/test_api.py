@@ -634,7 +634,7 @@ def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
 def test_dead_messages_are_grouped_by_cause_and_a_cause_selects_them(
     program: Program, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "CAUSES_SECONDS", 600.0)
+    monkeypatch.setattr(messages, "READ_SECONDS", 600.0)
     for name, error, count in (
         ("timed", "shop.Boom: order {}", 3),
         ("timed", "Other: {}", 1),

@@ -27,7 +27,7 @@ local longest_ms = lease_ms
 
 local given, wait_us = tokens, 0
 if rate > 0 then
-  -- A bucket of a tenth of a second, and of one delivery at least. 'empty' is when it was last empty.
+  -- A bucket of a tenth of a second, and of one delivery at least, as in slot/fetch.slot_rate. 'empty' is when it was last empty.
   local each = 1000000 / rate
   local depth = math.max(each, 100000)
   local empty = tonumber(redis.call('HGET', limits, 'empty') or '')

@@ -37,7 +37,10 @@ class ChangedLimits:
 
 
 def check_limit(name: str, value: object) -> float | int | None:
-    """Return a limit, or None if there is none. Raises ``ValueError`` with what is allowed."""
+    """Return a limit, or None if there is none. Raises ``ValueError`` with what is allowed.
+
+    ``conf.topic_settings`` has the same bounds for the settings, and the fields of forms and of REST for what people type.
+    """
     if value is None:
         return None
     if name == "max_rate":

@@ -1,9 +1,10 @@
 """The names of all keys and channels in Redis, the numbers of wake-ups, and the content of definitions and counters.
 
 No other module builds the name of a key. What a key of a slot holds is in ``lua/slot/_keys.lua``, and the
-states of a message in ``docs/state_machine.md``. The slot of a message is the part of ``producer.placement``. The keys of a
-slot share a hash tag, so that one node of a Redis Cluster holds all of them and a script can use them. Any program may have
-written to a hash: an unreadable value affects only its own topic or figure, and the error names the key.
+states of a message in ``docs/state_machine.md``. The names of topics, prefixes and slot counts are checked here, too. The slot
+of a message is the part of ``producer.placement``. The keys of a slot share a hash tag, so that one node of a Redis Cluster
+holds all of them and a script can use them. Any program may have written to a hash: an unreadable value affects only its own
+topic or figure, and the error names the key.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ def check_slots(slots: object) -> int:
     )
 
 
-LARGEST = (1 << 63) - 1
+LARGEST_COUNT = (1 << 63) - 1
 """The largest value of a Redis counter."""
 
 
@@ -330,7 +331,7 @@ def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[s
         name = raw_name.decode(errors="backslashreplace")
         try:
             counts[name] = int(value or 0)
-            if not -LARGEST <= counts[name] <= LARGEST:
+            if not -LARGEST_COUNT <= counts[name] <= LARGEST_COUNT:
                 raise ValueError
         except ValueError:
             raise WrongType(

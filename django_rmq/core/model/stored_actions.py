@@ -163,7 +163,8 @@ def _are_sound(texts: Iterable[object], numbers: Iterable[object]) -> bool:
 DeletionKind = Literal["delete", "purge"]
 
 UNDO_MS = 3_600_000
-"""Milliseconds for which what was deleted can be brought back. The scripts say the same."""
+"""Milliseconds for which what was deleted can be brought back. The section ``trash`` of ``lua/slot/operate`` has the same number;
+the admin, REST and ``rmqpurge`` say "for one hour"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ class Topic:
     """Seconds from prepare or extend until a delivery counts as timed out."""
     max_retries: int = 16
     """How often a message that fails is tried again before it dies: with 16, it fails at most 17 times. Deliveries that are
-    given back before they begin do not count. A message may have a lower limit of its own (``retries_of``)."""
+    given back before they begin do not count. A message may have a lower limit of its own (``retries_of``). ``lua/slot/ack`` has
+    the default, too, for a slot without it."""
     backoff: BackOff = field(default_factory=BackOff)
     default_priority: int | None = None
     """priority topics: the priority of a send that gives none. None if each send must give one."""

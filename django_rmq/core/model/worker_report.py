@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 MOST_CALLS = 20
-"""The maximum number of messages in a report: those that have run longest."""
+"""The maximum number of messages in a report: those that have run longest. The admin and REST say "its twenty longest"."""
 
-LONGEST_TEXT = 200
+LONGEST_REPORTED_TEXT = 200
 """Maximum length of a text that is read from a report."""
 
 LONGEST_ID = 1_000
@@ -206,7 +206,7 @@ def _finite(value: object) -> float:
     return value
 
 
-def _short(value: object, longest: int = LONGEST_TEXT) -> str:
+def _short(value: object, longest: int = LONGEST_REPORTED_TEXT) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
     # A lone surrogate is no valid text in a page.

@@ -177,6 +177,8 @@ def fingerprint(topic: str, arguments: Mapping[str, object]) -> str:
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
 OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
+"""The arguments that are options of a message, some of ``core.producer.placement.OPTIONS``."""
+
 CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", "merge", "limit")
 """The arguments that choose the messages; those of an ingest that goes on must be the same."""
 

@@ -1,4 +1,4 @@
--- DEBOUNCE and MAX_WAIT: how far a further send puts off a message that waits.
+-- DEBOUNCE and MAX_WAIT: how far a further send puts off a message that waits. Rows of the outbox: outbox/merged_rows.
 
 -- section: debounce
 -- Debounce: with each send a message starts to wait again, until a deadline that is MAX_WAIT after its first send.

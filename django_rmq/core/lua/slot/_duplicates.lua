@@ -3,7 +3,8 @@
 -- `place` decides the word of a message that meets a copy: merged, superseded, present, refused or stored, as `single` in send
 -- does for a lone one, and insert for those of a bulk insertion. Which of the two scores counts, and whether what comes later
 -- merges or replaces, is decided by send_merge, send_replace, send_fifo and ensure in send. How bodies are joined is in
--- _accumulation. Which sends are one message is decided in core/producer/identity.
+-- _accumulation. Which sends are one message is decided in core/producer/identity. What becomes of the rows of one message
+-- in the outbox follows the same rules (outbox/merged_rows).
 
 -- section: place
 -- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that

@@ -31,7 +31,8 @@ end
 
 -- section: kinds
 -- Read what a score says of its message. A retry with the number q has q deliveries left. In Python: core/model/scores.py, and
--- `Topic.min_priority`, which is one above the floor. `single` in send has a shorter form of is_retry, for scores that are sent.
+-- `Topic.min_priority`, which is one above the floor. Shorter forms of is_retry are in send (`single`, too), insert, ticks,
+-- _choice.look, fetch.usual, inspect and history. That a time is at most 1e14 is also in send and ticks.
 --
 -- needs: topic_type max_retries LARGEST_WITH_RETRIES
 
@@ -54,7 +55,8 @@ local function is_fresh(score)
 end
 
 -- section: latest_due
--- Returns the largest score that is due, as a bound of a range. A place in a fifo line is due from its millisecond on.
+-- Returns the largest score that is due, as a bound of a range. A place in a fifo line is due from its millisecond on,
+-- so the last one that is due has 1023/1024 as its fraction: _choice.look and fetch.usual have that number.
 --
 -- needs: topic_type now_ms text_of
 

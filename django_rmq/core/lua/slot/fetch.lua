@@ -305,7 +305,8 @@ return { epochs, words }
 -- Deliver the few messages that wait, or find none, where all of them are due and the slot has nothing else: nothing in flight,
 -- in Retry or claimed, no key, no failure. Most prepares meet such a slot. The rest of the script does the same for all
 -- others; to make its functions takes longer than this. So some rules stand here a second time, in their simplest form: the
--- floor of priorities and what a retry is (_scores.kinds), and NEVER (_sleep.next_due), as a text because Redis stores it.
+-- floor of priorities and what a retry is (_scores.kinds), from when a fifo place is due (_scores.latest_due), and NEVER
+-- (_sleep.next_due), as a text because Redis stores it.
 --
 -- needs: store prepare inflight failures body stats control retry claimants prepare_body
 -- needs: slot_capacity topic_type slots timeout max_retries expected serial slot_each_us owner limit max_bytes after_score
@@ -367,7 +368,7 @@ if is_open and redis.call('EXISTS', prepare, inflight, failures, body, retry, cl
 end
 
 -- section: slot_rate
--- The slot's own MAX_RATE: a bucket of a tenth of a second, and of one delivery at least.
+-- The slot's own MAX_RATE: a bucket of a tenth of a second, and of one delivery at least. That of a topic: `allow` in limits.
 --
 -- needs: control slot_each_us spent_us now_us
 

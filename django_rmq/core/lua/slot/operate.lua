@@ -592,8 +592,9 @@ if repair and #loose > 0 then redis.call('HDEL', records, unpack(loose)) end -- 
 return { scanned[1], #scanned[2] / 2, loose }
 
 -- section: trash
--- Keep what a person deletes, for an hour, under the key of the act: a field is the first letter of the state, and the member.
--- Its value is "score deleted_us length\n", the last failure of this length, and the envelope or death.
+-- Keep what a person deletes, for an hour (UNDO_MS in core/model/stored_actions), under the key of the act: a field is the first
+-- letter of the state, and the member. Its value is "score deleted_us length\n", the last failure of this length, and the
+-- envelope or death.
 --
 -- needs: trash most_kept most_bytes now_us plain_score
 

@@ -42,12 +42,14 @@ class RunningDemo:
         return self._printed.read_text()
 
     def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
-        """Return the first match in what it prints; AssertionError with all of that after so many seconds."""
+        """Return the first match in what it prints; AssertionError with all of that after so many seconds, or at its end."""
         deadline = time.monotonic() + seconds
-        while not (found := re.search(pattern, self.output, re.MULTILINE)):
-            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.output}"
+        while True:
+            has_ended = self.process.poll() is not None
+            if found := re.search(pattern, self.output, re.MULTILINE):
+                return found
+            assert not has_ended and time.monotonic() < deadline, f"no {pattern!r} in:\n{self.output}"
             time.sleep(0.05)
-        return found
 
     def wait(self, seconds: float = 180) -> int:
         """Return its exit code."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from types import SimpleNamespace
 from typing import TypeVar
 from urllib.parse import urlencode
 
@@ -45,7 +44,8 @@ from django_rmq.exceptions import (
     UnknownSchedule,
     UnknownTopic,
 )
-from django_rmq.operations import Actor, BulkProgress, Operations, Permission, TopicRule, topic_permission
+from django_rmq.operations import Actor, BulkProgress, Operations, Permission
+from django_rmq.operations.authorization import topic_rule
 from django_rmq.operations.messages import LONGEST_CURSOR
 
 _LONGEST_BACK = {"tab": 20, "cursor": LONGEST_CURSOR, "hours": 20, "first": 20} | {
@@ -202,7 +202,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         try:
             operations: Operations = request.rmq_operations  # type: ignore[attr-defined]
         except AttributeError:
-            operations = Operations(Actor.of_user(request.user, "admin", _topic_rule(request)))
+            operations = Operations(Actor.of_user(request.user, "admin", topic_rule(request)))
             request.rmq_operations = operations  # type: ignore[attr-defined]
         return operations
 
@@ -373,19 +373,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             _log_throttled(type(error), "A page of the admin could not be shown: %s", error)
             return Banner(_("The setting RMQ is not valid."), _("See the log of the server.")), 503
         return Banner(_("This action is not possible."), text), 400
-
-
-def _topic_rule(request: HttpRequest) -> TopicRule | None:
-    """Return which topics the user may know of, as the class says that decides it for REST; None without one."""
-    permission = topic_permission()
-    if permission is None:
-        return None
-
-    def ask(topic: Topic, needed: Permission) -> bool:
-        view = SimpleNamespace(request=request, needed=needed)
-        return bool(permission.has_object_permission(request, view, topic))
-
-    return TopicRule(ask)
 
 
 # --- messages above the next page

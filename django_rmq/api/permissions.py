@@ -22,8 +22,9 @@ class TopicPermission(IsAuthenticated):
             def has_object_permission(self, request, view, topic):
                 return topic.name.startswith(f"{request.user.username}-")
 
-    A forbidden topic gets the same answer as one that does not exist, and is listed nowhere. The pages of the admin ask
-    ``has_object_permission`` as well: with Django's request, and a ``view`` that has only ``request`` and ``needed``.
+    A forbidden topic gets the same answer as one that does not exist, and is listed nowhere. The pages of the admin and of
+    the metrics ask ``has_object_permission`` as well: with Django's request, and a ``view`` that has
+    only ``request`` and ``needed``.
     """
 
     def has_object_permission(self, request: Request, view: APIView, obj: Topic) -> bool:

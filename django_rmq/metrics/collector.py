@@ -25,6 +25,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.model.server_checks import ServerInfo
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Operations, Permission, ScheduleStats, TopicMetrics, Waiting
+from django_rmq.operations.authorization import topic_rule
 from django_rmq.operations.measurements import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
@@ -492,7 +493,7 @@ _collector = RmqCollector()
 # Prometheus cannot log in, and LoginRequiredMiddleware would lead it to the login page.
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return the metrics. The status is 200 for users who may see topics and for requests with the token.
+    """Return the metrics. The status is 200 for users who may see all topics and for requests with the token.
 
     Other requests get 403, or 401 if a token would permit them.
     """
@@ -525,4 +526,8 @@ def _may_see(request: HttpRequest) -> bool:
         return True
     # Without AuthenticationMiddleware a request has no user.
     user = getattr(request, "user", None)
-    return user is not None and Actor.of_user(user, "metrics").may(Permission.VIEW)
+    if user is None:
+        return False
+    actor = Actor.of_user(user, "metrics", topic_rule(request))
+    operations = Operations(actor)
+    return actor.may(Permission.VIEW) and len(operations.topics()) == len(operations.config.topics)

@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from django.contrib.auth import get_user_model
+from django.http import HttpRequest
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
@@ -101,6 +103,19 @@ def topic_permission() -> Any:
         return import_string(path)()
     except ImportError as error:
         raise ConfigurationError(f'RMQ["API"]["PERMISSION"] is {path!r}: {error}') from error
+
+
+def topic_rule(request: HttpRequest) -> TopicRule | None:
+    """Return which topics the user of a page may know of, as ``topic_permission`` decides it; None without a class."""
+    permission = topic_permission()
+    if permission is None:
+        return None
+
+    def ask(topic: Topic, needed: Permission) -> bool:
+        view = SimpleNamespace(request=request, needed=needed)
+        return bool(permission.has_object_permission(request, view, topic))
+
+    return TopicRule(ask)
 
 
 @dataclass(frozen=True, slots=True)

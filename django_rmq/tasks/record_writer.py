@@ -172,8 +172,9 @@ class RecordWriter:
         with self._starting:
             # Two executor threads may begin the first tasks of a process at the same time.
             if self._pid != os.getpid():
-                self._pid = os.getpid()
                 threading.Thread(target=self._run, name="rmq-task-records", daemon=True).start()
+                # If the system has no thread left, the next task tries again.
+                self._pid = os.getpid()
 
     def _run(self) -> None:
         while True:

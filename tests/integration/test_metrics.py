@@ -460,6 +460,30 @@ def test_without_a_token_it_takes_a_permission(broker: Any, db: None, django_use
         assert answer("", django_user_model.objects.get(pk=user.pk)).status_code == 403
 
 
+class OnlyRanked:
+    """Hides all topics from users but one."""
+
+    def has_object_permission(self, request: Any, view: Any, topic: Topic) -> bool:
+        return topic.name == "ranked" and request.user.username == view.request.user.username
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [(["work", "ranked"], 401), (["ranked"], 200)], ids=["some", "all"]
+)
+def test_who_may_not_know_of_all_topics_gets_the_page_with_the_token_only(
+    broker: Any, django_user_model: type[User], db: None, names: list[str], status: int
+) -> None:
+    settings = {"API": {"PERMISSION": f"{__name__}.OnlyRanked"}, "METRICS": {"TOKEN": TOKEN}}
+    with project_on(broker, TOPICS={name: TOPICS[name] for name in names}, **settings):
+        user = django_user_model.objects.create_user("ann")
+        assert answer("", user).status_code == 401
+        user.user_permissions.add(Permission.objects.get(codename="view_topic"))
+        user = django_user_model.objects.get(pk=user.pk)
+        response = answer("", user)
+        assert (response.status_code, b"rmq_" in response.content) == (status, status == 200)
+        assert answer(f"Bearer {TOKEN}", user).status_code == 200
+
+
 def test_the_page_is_read_only_and_asks_for_no_login(broker: Any) -> None:
     assert answer(f"Bearer {TOKEN}", method="post").status_code == 405
     names = ("sessions.middleware.Session", "auth.middleware.Authentication", "auth.middleware.LoginRequired")

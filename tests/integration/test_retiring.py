@@ -137,7 +137,10 @@ def test_messages_move_to_another_topic_with_their_times(
         due = {n: send_message("old", {"n": n}, fixed_time=later(n)).score for n in range(1, 600)}
         kill("old", {"n": 0})
     with shop(new={**TIMED, "SLOTS": 8}):
-        run("old", "--retire", "--move-to", "new", "--dead", "delete")
+        retire = ("old", "--retire", "--move-to", "new", "--dead", "delete")
+        assert "1 dead messages of old will be deleted permanently" in run(*retire, returncode=2)
+        assert len(keys_of(redis_client, prefix, "old")) > 1 and not copies("new", "store")
+        run(*retire, "--no-input")
         broker, topic = direct(connections.get_broker()), get_config().topic("new")
         pages = [broker.list_messages(topic, slot, "store", limit=1000) for slot in range(8)]
         moved = [entry for page in pages for entry in page.entries]

@@ -241,3 +241,18 @@ def test_the_start_of_an_attempt_is_written_unless_it_has_ended(trips: Trips, wr
     eventually(lambda: trips.seen)
     eventually(lambda: not writer._begun)
     assert trips.seen == [["long"]]
+
+
+def test_a_thread_that_could_not_start_is_started_by_the_next_record(
+    trips: Trips, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            writer.add("first")
+    trips.gate.release(2)
+    writer.add("second")
+    eventually(lambda: sorted(trips.written) == ["first", "second"])

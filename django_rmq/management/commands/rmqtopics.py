@@ -141,6 +141,9 @@ class Command(RmqCommand):
             if options["delete"] and stranded.held:
                 question = f"{stranded.held} messages of {name} ({stranded}) will be deleted permanently."
                 self.confirm(question, name, options)
+            elif options["dead"] == "delete" and stranded.dead:
+                question = f"{stranded.dead} dead messages of {name} will be deleted permanently."
+                self.confirm(question, name, options)
             run = operations.retire(
                 name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
             )

@@ -458,6 +458,14 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     assert [message.body for message in following.messages] == ["next"]
 
 
+def test_a_call_that_has_ended_when_it_is_given_up_shuts_no_slot(shut: Dispatcher) -> None:
+    [batch] = shut._in_flight.batches.values()
+    shut._router.finished(BatchReport(batch, [b'"hangs"'], [], [], 5.0, True))
+    # The thread has reported the end, and knows the batch until its hooks are done.
+    shut._replacer.replace_hung_thread(MaxRuntimeExceeded(batch))
+    assert batch.slot.blocked_by is None
+
+
 def test_of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads() -> None:
     topic = replace(MERGE, type=TopicType.PRIORITY, time_range_ms=None)
     here, there = ConsumedSlot(MERGE, 0, 0), ConsumedSlot(MERGE, 1, 0)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from django_rmq.connections import coordinators
+from django_rmq.core import unserved_topics
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.run_order import FairQueue
 from django_rmq.core.consumer.shared_notes import (
@@ -28,7 +29,9 @@ from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Delivery, FailureRecord
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.producer import Producer
+from django_rmq.core.worker_processes import crash_recovery
 from django_rmq.core.worker_processes.crash_recovery import DIED, MOST_NAMED, Ending, RecoveryResult, settle
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.message_ids import sealed_id
 from django_rmq.testing import Clock
 from django_rmq.worker import worker_process
@@ -144,6 +147,28 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     assert sum(ledger.store for ledger in ledgers) == 18
     assert sum(ledger["committed"] for ledger in ledgers) == 1
     assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
+
+
+def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_settled(
+    notes: SharedNotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, _ = sent((OTHER, 3), (PLAIN, 3))
+    notes.owner = "me"
+    for topic in (OTHER, PLAIN):
+        for slot in range(topic.slots):
+            broker.prepare(topic, slot, "me", broker.acquire(topic, slot), 100)
+    real = unserved_topics.time_outs
+
+    def time_outs(broker: Any, topics: Any) -> Any:
+        for topic, part in real(broker, topics):
+            yield topic, error if topic is OTHER else part
+
+    monkeypatch.setattr(crash_recovery, "time_outs", time_outs)
+    error: RmqError = NodeUnavailable("no answer")
+    assert ends(settle(broker, [OTHER, PLAIN], notes)) == {"released": 3}
+    error = ServerUnavailable("no answer")
+    with pytest.raises(ServerUnavailable):
+        settle(broker, [OTHER, PLAIN], notes)
 
 
 def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(

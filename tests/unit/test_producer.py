@@ -308,6 +308,39 @@ def test_a_basis_of_its_own_is_noted_once_when_the_first_such_message_is_sent(
     assert noted == ["prices"]
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_basis_is_noted_again_after_a_while_because_redis_may_have_lost_the_note(
+    producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch, restores: bool
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(broker, "note_slot_basis", lambda topic: noted.append(topic.name))
+    message = producer.build(MERGE, "x", slot_basis="a")
+    producer.send([message])
+    for _ in range(2):
+        producer._noted["prices"] = time.monotonic() - 1
+        producer.send([producer.restore(message) if restores else producer.build(MERGE, "x", slot_basis="a")])
+    assert noted == ["prices"] * 3
+
+
+def test_two_threads_may_note_the_same_basis(
+    producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one thread waits for Redis, the other one has noted the basis, or another topic gets one."""
+    noted: list[str] = []
+
+    def note(topic: Topic) -> None:
+        noted.append(topic.name)
+        if len(noted) == 1:
+            producer.note_slot_bases()
+            producer.build(FIXED, "x", slot_basis="a", fixed_time=TOMORROW)
+
+    monkeypatch.setattr(broker, "note_slot_basis", note)
+    producer.send([producer.build(MERGE, "x", slot_basis="a")])
+    assert noted == ["prices", "prices"]
+    producer.note_slot_bases()
+    assert noted == ["prices", "prices", "orders"]
+
+
 def test_nothing_is_sent_while_the_basis_cannot_be_noted(
     producer: Producer, broker: OracleBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

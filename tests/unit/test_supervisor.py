@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
+import itertools
 import logging
 import multiprocessing
 import os
@@ -100,6 +102,35 @@ def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
     assert diary.text == "sss"
     assert parent.processed == 15
     assert parent.pids == []
+
+
+def test_a_process_that_the_system_cannot_start_is_tried_again_and_ends_no_other(
+    diary: Diary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fork, forks = os.fork, itertools.count(1)
+
+    def refused_once() -> int:
+        if next(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refused_once)
+    monkeypatch.setattr(supervisor, "FORK_AGAIN_SECONDS", 0.05)
+
+    def child(notes: SharedNotes) -> int:
+        diary.write()
+        return 0
+
+    assert supervise(child, 2).run() == 0
+    assert diary.text == "ss"
+    assert "Cannot start a worker process; it is tried again" in caplog.text
+
+
+def test_a_successor_counts_as_alive_however_long_its_start_was_put_off() -> None:
+    child = ChildProcess(SharedNotes(1), seen=time.monotonic() - 60)
+    child.fork(lambda notes: 0, lambda: None)
+    assert time.monotonic() - child.seen < supervisor.FRESH_SECONDS
+    eventually(lambda: child.wait() is not None, "its end")
 
 
 def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> None:

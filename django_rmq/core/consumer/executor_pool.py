@@ -310,7 +310,8 @@ class ThreadReplacer:
     def _block(self, batch: Batch) -> None:
         """Take nothing from the slot of a batch until it ends."""
         slot = batch.slot
-        if slot.topic.serial:
+        # A thread knows a batch for a moment longer than the dispatcher. If it has ended, nothing would unblock its slot.
+        if slot.topic.serial and batch in self.in_flight:  # rule: blocks_for_what_has_ended
             self.table.block(slot, batch)
             self.schedule.waiting.pop(slot, None)
             self.router.give_back_slot(slot)

@@ -236,12 +236,8 @@ class Producer:
         if options and not options.keys() <= OPTIONS.keys():
             raise TypeError(f"unknown option for a message: {', '.join(options.keys() - OPTIONS.keys())}")
         out = built(self._places, topic, body, options)
-        if (
-            options.get("slot_basis") is not None
-            and topic.identity == "body"
-            and time.monotonic() >= self._noted.get(topic.name, 0.0)
-        ):
-            self._to_note[topic.name] = topic
+        if options.get("slot_basis") is not None and topic.identity == "body":
+            self._note_later(topic)
         return out
 
     def outgoing(
@@ -284,8 +280,8 @@ class Producer:
         is_explicit = (
             topic.identity == "body" and topic.slot_basis is None and crc != slot_crc(None, out.member)
         )
-        if is_explicit and topic.name not in self._noted:
-            self._to_note[topic.name] = topic
+        if is_explicit:
+            self._note_later(topic)
         return out.placed(self._places.present(topic))
 
     def slots(self, out: Outgoing) -> list[int]:
@@ -460,11 +456,16 @@ class Producer:
         """Whether the next send has to call ``note_slot_bases`` first."""
         return bool(self._to_note)
 
+    def _note_later(self, topic: Topic) -> None:
+        """Have the next send note that this topic has explicit slot bases, unless that was noted lately."""
+        if time.monotonic() >= self._noted.get(topic.name, 0.0):
+            self._to_note[topic.name] = topic
+
     def note_slot_bases(self) -> None:
         """Record in Redis which topics have messages with an explicit slot basis; each send does it first."""
-        while self._to_note:
+        # Another thread may add an entry meanwhile, or note the same one.
+        for name, topic in list(self._to_note.items()):
             # The entry goes only after Redis has the note, so that the next send tries again if the connection is lost.
-            name, topic = next(iter(self._to_note.items()))
             self.broker.note_slot_basis(topic)
             self._noted[name] = time.monotonic() + NOTE_SECONDS
             self._to_note.pop(name, None)

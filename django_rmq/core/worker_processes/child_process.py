@@ -104,7 +104,7 @@ class ChildProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self.pid, self.beaten, self.kill_at = pid, 0, None
-        self.started = time.monotonic()
+        self.started = self.seen = time.monotonic()
         logger.info("Worker process %d started", pid, extra={"rmq_event": "process_started", "rmq_pid": pid})
 
     def _be(self, work: Callable[[SharedNotes], int], close: Callable[[], None]) -> NoReturn:
@@ -165,7 +165,9 @@ class ChildProcess:
         if self.kill_at is not None:
             if now >= self.kill_at:
                 self.send(signal.SIGKILL)
-        elif now - max(self.seen, self.started) > watchdog:
+                # In a call of the kernel that cannot be interrupted, a process ends only when that returns.
+                self.kill_at = now + DUMP_SECONDS
+        elif now - self.seen > watchdog:
             logger.error(
                 "Worker process %d has made no progress for %.0f s and is killed",
                 self.pid,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from django_rmq.core.commands import ack, fetch
-from django_rmq.core.commands.broker_interface import Broker, run_all
+from django_rmq.core.commands.broker_interface import Broker, concerns_all, run_all
 from django_rmq.core.commands.fetch import all_held
 from django_rmq.core.consumer.failures import ran_too_long
 from django_rmq.core.consumer.shared_notes import SharedNotes, mark_of
@@ -104,7 +104,10 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
     occupied: list[int] = []
     for _, part in time_outs(broker, [topic]):
         if isinstance(part, RmqError):
-            raise part
+            # What a node holds that does not answer is left to its time-outs, so that the rest is settled.
+            if concerns_all(part):
+                raise part
+            continue
         occupied += [slot for slot, _ in part]
         while len(occupied) >= _AT_ONCE:
             if time.monotonic() > end:
@@ -132,7 +135,13 @@ def _settle_some(
         if isinstance(first, RmqError) or not first:
             continue
         to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
-        for thing in all_held(broker, topic, slot, owner, first):
+        try:
+            held = all_held(broker, topic, slot, owner, first)
+        except RmqError as error:
+            if concerns_all(error):
+                raise
+            continue
+        for thing in held:
             member = thing.delivery.member
             end = ending_of(mark_of(topic.name, slot, thing.receipt, member))
             to_tell[thing.receipt, end].append(member)

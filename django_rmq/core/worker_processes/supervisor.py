@@ -48,6 +48,9 @@ and the collector, with the 700 of Python 3.11, would look at each of them sever
 FRESH_SECONDS = 15.0
 """Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s."""
 
+FORK_AGAIN_SECONDS = 1.0
+"""Seconds after which a process is started again that the system could not start."""
+
 SAME_REQUEST_SECONDS = 1.0
 """Seconds after the first signal to stop in which further ones count as the same request: Ctrl-C reaches the whole process
 group, and what has started the command, such as ``timeout``, may send a signal of its own."""
@@ -307,7 +310,12 @@ class Supervisor:
         for child in self._children:
             if not child.pid and not child.done and time.monotonic() >= child.not_before:
                 self.before_fork()
-                child.fork(self.child, self._close)
+                try:
+                    child.fork(self.child, self._close)
+                except OSError as error:
+                    # The system has no room for another process at present. The other workers go on.
+                    child.not_before = time.monotonic() + FORK_AGAIN_SECONDS
+                    logger.error("Cannot start a worker process; it is tried again: %s", error)  # noqa: TRY400
 
     def _close(self) -> None:
         """Close the supervisor's resources in a child."""

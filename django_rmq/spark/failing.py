@@ -85,23 +85,24 @@ def fail_batch(options: Mapping[str, str]) -> int:
     """
     source = _options(options, "fail_batch")
     consumer, patience = source.consumer, RetryPolicy(source.patience, f"topic {source.topic()}")
+    sizes: dict[int, int] = {}
 
-    def give_back() -> int:
+    def give_back() -> None:
         broker, topic = reached(source)
         _check_consumer(broker, topic, consumer)
         slots = range(topic.slots)
         reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
-        messages = 0
         for slot, claim in zip(slots, reads, strict=True):
             # A claim that is lost already goes back by itself; this continues one whose answer was not received.
             if claim.state not in ("sealed", "lost"):
                 continue
-            messages += claim.size
+            # If Redis was unavailable meanwhile, a claim that was given back before reads as lost, with the size 0.
+            sizes.setdefault(slot, claim.size)
             while broker.run(claims.return_claim(topic, slot, consumer, claim.number, spent=True))[1]:
                 pass
-        return messages
 
-    return patience(give_back)
+    patience(give_back)
+    return sum(sizes.values())
 
 
 def _options(options: Mapping[str, str], who: str) -> SourceOptions:

@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from django_rmq.core.commands import claims
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.topic import BackOff
-from django_rmq.exceptions import ConfigurationError, LostRace
+from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
 from django_rmq.spark.failing import fail, fail_batch
 from tests.spark.conftest import MakeQueue, Queue, begin, finish
 
@@ -118,3 +121,23 @@ def test_what_cannot_be_failed_says_so(spark: Any, queue: MakeQueue, tmp_path: P
         fail(spark.range(1).selectExpr("0 as slot"), {**keyed.options, "consumerId": "x"}, "no")
     with pytest.raises(ConfigurationError, match=r"no query consumes topic .* with consumerId x"):
         fail(spark.range(1).selectExpr("0 as slot", "'k' as key"), {**keyed.options, "consumerId": "x"}, "no")
+
+
+def test_a_batch_that_is_given_back_in_two_tries_is_counted_wholly(queue: MakeQueue) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(40)))
+    assert topic.broker.hold_consumer(topic.topic, "loader", "d", "c", "a test", 60_000, starts=True) is None
+    topic.each("claim", "loader", 1, 60_000, 1_000)
+    for slot in range(4):
+        assert topic.broker.renew_claim(topic.topic, slot, "loader", 1, 60_000, seal=True)
+    give_back, asked = claims.return_claim, []
+
+    def fail_once(*args: Any, **more: Any) -> Call[tuple[str, int]]:
+        asked.append(args[1])
+        if len(asked) == 3:
+            raise ServerUnavailable("a restart")
+        return give_back(*args, **more)
+
+    with patch.object(claims, "return_claim", fail_once):
+        assert fail_batch({**topic.options, "consumerId": "loader"}) == 40
+    assert asked[:3] == [0, 1, 2] and topic.depth("claimed") == 0

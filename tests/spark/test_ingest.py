@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.readwriter import DataFrameWriter
 
 from django_rmq.core.model.body_codec import encode_json
+from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import LostRace
 from django_rmq.spark.pipelines.ingest import Pieces, encoded
 from tests.spark.conftest import Run, bury, refused_in, topic, waiting
@@ -60,6 +61,19 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
     bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)
     assert "priority must be from 17" in bad and "\n" not in bad.splitlines()[-1]
+
+
+def test_equal_rows_with_two_slot_bases_are_two_messages(run: Run, broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("city,shop\nBonn,1\nBonn,4\nBonn,1\n")
+    chosen = (tmp_path / "rows.csv", "--select", "city", "--slot-basis", "shop")
+    for name, more in (
+        ("notes", ()),
+        ("keyed", ("--key", "city", "--fixed-time", "timestamp '2100-01-01 00:00:00Z'")),
+    ):
+        assert "3 rows, 2 messages after merging" in run("ingest", name, *chosen, *more)
+        slots = [slot for slot in range(topic(name).slots) if broker.count(topic(name), slot).store]
+        assert slots == sorted({slot_of(basis, topic(name).slots) for basis in (b"1", b"4")}), name
+        assert sum(broker.count(topic(name), slot).store for slot in slots) == 2
 
 
 def test_rows_of_csv_keep_their_text_whatever_else_is_in_the_file(

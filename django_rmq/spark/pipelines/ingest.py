@@ -353,14 +353,16 @@ def _rows(context: Context, options: Options) -> DataFrame:
 
 def _merged(messages: DataFrame, topic: Topic) -> DataFrame:
     """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
+    # Two slot bases may lead to two slots, and a topic merges equal messages only within a slot.
+    basis = [name for name in messages.columns if name == "slot_basis"]
     if topic.keyed:
-        return messages.dropDuplicates(["key"])
+        return messages.dropDuplicates(["key", *basis])
     if "priority" in messages.columns:
         # Of equal bodies, the more urgent one is kept.
         others = [name for name in messages.columns if name not in ("value", "priority")]
         grouped = messages.groupBy("value", *others)
         return grouped.agg({"priority": "max"}).withColumnRenamed("max(priority)", "priority")
-    return messages.dropDuplicates(["value"])
+    return messages.dropDuplicates(["value", *basis])
 
 
 def encoded(

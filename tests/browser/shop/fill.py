@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -32,7 +33,7 @@ from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.core.model.send_results import STORED
 from django_rmq.core.model.worker_report import CodeVersion
-from django_rmq.core.monitoring.history import TimesCount
+from django_rmq.core.monitoring.history import HistoryTotals, TimesCount
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.schedules.declarations import Declarations
 from django_rmq.core.schedules.stepper import Stepper
@@ -227,7 +228,10 @@ def history(topic: str, hours: int) -> None:
         waiting = round(4000 * busy + 1500)
         numbers = (minute * 60_000, found.slots, found.slots, waiting, waiting // 5, 40, 0, 120, died % 60, 0)
         broker.count_lateness(found, [50, 80, 200, 300, 120, 60, 20, 8, 3, round(busy), *[0] * 14])
-        record = " ".join(map(str, (*numbers, sent, merged, taken, done, failed, died)))
+        counted = (sent, merged, taken, done, failed, died)
+        # The other totals, and that nothing waits since an earlier minute.
+        rest = [0] * (len(fields(HistoryTotals)) - len(counted) + 1)
+        record = " ".join(map(str, (*numbers, *counted, *rest)))
         broker.store_minute(found, minute, record, 48 * 60)
 
 

@@ -406,7 +406,7 @@ def test_a_foreign_key_is_told_of(single: Broker, prefix: str, caplog: pytest.Lo
     assert "could not be recorded" in caplog.text
     found = scraped()
     assert found["rmq_up",] == 1
-    # The figures of this topic that lie elsewhere, and all figures of the others, are told.
+    # Redis keeps the other figures of this topic under other keys, so they are there, and so are those of the other topics.
     assert found["rmq_messages_sent_total", "work"] == 0
     assert ("rmq_listener_duration_seconds_count", "work") not in found
     assert found["rmq_listener_duration_seconds_count", "ranked"] == 0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.clock import uptime
+from django_rmq.core.consumer import fetch_round_trips
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Pushed
@@ -72,7 +73,11 @@ def warm(broker: Any) -> Iterator[Callable[..., tuple[Worker, Pushes]]]:
 Warm = Callable[..., tuple[Worker, Pushes]]
 
 
-def test_messages_that_come_alone_are_pushed_and_keep_their_order(broker: Any, warm: Warm) -> None:
+def test_messages_that_come_alone_are_pushed_and_keep_their_order(
+    broker: Any, warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine a push may wait so long in the socket that the worker gives it back.
+    monkeypatch.setattr(fetch_round_trips, "STALE_SECONDS", 60.0)
     heard = Heard()
     worker, pushes = warm(heard)
     for number in range(200):
@@ -83,9 +88,7 @@ def test_messages_that_come_alone_are_pushed_and_keep_their_order(broker: Any, w
     assert heard.wait(201)[1:] == list(range(200))
     eventually(lambda: total(broker, FIFO, "committed") == 201, "all being done")
     assert len(pushes.items) > 50
-    assert total(broker, FIFO, "stale") == 0
-    # A busy machine may give one back, which is then delivered again in its place.
-    assert total(broker, FIFO, "released") < 5
+    assert (total(broker, FIFO, "stale"), total(broker, FIFO, "released")) == (0, 0)
 
 
 def test_what_was_pushed_twice_begins_once(broker: Any, warm: Warm) -> None:

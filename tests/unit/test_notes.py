@@ -12,6 +12,7 @@ import pytest
 
 from django_rmq.connections import coordinators
 from django_rmq.core import unserved_topics
+from django_rmq.core.commands import fetch
 from django_rmq.core.consumer.batch import Batch
 from django_rmq.core.consumer.run_order import FairQueue
 from django_rmq.core.consumer.shared_notes import (
@@ -149,21 +150,26 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
 
 
+@pytest.mark.parametrize("lost", ["time_outs", "all_held"])
 def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_settled(
-    notes: SharedNotes, monkeypatch: pytest.MonkeyPatch
+    notes: SharedNotes, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     broker, _ = sent((OTHER, 3), (PLAIN, 3))
     notes.owner = "me"
     for topic in (OTHER, PLAIN):
         for slot in range(topic.slots):
             broker.prepare(topic, slot, "me", broker.acquire(topic, slot), 100)
-    real = unserved_topics.time_outs
 
     def time_outs(broker: Any, topics: Any) -> Any:
-        for topic, part in real(broker, topics):
+        for topic, part in unserved_topics.time_outs(broker, topics):
             yield topic, error if topic is OTHER else part
 
-    monkeypatch.setattr(crash_recovery, "time_outs", time_outs)
+    def all_held(broker: Any, topic: Topic, *rest: Any) -> Any:
+        if topic is OTHER:
+            raise error
+        return fetch.all_held(broker, topic, *rest)
+
+    monkeypatch.setattr(crash_recovery, lost, {"time_outs": time_outs, "all_held": all_held}[lost])
     error: RmqError = NodeUnavailable("no answer")
     assert ends(settle(broker, [OTHER, PLAIN], notes)) == {"released": 3}
     error = ServerUnavailable("no answer")

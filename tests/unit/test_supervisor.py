@@ -133,6 +133,19 @@ def test_a_successor_counts_as_alive_however_long_its_start_was_put_off() -> Non
     eventually(lambda: child.wait() is not None, "its end")
 
 
+def test_a_process_that_sigkill_does_not_end_at_once_is_not_looked_at_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call of the kernel that cannot be interrupted may take seconds, and the parent sleeps until ``kill_at``."""
+    sent: list[int] = []
+    child = ChildProcess(SharedNotes(1), pid=os.getpid())
+    monkeypatch.setattr(child, "send", sent.append)
+    child.watch(10.0, 0.0, 1.0)
+    child.watch(11.0, 0.0, 1.0)
+    assert sent == [signal.SIGUSR1, signal.SIGKILL]
+    assert child.kill_at is not None and child.kill_at > 11.0
+
+
 def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> None:
     shown: list[str] = []
 

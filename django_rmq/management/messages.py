@@ -12,8 +12,17 @@ from django_rmq.core.model.body_codec import exact_json
 from django_rmq.core.model.status import QUEUES, STATE_OF, MessageStatus
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import MessageGone
-from django_rmq.management.rmq_command import Options, UsageError, ago, at_least, duration, one_line
+from django_rmq.management.rmq_command import (
+    Options,
+    UsageError,
+    ago,
+    at_least,
+    duration,
+    one_line,
+    refuse_beside,
+)
 from django_rmq.operations import Filter, Hold, MessageCopy, Operations
+from django_rmq.operations.filters import filter_of
 
 
 def add_names(parser: ArgumentParser, *, many: bool = False) -> None:
@@ -39,17 +48,15 @@ def add_filter(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--error",
         metavar="CLASS",
-        default="",
         help="messages whose last error has this class, with or without its module",
     )
     parser.add_argument(
         "--cause",
         metavar="ID",
-        default="",
         help="messages of this cause, as `rmqlist --group-by error --json` names it",
     )
     parser.add_argument(
-        "--text", default="", help="messages with this text in the body, the key, the headers or the error"
+        "--text", help="messages with this text in the body, the key, the headers or the error"
     )
     parser.add_argument(
         "--older-than",
@@ -113,17 +120,29 @@ def add_state(
     )
 
 
+def chosen_filter(options: Options) -> Filter:
+    """Return the filter that the options select by. An empty text is an error, because it would select all messages."""
+    for name in ("error", "cause", "text"):
+        if options[name] == "":
+            raise UsageError(f"--{name} must not be empty")
+    return filter_of(options)
+
+
+FILTERS = ("error", "cause", "text", "older_than", "newer_than", "slot", "priority")
+"""The options that ``add_filter`` and ``add_priority`` add."""
+
+_NAMES = ("id", "key", "body", "slot_basis")
+
+
 def is_named(options: Options) -> bool:
-    """Return whether the options name a message."""
-    return any(options[name] is not None for name in ("id", "key", "body"))
+    """Return whether options that name a message are given, even if they do not suffice."""
+    return any(options[name] is not None for name in _NAMES)
 
 
 def name_of(topic: Topic, options: Options) -> dict[str, Any]:
     """Return how the message is named: ``id``, or the arguments ``key``, ``body`` and ``slot_basis``."""
-    arguments = {
-        name: options[name] for name in ("id", "key", "body", "slot_basis") if options[name] is not None
-    }
-    if not is_named(options) or ("id" in arguments and len(arguments) > 1):
+    arguments = {name: options[name] for name in _NAMES if options[name] is not None}
+    if not arguments.keys() - {"slot_basis"} or ("id" in arguments and len(arguments) > 1):
         raise UsageError("Name the message by --id, or by --key or --body.")
     if "body" in arguments and topic.body != "text":
         arguments["body"] = json_of("--body", arguments["body"])
@@ -150,6 +169,7 @@ def chosen_ids(operations: Operations, options: Options, wanted: Filter, filters
         )
     if not is_named(options):
         return []
+    refuse_beside("--id, --key or --body", options, "limit", "rate", "background")
     arguments = name_of(operations.config.topic(options["topic"]), options)
     return arguments["id"] if "id" in arguments else [operations.id_of(options["topic"], **arguments)]
 

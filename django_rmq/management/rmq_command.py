@@ -59,6 +59,13 @@ class UsageError(CommandError):
         super().__init__(text, returncode=2)
 
 
+def refuse_beside(flag: str, options: Options, *names: str) -> None:
+    """Raise ``UsageError`` if one of these options is given, which a command with ``flag`` would ignore."""
+    for name in names:
+        if options.get(name) is not None and options[name] is not False:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be used with {flag}")
+
+
 def exit_code_of(error: type[RmqError]) -> int:
     """Return the exit code of a command that ends with an error."""
     return 3 if issubclass(error, ServerTrouble) else 1 if issubclass(error, LostRace) else 2
@@ -74,6 +81,9 @@ class RmqCommand(BaseCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         _open_missing_streams()
         super().__init__(*args, **options)
+
+    ended_early: CommandError | ServerTrouble | None = None
+    """Why ``follow`` has ended a long operation that had done something."""
 
     purpose: Literal["web", "worker"] = "worker"
     """The connections of the command. Those of a worker wait for an answer of Redis for some seconds, those of a page for one."""
@@ -152,7 +162,10 @@ class RmqCommand(BaseCommand):
         return [config.topic(name) for name in names] if names else list(config.topics.values())
 
     def follow(self, run: BulkRun, what: str, options: Options) -> BulkProgress:
-        """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order."""
+        """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order.
+
+        If Ctrl-C or a server ends it, ``raise_problems`` raises the error, after the caller has printed what was done.
+        """
         is_quiet = options.get("json") or options["verbosity"] == 0 or not sys.stderr.isatty()
         with _progress_bar(what, quiet=is_quiet) as show:
             try:
@@ -160,6 +173,11 @@ class RmqCommand(BaseCommand):
                     show(progress)
             except KeyboardInterrupt:
                 run.close()
+                self.ended_early = CommandError("stopped by Ctrl-C", returncode=1)
+            except ServerTrouble as error:
+                if not run.progress.done:
+                    raise
+                self.ended_early = error
         return run.progress
 
     def confirm(self, question: str, wanted: str, options: Options) -> None:
@@ -177,6 +195,16 @@ class RmqCommand(BaseCommand):
 
     def print_json(self, value: object) -> None:
         self.stdout.write(dumps(value, indent=2))
+
+    @contextmanager
+    def printing_rows(self, options: Options) -> Iterator[list[dict[str, Any]]]:
+        """Give the block a list for a row of each thing that it does; print it with --json, also if the block fails."""
+        rows: list[dict[str, Any]] = []
+        try:
+            yield rows
+        finally:
+            if options["json"]:
+                self.print_json(rows)
 
     def print_answer(self, value: object, text: str, options: Options) -> None:
         """Print an answer: ``value`` with the option --json, otherwise ``text``."""
@@ -205,7 +233,7 @@ class RmqCommand(BaseCommand):
             return True
         counted = self.follow(count(), f"count {name}", options)
         matching = counted.outcomes.get("matching", 0)
-        if options["dry_run"] or not matching:
+        if options["dry_run"] or not matching or self.ended_early:
             self.print_count(name, counted, done, options)
             self.raise_problems(counted)
             return False
@@ -222,7 +250,7 @@ class RmqCommand(BaseCommand):
         self.print_answer(progress_as_json(progress), text, options)
 
     def print_outcomes(self, what: str, progress: BulkProgress, options: Options) -> None:
-        """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
+        """Print how a long operation ended; raises the errors of ``raise_problems``."""
         text = f"{what}: {outcomes_text(progress.outcomes)}{_rest(progress)}"
         self.print_answer(progress_as_json(progress), text, options)
         self.raise_problems(progress)
@@ -240,7 +268,9 @@ class RmqCommand(BaseCommand):
         self.print_answer(action_as_json(started, action.started_ms), text, options)
 
     def raise_problems(self, progress: BulkProgress) -> None:
-        """Raise ``CommandError`` if part of a long operation could not be done."""
+        """Raise an error if a long operation was ended early, or part of it could not be done."""
+        if self.ended_early:
+            raise self.ended_early
         if progress.problems:
             raise CommandError(
                 one_line(f"{len(progress.problems)} slots failed: {progress.problems[0]}"), returncode=1

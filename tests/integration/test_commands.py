@@ -44,7 +44,7 @@ from django_rmq.management.commands import rmqstats, runrmqconsumers
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.management.rmq_command import RmqCommand
 from django_rmq.message_ids import sealed_id
-from django_rmq.operations import Actor, Operations, TopicCounters, message_groups
+from django_rmq.operations import Actor, Operations, TopicCounters, bulk, message_groups
 from django_rmq.worker import listener_registry
 from tests.support.brokers import Broker
 from tests.support.reports import printed
@@ -321,6 +321,163 @@ def test_rmqpurge_deletes_what_matches(run: Run) -> None:
     assert sorted(score for _, score in stored("renders")) == [101] * 4
     assert "ordered by time" in run("rmqpurge", "orders", "--state", "store", "--priority", "5", code=2)
     assert "that wait" in run("rmqpurge", "renders", "--state", "dead", "--priority", "5", code=2)
+
+
+@pytest.mark.parametrize("name", ["--error", "--cause", "--text"])
+def test_a_filter_with_an_empty_text_is_an_error_and_not_all_messages(
+    broker: Broker, run: Run, name: str
+) -> None:
+    kill(broker, "orders", [1, 2])
+    told = [
+        run("rmqpurge", "orders", "--state", "dead", name, "", "--no-input", code=2),
+        run("rmqreplay", "orders", "--all", name, "", "--no-input", code=2),
+        run("rmqreschedule", "orders", "--in", "5", "--all", name, "", "--no-input", code=2),
+        run("rmqlist", "orders", "--state", "dead", name, "", code=2),
+    ]
+    assert set(told) == {f"{name} must not be empty"}
+    with pytest.raises(CommandError, match="must not be empty"):
+        call_command("rmqpurge", "orders", state="dead", interactive=False, **{name[2:]: ""})
+    assert dead(broker, "orders") == 2
+
+
+def test_a_slot_basis_names_messages_and_is_no_filter(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1, 2])
+    told = run("rmqreplay", "orders", "--all", "--slot-basis", "x", "--no-input", code=2)
+    assert "choose messages" in told and dead(broker, "orders") == 2
+    told = run("rmqreschedule", "orders", "--in", "5", "--all", "--slot-basis", "x", "--no-input", code=2)
+    assert "choose messages" in told
+    assert "Name the message" in run("rmqreplay", "orders", "--slot-basis", "x", code=2)
+    assert "Name the message" in run("rmqstats", "orders", "--slot-basis", "x", code=2)
+
+
+IGNORED = [
+    ("rmqpurge orders --undo X --dry-run", "--dry-run cannot be used with --undo"),
+    ("rmqpurge orders --undo X --state dead", "--state cannot be used with --undo"),
+    ("rmqpurge orders --undo X --for-good", "--for-good cannot be used with --undo"),
+    ("rmqpurge orders --undo X --background", "--background cannot be used with --undo"),
+    ("rmqpurge orders --undo X --limit 1", "--limit cannot be used with --undo"),
+    ("rmqpurge orders --undo X --older-than 0", "--older-than cannot be used with --undo"),
+    ("rmqreplay orders --id X --limit 1", "--limit cannot be used with --id"),
+    ("rmqreplay orders --id X --background", "--background cannot be used with --id"),
+    ("rmqreschedule orders --in 5 --id X --rate 1", "--rate cannot be used with --id"),
+    ("rmqtopics orders --apply --max-rate 5", "--max-rate cannot be used with --apply"),
+    ("rmqtopics orders --apply --reset-limits", "--reset-limits cannot be used with --apply"),
+    ("rmqtopics former --retire --max-in-flight 5", "--max-in-flight cannot be used with --retire"),
+    ("rmqtopics former --retire --apply", "--apply cannot be used with --retire"),
+    ("rmqtopics orders --force", "--force requires --apply"),
+    ("rmqtopics orders --wait 5", "require --retire"),
+    ("rmqoutbox orders --once", "--once takes no topics"),
+    ("rmqoutbox orders --watch", "--watch takes no topics"),
+    ("rmqoutbox orders --delete 1", "--delete takes no topics"),
+    ("rmqoutbox --refused --delete 1", "--refused requires --list"),
+    ("rmqstats orders --id X --watch", "--watch cannot be used with --id"),
+]
+
+
+@pytest.mark.parametrize(("command", "reason"), IGNORED)
+def test_an_option_that_would_be_ignored_is_an_error(run: Run, command: str, reason: str) -> None:
+    assert reason in run(*command.split(), code=2)
+
+
+def test_an_empty_id_is_no_missing_option(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1])
+    assert "cannot be used" in run(
+        "rmqpurge", "orders", "--undo", "", "--state", "dead", "--no-input", code=2
+    )
+    assert "nothing to undo" in run("rmqpurge", "orders", "--undo", "", code=2)
+    assert "no action ''" in run("rmqworkers", "--stop-action", "", code=2)
+    assert "need --return" in run("rmqclaims", "orders", "--consumer", "", code=2)
+    assert dead(broker, "orders") == 1
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let an error come, once, after the first step of a long operation that did something."""
+    whole = bulk.BulkRun.__iter__
+
+    def steps(run: bulk.BulkRun) -> Iterator[bulk.BulkProgress]:
+        monkeypatch.setattr(bulk.BulkRun, "__iter__", whole)
+        for progress in whole(run):
+            yield progress
+            if progress.done:
+                raise error
+
+    monkeypatch.setattr(bulk.BulkRun, "__iter__", steps)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [(KeyboardInterrupt(), 1, "stopped by Ctrl-C"), (ServerUnavailable("it went away"), 3, "it went away")],
+)
+def test_an_operation_that_is_ended_early_says_what_it_did_and_fails(
+    broker: Broker,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    reason: str,
+) -> None:
+    kill(broker, "orders", [1, 2, 3])
+    monkeypatch.setattr(bulk, "STEP", 1)
+    stopping(monkeypatch, error)
+    first, hint, last = run("rmqpurge", "orders", "--state", "dead", "--no-input", code=code).splitlines()
+    assert first == "orders: 1 purged (stopped after 1 of 3)"
+    assert hint.startswith("To bring 1 back") and last == reason and dead(broker, "orders") == 2
+    stopping(monkeypatch, error)
+    assert reason in run("rmqpause", "orders", "renders", code=code)
+    assert "paused" not in run("rmqstats", "renders")
+
+
+def test_a_count_that_a_person_stops_asks_no_question(
+    broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "orders", [1, 2, 3])
+    stopping(monkeypatch, KeyboardInterrupt())
+    told = run("rmqpurge", "orders", "--state", "dead", code=1)
+    assert told.endswith("stopped by Ctrl-C") and "--no-input" not in told
+
+
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [
+        ("change_limits", "rmqtopics orders renders --max-rate 5"),
+        ("pause", "rmqpause orders renders"),
+    ],
+)
+def test_a_topic_that_fails_does_not_hide_what_was_done_to_one_before_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, method: str, command: str
+) -> None:
+    real = getattr(Operations, method)
+
+    def fail(operations: Operations, name: str, *arguments: Any) -> object:
+        if name == "renders":
+            raise ServerUnavailable("it went away")
+        return real(operations, name, *arguments)
+
+    monkeypatch.setattr(Operations, method, fail)
+    told = run(*command.split(), "--json", code=3).removesuffix("it went away")
+    assert [row["topic"] for row in json.loads(told)] == ["orders"]
+
+
+def test_rmqsend_says_from_which_line_to_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"{n}\n" for n in range(12_000))
+    real, trouble = Operations.send_many, ServerUnavailable("Redis does not answer")
+
+    def send_many(
+        operations: Operations, name: str, items: Sequence[object], **options: Any
+    ) -> dict[str, int]:
+        if 7_000 not in items:
+            return real(operations, name, items, **options)
+        trouble.sent = 1_000
+        raise trouble
+
+    monkeypatch.setattr(Operations, "send_many", send_many)
+    told = run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=lines, code=3)
+    before = "5000 stored, 1000 sent before line 6001; later lines may have been sent"
+    assert told == f"Redis does not answer ({before})"
+    lines = '{"body": 1}\n' * 5_000 + '\n{"body": 2}\n{"body": 3, "fixed_time": "soon"}\n'
+    told = run("rmqsend", "orders", "--jsonl", "--options", "--in", "60", stdin=lines, code=2)
+    assert told.startswith("line 5003: fixed_time 'soon'")
+    assert told.endswith("(5000 replaced before line 5002)")
 
 
 def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> None:

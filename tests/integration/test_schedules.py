@@ -868,6 +868,14 @@ def test_a_test_runs_schedules_by_its_clock(planned: Planned) -> None:
     assert schedule_state("nightly") == ScheduleState(None, first, is_paused=True)
 
 
+def test_a_schedule_that_is_unknown_does_not_hide_what_was_done_to_one_before_it(planned: Planned) -> None:
+    schedule_duty.declare()
+    output = io.StringIO()
+    with pytest.raises(CommandError, match="typo"):
+        call_command("rmqschedules", "pause", "nightly", "typo", stdout=output)
+    assert output.getvalue() == "nightly: paused\n"
+
+
 def test_the_command_lists_and_acts(planned: Planned) -> None:
     with settings():
         assert command() == "no worker has declared a schedule\n"

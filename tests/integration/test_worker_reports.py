@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import io
 import json
 import math
 import threading
@@ -329,8 +330,12 @@ def test_rest_and_the_command_ask_workers(shop: Any, staff: Callable[..., Client
     assert client.get("/api/rmq/workers/").json()["results"][0]["report"]["state"] == "quiet"
     assert "(quiet)" in printed("rmqworkers")
     assert json.loads(printed("rmqworkers", "--json"))[0]["state"] == "quiet"
+    output = io.StringIO()
     with pytest.raises(CommandError, match="no live worker"):
-        call_command("rmqworkers", "--stop", "unknown-one")
+        call_command("rmqworkers", "--stop", "abcdef00", "unknown-one", "--json", stdout=output)
+    assert json.loads(output.getvalue()) == [{"worker": "abcdef0099", "asked": "stop"}]
+    with pytest.raises(CommandError, match="no live worker has the id ''"):
+        call_command("rmqworkers", "--stop", "")
 
 
 def test_workers_are_live_or_vanished_and_topics_are_served_or_not(shop: Any) -> None:

@@ -42,7 +42,7 @@ class Command(RmqCommand):
         if options["give_back"]:
             self._return(options)
             return
-        if options["consumer"] or options["spent"]:
+        if options["consumer"] is not None or options["spent"]:
             raise UsageError("--consumer and --spent need --return")
         operations = self.operations()
         claims, problems = list[ClaimStats](), []

@@ -8,10 +8,9 @@ from typing import Any
 
 from django_rmq.core.model.body_codec import dumps
 from django_rmq.core.model.status import QUEUES
-from django_rmq.management.messages import add_filter, add_priority, add_state, instant
+from django_rmq.management.messages import add_filter, add_priority, add_state, chosen_filter, instant
 from django_rmq.management.rmq_command import Options, RmqCommand, at_least, one_line
 from django_rmq.operations import MessageCopy, MessageGroup, MessageGroups
-from django_rmq.operations.filters import filter_of
 from django_rmq.operations.message_groups import GROUPED, KINDS
 from django_rmq.operations.message_view import copy_as_json, shown_body
 from django_rmq.operations.messages import pages
@@ -54,7 +53,7 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations(as_shown=True)
-        name, state, wanted = options["topic"], options["state"], filter_of(options)
+        name, state, wanted = options["topic"], options["state"], chosen_filter(options)
         if options["group_by"] is not None:
             limit = options["limit"] or GROUPED
             self._show_groups(

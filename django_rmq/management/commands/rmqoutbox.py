@@ -6,12 +6,14 @@ import time
 from argparse import ArgumentParser
 from dataclasses import asdict
 from queue import SimpleQueue
+from typing import Any
 
 from django.core.management.base import CommandError
 
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
+    UsageError,
     ago,
     at_least,
     ended_by_signals,
@@ -54,7 +56,14 @@ class Command(RmqCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
-    def handle(self, *args: object, **options: object) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
+        for name in ("once", "watch", "retry", "delete"):
+            if options["topics"] and options[name]:
+                raise UsageError(
+                    f"--{name} takes no topics: it is about all of them, or about rows by their ids"
+                )
+        if options["refused"] and not options["list"]:
+            raise UsageError("--refused requires --list")
         if options["once"]:
             self._relay_once(options)
         elif options["watch"]:

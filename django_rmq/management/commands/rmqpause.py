@@ -29,24 +29,27 @@ class Command(RmqCommand):
             raise UsageError("name topics, or use --all")
         operations = self.operations()
         topics = self.topics(options["topics"])
-        rows, problems = [], []
-        for topic in topics:
-            run = getattr(operations, self.act)(topic.name)
-            progress = self.follow(run, f"{self.act} {topic.name}", options)
-            rows.append(
-                {
-                    "topic": topic.name,
-                    "slots": topic.slots,
-                    "outcomes": progress.outcomes,
-                    "complete": progress.is_complete,
-                }
-            )
-            problems += [f"{topic.name} {problem}" for problem in progress.problems]
-            if not progress.is_complete:
-                problems.append(f"{topic.name}: stopped after {progress.done} of {topic.slots} slots")
-            if not options["json"]:
-                self.stdout.write(f"{topic.name}: {outcomes_text(progress.outcomes)} (slots)")
-        if options["json"]:
-            self.print_json(rows)
+        problems = []
+        with self.printing_rows(options) as rows:
+            for topic in topics:
+                run = getattr(operations, self.act)(topic.name)
+                progress = self.follow(run, f"{self.act} {topic.name}", options)
+                rows.append(
+                    {
+                        "topic": topic.name,
+                        "slots": topic.slots,
+                        "outcomes": progress.outcomes,
+                        "complete": progress.is_complete,
+                    }
+                )
+                problems += [f"{topic.name} {problem}" for problem in progress.problems]
+                if not progress.is_complete:
+                    problems.append(f"{topic.name}: stopped after {progress.done} of {topic.slots} slots")
+                if not options["json"]:
+                    self.stdout.write(f"{topic.name}: {outcomes_text(progress.outcomes)} (slots)")
+                if self.ended_early:
+                    break
+        if self.ended_early:
+            raise self.ended_early
         if problems:
             raise CommandError(one_line(f"not everything was done: {problems[0]}"), returncode=1)

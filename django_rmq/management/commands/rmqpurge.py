@@ -6,10 +6,17 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_rmq.core.model.stored_actions import ActionKind
-from django_rmq.management.messages import add_bulk_options, add_filter, add_priority, add_state
-from django_rmq.management.rmq_command import RmqCommand, UsageError
+from django_rmq.management.messages import (
+    FILTERS,
+    add_bulk_options,
+    add_filter,
+    add_priority,
+    add_state,
+    chosen_filter,
+)
+from django_rmq.management.rmq_command import RmqCommand, UsageError, refuse_beside
 from django_rmq.operations import BulkRun, Limits
-from django_rmq.operations.filters import filter_of, is_for_purge
+from django_rmq.operations.filters import is_for_purge
 
 
 class Command(RmqCommand):
@@ -38,13 +45,14 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations, name, state = self.operations(), options["topic"], options["state"]
-        if options["undo"]:
+        if options["undo"] is not None:
+            refuse_beside("--undo", options, "state", "for_good", "limit", "background", "dry_run", *FILTERS)
             run = operations.undo(options["undo"], [name])
             self.print_outcomes(name, self.follow(run, f"undo {name}", options), options)
             return
         if state is None:
             raise UsageError("give --state, or --undo")
-        keep, wanted = not options["for_good"], filter_of(options)
+        keep, wanted = not options["for_good"], chosen_filter(options)
         kind: ActionKind = "purge" if is_for_purge(wanted) else "delete"
 
         def purge(limits: Limits | None, *, dry_run: bool) -> BulkRun:
@@ -66,8 +74,11 @@ class Command(RmqCommand):
             return
         run = purge(Limits(messages=options["limit"]), dry_run=False)
         progress = self.follow(run, f"purge {name}", options)
-        self.print_outcomes(name, progress, options)
-        if progress.undo and not options["json"]:
-            self.stdout.write(
-                f"To bring {progress.kept} back: manage.py rmqpurge {name} --undo {progress.undo}"
-            )
+        try:
+            self.print_outcomes(name, progress, options)
+        finally:
+            # A deletion that was ended early has kept messages, too.
+            if progress.undo and not options["json"]:
+                self.stdout.write(
+                    f"To bring {progress.kept} back: manage.py rmqpurge {name} --undo {progress.undo}"
+                )

@@ -12,6 +12,7 @@ from django_rmq.management.messages import (
     add_bulk_options,
     add_filter,
     add_names,
+    chosen_filter,
     chosen_ids,
     copies_of,
     json_of,
@@ -26,7 +27,6 @@ from django_rmq.management.rmq_command import (
     progress_as_json,
 )
 from django_rmq.operations import BulkProgress, BulkRun, Limits, Operations
-from django_rmq.operations.filters import filter_of
 
 
 class Command(RmqCommand):
@@ -48,7 +48,7 @@ class Command(RmqCommand):
         add_bulk_options(parser, counted=", by the class of their error")
 
     def handle(self, *args: object, **options: Any) -> None:
-        operations, name, wanted = self.operations(), options["topic"], filter_of(options)
+        operations, name, wanted = self.operations(), options["topic"], chosen_filter(options)
         ids = chosen_ids(operations, options, wanted, "--error, --text")
         if options["new_body"] is not None and len(ids) != 1:
             raise UsageError("--new-body requires one message, named by --id, --key or --body")
@@ -70,7 +70,7 @@ class Command(RmqCommand):
 
     def print_count(self, what: str, progress: BulkProgress, done: str, options: Options) -> None:
         """Print how many messages would be replayed, and of how many of them an error has which class."""
-        grouped = self.operations().groups(what, "dead", "error", filter_of(options))
+        grouped = self.operations().groups(what, "dead", "error", chosen_filter(options))
         classes = Counter[str]()
         for one in grouped.rows:
             classes[one.error_class] += one.count

@@ -14,6 +14,7 @@ from django_rmq.management.messages import (
     add_names,
     add_priority,
     add_state,
+    chosen_filter,
     chosen_ids,
     copies_of,
 )
@@ -28,7 +29,6 @@ from django_rmq.management.rmq_command import (
 )
 from django_rmq.operations import ActionResult, BulkRun, Limits, Operations
 from django_rmq.operations.actions import new_score
-from django_rmq.operations.filters import filter_of
 
 
 class Command(RmqCommand):
@@ -62,7 +62,7 @@ class Command(RmqCommand):
         add_bulk_options(parser, in_background=False)
 
     def handle(self, *args: object, **options: Any) -> None:
-        operations, name, wanted = self.operations(), options["topic"], filter_of(options)
+        operations, name, wanted = self.operations(), options["topic"], chosen_filter(options)
         ids = chosen_ids(operations, options, wanted, "--priority, --text, --error")
         new = {"priority": options["to_priority"], "due": _due(options)}
         if ids:

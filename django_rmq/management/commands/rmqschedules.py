@@ -69,10 +69,15 @@ class Command(RmqCommand):
             "reset": operations.reset_schedule,
             "delete": operations.delete_schedule,
         }
-        outcomes = {name: acts[action](name) for name in options["names"]}
-        sent = "sent as " if action == "run" else ""
-        text = "\n".join(f"{name}: {sent}{outcome}" for name, outcome in outcomes.items())
-        self.print_answer(outcomes, text, options)
+        outcomes, sent = dict[str, str](), "sent as " if action == "run" else ""
+        try:
+            for name in options["names"]:
+                outcomes[name] = acts[action](name)
+        finally:
+            # A schedule that fails does not hide what was done to those before it.
+            text = "\n".join(f"{name}: {sent}{outcome}" for name, outcome in outcomes.items())
+            if outcomes:
+                self.print_answer(outcomes, text, options)
 
     def _list(self, operations: Operations, options: Options) -> None:
         names = options["names"]

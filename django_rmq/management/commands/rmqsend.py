@@ -17,7 +17,7 @@ from django.core.management.base import CommandError
 from django_rmq import Send
 from django_rmq.core.model.body_codec import exact_json, floats_beside_bodies
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import CallerError, InvalidMessage
+from django_rmq.exceptions import CallerError, InvalidMessage, RmqError
 from django_rmq.management.rmq_command import (
     Options,
     RmqCommand,
@@ -25,6 +25,7 @@ from django_rmq.management.rmq_command import (
     allow_options_between_arguments,
     at_least,
     duration,
+    exit_code_of,
     instant_of,
     one_line,
     outcomes_text,
@@ -157,9 +158,10 @@ class Command(RmqCommand):
                 items = [_item(topic, number, line, options["options"]) for number, line in numbered]
                 if items:
                     outcomes.update(operations.send_many(topic.name, items, **shared))
-            except CallerError as error:
-                before = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
-                raise UsageError(one_line(f"{_with_line(str(error), numbered)} ({before})")) from error
+            except (RmqError, CommandError) as error:
+                code = exit_code_of(type(error)) if isinstance(error, RmqError) else error.returncode
+                text = f"{_with_line(str(error), numbered)} ({_sent_before(error, outcomes, numbered)})"
+                raise CommandError(one_line(text), returncode=code) from error
         answer = {"outcomes": dict(outcomes), "total": outcomes.total()}
         self.print_answer(answer, f"{topic.name}: {outcomes_text(dict(outcomes))}", options)
         if outcomes["refused"]:
@@ -216,6 +218,17 @@ def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> object:
     elif topic.body == "bytes":
         raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which a JSON line cannot hold")
     return item
+
+
+def _sent_before(error: Exception, outcomes: Counter[str], numbered: list[tuple[int, bytes]]) -> str:
+    """Return what was sent before an error, and from which line of the input on nothing was sent for certain."""
+    sent = getattr(error, "sent", 0)
+    text = "nothing was sent"
+    if outcomes or sent:
+        text = f"{outcomes_text({**outcomes, 'sent': sent})} before line {numbered[sent][0]}"
+    return (
+        text if isinstance(error, (CallerError, CommandError)) else f"{text}; later lines may have been sent"
+    )
 
 
 def _with_line(error: str, numbered: list[tuple[int, bytes]]) -> str:

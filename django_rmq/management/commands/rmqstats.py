@@ -33,6 +33,7 @@ from django_rmq.management.rmq_command import (
     at_least,
     duration,
     one_line,
+    refuse_beside,
     seconds_of,
     table,
 )
@@ -83,6 +84,7 @@ class Command(RmqCommand):
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
         if is_named(options):
+            refuse_beside("--id, --key or --body", options, "watch", "interval", "events", "count")
             self._show_message(operations, options)
             return
         names = [topic.name for topic in self.topics(options["topics"])]

@@ -10,7 +10,14 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.model.changed_limits import LIMITS, ChangedLimits
-from django_rmq.management.rmq_command import Options, RmqCommand, UsageError, duration, one_line
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    UsageError,
+    duration,
+    one_line,
+    refuse_beside,
+)
 from django_rmq.operations import Operations, UndeclaredTopic
 from django_rmq.operations import topics as topic_definitions
 from django_rmq.operations.topics import Defined
@@ -75,10 +82,15 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         if options["retire"]:
+            refuse_beside("--retire", options, "apply", "force", "reset_limits", *LIMITS)
             self._retire(options)
             return
-        if options["move_to"] or options["delete"] or options["dead"]:
-            raise UsageError("--move-to, --delete and --dead require --retire")
+        if options["move_to"] is not None or options["delete"] or options["dead"] or options["wait"]:
+            raise UsageError("--move-to, --delete, --dead and --wait require --retire")
+        if options["apply"]:
+            refuse_beside("--apply", options, "reset_limits", *LIMITS)
+        elif options["force"]:
+            raise UsageError("--force requires --apply")
         operations, topics = self.operations(), self.topics(options["topics"])
         if self._change_limits(operations, options):
             return
@@ -117,19 +129,17 @@ class Command(RmqCommand):
             return False
         if not options["topics"] or (values and options["reset_limits"]):
             raise UsageError("name the topics whose limits change, and give new limits or --reset-limits")
-        rows = []
-        for name in options["topics"]:
-            if values:
-                changes = {limit: None if value == NONE else value for limit, value in values.items()}
-                limits = operations.change_limits(name, changes)
-            else:
-                limits = operations.reset_limits(name)
-            text = ", ".join(f"{limit} {_limit(getattr(limits.topic, limit))}" for limit in LIMITS)
-            rows.append({"topic": name, **{limit: getattr(limits.topic, limit) for limit in LIMITS}})
-            if not options["json"]:
-                self.stdout.write(f"{name}: {text}; workers apply this within five seconds")
-        if options["json"]:
-            self.print_json(rows)
+        with self.printing_rows(options) as rows:
+            for name in options["topics"]:
+                if values:
+                    changes = {limit: None if value == NONE else value for limit, value in values.items()}
+                    limits = operations.change_limits(name, changes)
+                else:
+                    limits = operations.reset_limits(name)
+                text = ", ".join(f"{limit} {_limit(getattr(limits.topic, limit))}" for limit in LIMITS)
+                rows.append({"topic": name, **{limit: getattr(limits.topic, limit) for limit in LIMITS}})
+                if not options["json"]:
+                    self.stdout.write(f"{name}: {text}; workers apply this within five seconds")
         return True
 
     def _retire(self, options: Options) -> None:

@@ -8,8 +8,15 @@ from typing import Any, get_args
 
 from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import WorkerRequest
-from django_rmq.management.rmq_command import RmqCommand, action_as_json, ago, one_line, outcomes_text
-from django_rmq.operations import WorkerStats
+from django_rmq.management.rmq_command import (
+    Options,
+    RmqCommand,
+    action_as_json,
+    ago,
+    one_line,
+    outcomes_text,
+)
+from django_rmq.operations import Operations, WorkerStats
 
 
 class Command(RmqCommand):
@@ -40,7 +47,7 @@ class Command(RmqCommand):
 
     def handle(self, *args: object, **options: Any) -> None:
         operations = self.operations()
-        if options["stop_action"]:
+        if options["stop_action"] is not None:
             stopped, now_ms = operations.stop_action(options["stop_action"]), operations.broker.now_ms()
             self.print_answer(action_as_json(stopped, now_ms), _action(stopped, now_ms), options)
             return
@@ -51,16 +58,10 @@ class Command(RmqCommand):
             else:
                 self.print_lines(_action(action, now_ms) for action in actions)
             return
-        asked = []
         for request in get_args(WorkerRequest):
-            for name in options[request] or ():
-                asked.append({"worker": operations.ask_worker(name, request), "asked": request})
-                if not options["json"]:
-                    self.stdout.write(f"{asked[-1]['worker']}: asked to {request}")
-        if asked:
-            if options["json"]:
-                self.print_json(asked)
-            return
+            if options[request] is not None:
+                self._ask(operations, request, options)
+                return
         overviews = operations.worker_overview().workers
         workers = [one.stats for one in overviews]
         states = {one.stats.member.worker.id: one.report.state for one in overviews if one.report}
@@ -88,6 +89,13 @@ class Command(RmqCommand):
                 )
             )
         self.print_table(rows, right=(2, 3))
+
+    def _ask(self, operations: Operations, request: WorkerRequest, options: Options) -> None:
+        with self.printing_rows(options) as rows:
+            for name in options[request]:
+                rows.append({"worker": operations.ask_worker(name, request), "asked": request})
+                if not options["json"]:
+                    self.stdout.write(f"{rows[-1]['worker']}: asked to {request}")
 
 
 def _action(one: ActionProgress, now_ms: int) -> str:

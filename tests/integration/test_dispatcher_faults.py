@@ -15,9 +15,11 @@ import pytest
 
 from django_rmq.core import lua
 from django_rmq.core.consumer import acks, shutdown
+from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.exceptions import NodeUnavailable
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock
 from tests.support.servers import RedisServer, TcpProxy
@@ -334,3 +336,30 @@ def test_a_worker_stops_while_redis_is_away(own_server: RedisServer) -> None:
         worker.join(40)  # long before its shutdown time-out
     assert not worker.dispatcher.forced
     broker.client.close()
+
+
+def test_a_stopping_worker_commits_although_a_lost_reply_cannot_be_asked_for(
+    direct: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the node of the lost reply were away, and the one of the message answered."""
+    monkeypatch.setattr(shutdown, "UNCERTAIN_SECONDS", LONG)
+    heard = HeldListener()
+    send(direct, TOPIC, [{"n": 1}])
+    with Worker(direct, TOPIC, heard) as worker:
+        assert heard.begun.wait(LONG)
+        acquirer = worker.dispatcher._acquirer
+        lost = ConsumedSlot(TOPIC, 0, 0)
+
+        def away() -> bool:
+            raise NodeUnavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(acquirer, "acquire_again", away)
+            worker.dispatcher.stop()
+            eventually(lambda: worker.dispatcher._shutdown.begun, "the stop")
+            acquirer.unacquired[lost] = None
+            heard.go.set()
+            eventually(lambda: live(direct, TOPIC) == 0, "the commit")
+            assert worker.thread.is_alive()
+            acquirer.unacquired.clear()
+    assert total(direct, TOPIC, "committed") == 1

@@ -14,7 +14,9 @@ import pytest
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import heartbeat, watchdog
+from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch
+from django_rmq.core.consumer.mailbox import HardTimeoutExceeded
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
@@ -462,3 +464,56 @@ def test_until_its_process_has_ended_a_listener_keeps_its_message(broker: Any) -
         assert broker.count(topic, 0).prepare == 1
     release.set()
     beat.stop()
+
+
+def test_a_call_that_returns_before_its_worker_ends_for_it_costs_the_next_message_nothing(
+    broker: Any,
+) -> None:
+    topic, calls, notes = replace(TOPIC, hard_timeout=LONG), list[int](), SharedNotes(2)
+    begun: list[tuple[Batch, float]] = []
+
+    def listener(message: Message) -> None:
+        calls.append(message.body["n"])
+        [batch] = worker.dispatcher._in_flight.batches.values()
+        if len(calls) == 1:
+            assert batch.call_began_at is not None
+            begun.append((batch, batch.call_began_at))
+        elif len(calls) == 2:
+            # The dispatcher learns only now of the call before.
+            worker.dispatcher._mailbox.put(HardTimeoutExceeded(*begun[0]))
+            eventually(lambda: batch.halted, "reading the item")
+
+    send(broker, topic, numbered(3))
+    worker = Worker(broker, topic, listener, threads=1, notes=notes)
+    with worker:
+        eventually(lambda: live(broker, topic) == 0, "the end")
+        assert not worker.dispatcher.exceeded_hard_timeout
+    assert sorted(calls) == [0, 1, 2]
+    assert ends(broker, topic) == {"committed": 3, "released": 1}
+
+
+def test_a_coroutine_that_returns_while_its_stack_is_read_costs_the_next_message_nothing(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, calls = replace(TOPIC, hard_timeout=0.3), list[int]()
+    stacks, second = threading.Event(), threading.Event()
+
+    async def listener(message: Message) -> None:
+        calls.append(message.body["n"])
+        if len(calls) > 1:
+            second.set()
+            await asyncio.sleep(0.1)
+        while not stacks.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    def stack_of(executor: AsyncExecutor, batch: Batch) -> str:
+        stacks.set()
+        assert second.wait(LONG)
+        return ""
+
+    monkeypatch.setattr(AsyncExecutor, "stack_of", stack_of)
+    send(broker, topic, numbered(2))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "the end")
+    assert sorted(calls) == [0, 1]
+    assert ends(broker, topic) == {"committed": 2}

@@ -149,7 +149,6 @@ class AsyncBatch:
 
         ``cancelled`` returns its result if it was cancelled before its first step.
         """
-        self._batch.overran_at = None
         self._stopped_by.clear()
         self._blocked_before = self._lag.blocked
         self.task = task = asyncio.get_running_loop().create_task(call, context=Context())

@@ -131,8 +131,8 @@ class Batch:
     call_began_at: float | None = None
     group: list[Message] = field(default_factory=list)
     """The list with which a batch listener was called last."""
-    overran_at: float | None = None
-    """The ``uptime`` at which the call that runs was found to have exceeded HARD_TIMEOUT."""
+    overran: tuple[float, float] | None = None
+    """The last call that was found to have exceeded HARD_TIMEOUT: the ``uptime`` at which it began, and that of the finding."""
     async_run: AsyncCalls | None = None
     """The calls of an async listener, which can be stopped; None in an executor thread."""
     halted: bool = False
@@ -173,6 +173,12 @@ class Batch:
     def messages_of_call(self) -> list[Message]:
         """Return the messages of the call that runs, or ran last."""
         return self.group or self.messages[max(0, self.begun - 1) : self.begun]
+
+    def messages_of(self, began: float) -> list[Message]:
+        """Return the messages of the call that began at this ``uptime``, or none if it has returned."""
+        messages = self.messages_of_call()
+        # ``call_began_at`` is read last, because it is cleared before the next call begins.
+        return messages if self.call_began_at == began else []
 
     def cancel(self, members: set[bytes]) -> None:
         """Notify the listener that these members are cancelled. Those that have not begun will not."""

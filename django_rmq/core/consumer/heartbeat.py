@@ -166,7 +166,7 @@ class BackgroundThreads:
     ) -> None:
         call_watch = CallWatch(
             lambda batch: mailbox.put(MaxRuntimeExceeded(batch)),
-            lambda batch: mailbox.put(HardTimeoutExceeded(batch)),
+            lambda batch, began: mailbox.put(HardTimeoutExceeded(batch, began)),
         )
         # The heartbeat iterates over a copy, because the dispatcher's thread changes the dictionary at the same time.
         self._heartbeat = Watched(

@@ -70,6 +70,8 @@ class HardTimeoutExceeded(NamedTuple):
     """A listener has exceeded HARD_TIMEOUT, and only the end of the process can end it."""
 
     batch: Batch
+    began: float
+    """The ``uptime`` at which its call began."""
 
 
 class LimitsChange(NamedTuple):

@@ -106,11 +106,19 @@ class Shutdown:
     _complain: LogThrottle = field(default_factory=lambda: LogThrottle(logger))
 
     def begin_after_hard_timeout(self, item: HardTimeoutExceeded) -> None:
-        """Begin the shutdown, without the batch whose call cannot be ended; record which messages the parent charges."""
+        """Begin the shutdown, without the batch whose call cannot be ended; record which messages the parent charges.
+
+        Do nothing if the call has returned after all.
+        """
         batch = item.batch
+        # Nothing else of the batch may begin, or the process would end in the middle of it.
+        batch.halted = batch.dropped = True
+        messages = batch.messages_of(item.began)
+        if not messages:  # rule: ends_for_a_call_that_has_returned
+            return
         if self.notes is not None:
             topic, slot, receipt = batch.topic.name, batch.slot.number, batch.receipt
-            members = [message.delivery.member for message in batch.messages_of_call()]
+            members = [message.delivery.member for message in messages]
             # The parent settles all messages of this process after its end. Only those of the call that ran too long use a
             # retry.
             # rule: forgives_what_ran_too_long
@@ -151,19 +159,26 @@ class Shutdown:
 
     def _send_rest(self) -> bool:
         """Send the remaining acknowledgements; return whether Redis has refused some of them."""
+        is_refused = self._attempt(self._send_acks)
+        # A node of a Cluster that is away keeps only one of the two from being done.
+        self._attempt(self.acquirer.acquire_again)
+        return is_refused
+
+    def _attempt(self, step: Callable[[], bool]) -> bool:
         try:
-            self.round_trips.receive_rest()
-            if self.acquirer.unacquired:
-                self.acquirer.acquire_again()
-            round_trip = self.round_trips.send(takes=False)
-            if round_trip is None:
-                return False
-            self.round_trips.receive(round_trip)
-            # What is pending else has to be sent once more, with names.
-            return any(
-                slot.left_alone_until for slot, _ in self.acks.pending
-            )  # rule: takes_what_needs_names_for_refused
+            return step()
         except ServerTrouble as error:
             self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
             self.mailbox.read(0.1)
             return False
+
+    def _send_acks(self) -> bool:
+        self.round_trips.receive_rest()
+        round_trip = self.round_trips.send(takes=False)
+        if round_trip is None:
+            return False
+        self.round_trips.receive(round_trip)
+        # What is pending else has to be sent once more, with names.
+        return any(
+            slot.left_alone_until for slot, _ in self.acks.pending
+        )  # rule: takes_what_needs_names_for_refused

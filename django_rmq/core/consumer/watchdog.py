@@ -111,12 +111,14 @@ class ThreadWatch:
 class CallWatch:
     """Watches the calls of listeners. The heartbeat's thread asks it, which no listener can stop.
 
-    ``overrun`` is called once for a batch whose listener has run longer than MAX_RUNTIME, ``unending`` for one that only the
-    end of the process can end.
+    ``overrun`` is called once for a batch whose listener has run longer than MAX_RUNTIME, ``unending`` for a call that only the
+    end of the process can end, with its batch and the ``uptime`` at which it began.
     """
 
     def __init__(
-        self, overrun: Callable[[Batch], None], unending: Callable[[Batch], None] = lambda batch: None
+        self,
+        overrun: Callable[[Batch], None],
+        unending: Callable[[Batch, float], None] = lambda batch, began: None,
     ) -> None:
         self._overrun = overrun
         self._unending = unending
@@ -124,23 +126,24 @@ class CallWatch:
     def look(self, batch: Batch, now: float) -> None:
         """End the call that ``batch`` runs after HARD_TIMEOUT; abandon the batch after MAX_RUNTIME. ``now``: ``uptime``."""
         since, topic = batch.call_began_at, batch.topic
-        if topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
-            self._end(batch, seconds)
+        if since and topic.hard_timeout is not None and (seconds := batch.ran(now)) > topic.hard_timeout:
+            self._end(batch, since, seconds)
         # A listener that never returns would keep its message in flight without end.
         # rule: never_gives_up
         if since is not None and now - since > topic.max_runtime and not batch.abandoned:
             self._abandon(batch, now - since)
 
-    def _end(self, batch: Batch, seconds: float) -> None:
+    def _end(self, batch: Batch, began: float, seconds: float) -> None:
         """End a call that has exceeded HARD_TIMEOUT: a coroutine by cancelling it, another one with its process."""
-        if batch.overran_at is None:
-            batch.overran_at = uptime()
+        if batch.overran is None or batch.overran[0] != began:
+            batch.overran = began, uptime()
             stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
             if batch.async_run is None:
-                self._unending(batch)  # rule: logs_before_it_ends_a_call
+                self._unending(batch, began)  # rule: logs_before_it_ends_a_call
             else:
-                for message in batch.messages_of_call():
+                # It may have returned while its stack was read.
+                for message in batch.messages_of(began):  # rule: cancels_the_next_call
                     message.stopped = message.stopped or "overran"
                 batch.async_run.stop("overran")
             logger.error(
@@ -157,9 +160,9 @@ class CallWatch:
             )
         # A coroutine may suppress its cancellation. Like a thread, it then ends only with the process.
         # rule: waits_for_coroutines_that_do_not_end
-        elif batch.async_run is not None and uptime() - batch.overran_at > GRACE_SECONDS:
-            batch.overran_at = float("inf")
-            self._unending(batch)
+        elif batch.async_run is not None and uptime() - batch.overran[1] > GRACE_SECONDS:
+            batch.overran = began, float("inf")
+            self._unending(batch, began)
             logger.error(
                 "A listener of topic %s does not end though it was cancelled; its process is replaced",
                 batch.topic.name,

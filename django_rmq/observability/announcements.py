@@ -25,6 +25,7 @@ from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFu
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.threads import start_daemon
 from django_rmq.observability import stream, telemetry
 
 if TYPE_CHECKING:
@@ -176,9 +177,7 @@ class Reporter:
                 return
             self._waiting += weight
             self._ended.append((committed, failed, began_ns or ended_ns, ended_ns))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
-                self._thread.start()
+            self._thread = self._thread or start_daemon(self._run, "rmq-reporter")
             self._changed.notify()
 
     def stop(self, seconds: float) -> None:

@@ -183,7 +183,7 @@ def relay_outbox(context: OperationContext) -> Known[RelayStep]:
     """
     context.actor.require(Permission.SEND)
     context.require_all_topics()
-    inquiries = [_begin(alias, partial(relay.relay_all, [alias])) for alias in aliases()]
+    inquiries = [_begin(alias, partial(relay.relay_all, alias)) for alias in aliases()]
     steps, problems = list[RelayStep](), list[str]()
     for one in inquiries:
         try:

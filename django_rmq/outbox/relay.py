@@ -12,13 +12,13 @@ holds what its first write locks: the rows, or with SQLite the file. An error of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
-from django.db import DatabaseError, Error, close_old_connections, reset_queries, transaction
+from django.db import DatabaseError, close_old_connections, reset_queries, transaction
 from django.db import connections as databases
 from django.db.models import F
 
@@ -42,6 +42,7 @@ from django_rmq.outbox.rows import (
     is_mariadb,
     model,
     now_ms,
+    parts,
     read_contents,
     with_sizes,
 )
@@ -325,29 +326,17 @@ def _postpone(
                 extra={"rmq_event": "outbox_refused", "rmq_topic": rows[-1].topic},
             )
     for (text, attempts, due_ms), ids in changes.items():
-        rows_of = model().objects.using(alias).filter(id__in=ids)
-        if text:
-            rows_of.update(error=text, attempts=attempts, due_ms=due_ms, failed_ms=now)
-        else:
-            rows_of.update(due_ms=due_ms)
+        failure = {"error": text, "attempts": attempts, "failed_ms": now} if text else {}
+        for part in parts(ids):  # rule: updates_more_rows_than_a_query_may_name
+            model().objects.using(alias).filter(id__in=part).update(due_ms=due_ms, **failure)
 
 
-def relay_all(chosen: Iterable[str] | None = None) -> Generator[RelayStep, None, None]:
-    """Send the due rows of all databases, or of the ``chosen`` ones, batch by batch.
-
-    A database that fails stops none of the others; its error is raised after them.
-    """
-    trouble: Error | None = None
-    for alias in aliases() if chosen is None else chosen:
-        try:
-            step = _relayed(alias)
-            while step is not None:
-                yield step
-                step = _relayed(alias) if step.is_full else None
-        except Error as error:
-            trouble = trouble or error
-    if trouble is not None:
-        raise trouble
+def relay_all(alias: str) -> Generator[RelayStep, None, None]:
+    """Send the due rows of a database, batch by batch."""
+    step = _relayed(alias)
+    while step is not None:
+        yield step
+        step = _relayed(alias) if step.is_full else None
 
 
 def _relayed(alias: str) -> RelayStep | None:
@@ -373,7 +362,7 @@ def _duty(alias: str) -> Generator[float, None, None]:
     while True:
         reset_queries()  # With DEBUG, Django keeps all queries of a thread until they are reset.
         try:
-            for _ in relay_all([alias]):
+            for _ in relay_all(alias):
                 yield 0.0
         finally:
             # Django closes broken and old connections around requests, and this thread serves none.

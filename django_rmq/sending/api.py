@@ -128,8 +128,10 @@ def dispatch(
     wanted: Durability,
     connection: BaseDatabaseWrapper | None,
     using: str | None = None,
-) -> list[SendResult]:
+) -> tuple[list[SendResult], RmqError | None]:
     """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
+
+    Return a result for each, and the error of the first one that has no outcome: its ``sent`` is the index of that one.
 
     ``seen``: the body and the options of each message, for observers. ``using``: the database whose outbox may have
     older states of the messages that are sent at once.
@@ -137,6 +139,7 @@ def dispatch(
     # A test may add an observer in another thread meanwhile. One list decides for the whole call.
     watching = list(observers)
     delivers = all(observer.delivers for observer in watching)
+    errors: dict[int, RmqError] = {}
     if connection is not None:
         to = producer if delivers else None
         results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
@@ -148,13 +151,16 @@ def dispatch(
         results, errors = producer.attempt(built, wanted)
         if older is not None:
             older.conclude(results)
-        for error in errors.values():
-            raise explained(topic, error)
         observability.announce_sent(topic.name, results)
     for observer in watching:
-        for out, (body, options), result in zip(built, seen, results, strict=True):
-            observer.see(out, body, options, result)
-    return results
+        for index, (out, (body, options), result) in enumerate(zip(built, seen, results, strict=True)):
+            if index not in errors:
+                observer.see(out, body, options, result)
+    if not errors:
+        return results, None
+    error = explained(topic, errors[min(errors)])
+    error.sent = min(errors)
+    return results, error
 
 
 _NOT_SHARED = {"slot_basis", "headers", "expires", "max_retries", "timeout"}
@@ -223,9 +229,14 @@ class ChunkedSend:
             except CallerError as error:
                 raise error.reworded(f"item {index}: {error}{self._so_far()}") from None
             seen.append((body, options))
-        self.results.extend(
-            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
+        results, failure = dispatch(
+            self._producer, self._topic, built, seen, self._wanted, self._connection, self._using
         )
+        if failure is not None:
+            self.results.extend(results[: failure.sent])
+            self.under_way -= failure.sent
+            raise failure
+        self.results.extend(results)
 
     def _send_plain(self, bodies: Sequence[object]) -> None:
         """Send bodies that share all options, at once."""
@@ -239,8 +250,10 @@ class ChunkedSend:
         except SlotMoved as error:
             # The slots refuse the slot count of this process. The explanation names both counts.
             raise explained(self._topic, error) from error
-        if observability.are_sends_watched(self._topic.name):
-            observability.announce_sent(self._topic.name, self.results[before:])
+        finally:
+            self.under_way -= len(self.results) - before
+            if observability.are_sends_watched(self._topic.name):
+                observability.announce_sent(self._topic.name, self.results[before:])
 
     def _so_far(self) -> str:
         return f"; the {len(self.results)} messages before it were sent" if self.results else ""
@@ -550,7 +563,9 @@ def send_outgoing(outgoing: Outgoing, body: object) -> SendResult:
     ``send_message``.
     """
     topic = outgoing.topic
-    (result,) = dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
+    (result,), error = dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
+    if error is not None:
+        raise error
     if result.status == "refused":
         raise too_full(topic, result)
     return result
@@ -653,10 +668,10 @@ def _send_one(
             _check_slot(outgoing, identity)
         if ensure:
             outgoing = outgoing._replace(act="ensure")
-        (result,) = results = dispatch(
-            producer, topic, [outgoing], [(body, options)], wanted, connection, using
-        )
-        call.note(results)
+        (result,), error = dispatch(producer, topic, [outgoing], [(body, options)], wanted, connection, using)
+        if error is not None:
+            raise error
+        call.note([result])
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result

@@ -406,8 +406,8 @@ def explained(topic: Topic, error: RmqError) -> RmqError:
         registered = None
     now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
     explanation = SlotMoved(
-        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. Nothing "
-        "was sent. Correct SLOTS and restart the process"
+        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. It refused "
+        "what was sent with them. Correct SLOTS and restart the process"
     )
     explanation.__cause__ = error
     return explanation

@@ -19,7 +19,7 @@ from typing import Protocol
 from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.threads import call_in_thread
+from django_rmq.core.threads import call_in_thread, start_daemon
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 
 logger = safe_logger("django_rmq.tasks")
@@ -171,9 +171,7 @@ class RecordWriter:
     def _start(self) -> None:
         with self._starting:
             # Two executor threads may begin the first tasks of a process at the same time.
-            if self._pid != os.getpid():
-                threading.Thread(target=self._run, name="rmq-task-records", daemon=True).start()
-                # If the system has no thread left, the next task tries again.
+            if self._pid != os.getpid() and start_daemon(self._run, "rmq-task-records"):
                 self._pid = os.getpid()
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -40,6 +41,7 @@ from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.model.worker_report import WorkerRequest
 from django_rmq.core.monitoring import history
 from django_rmq.core.rate_limits import return_permits
+from django_rmq.core.threads import start_daemon
 from django_rmq.core.topic_registration import as_registered
 from django_rmq.core.unserved_topics import UnservedTopics
 from django_rmq.core.worker_processes.child_process import (
@@ -239,8 +241,7 @@ class BackgroundActions:
         is_alive = self._thread is not None and self._thread.is_alive()
         if is_alive or self._stopped.is_set() or all(one.ended_ms is not None for one in actions):
             return
-        self._thread = threading.Thread(target=self._run, name="rmq-actions", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon(self._run, "rmq-actions")
 
     def stop(self) -> None:
         """End after the current step. Another worker goes on at once."""
@@ -525,10 +526,7 @@ class WorkerProcess:
         """Let other workers take the slots while this one settles its deliveries."""
         if self._leaving is None:
             # The server of the coordinator may be unavailable, and must not keep the dispatcher from settling.
-            self._leaving = threading.Thread(
-                target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
-            )
-            self._leaving.start()
+            self._leaving = start_daemon(partial(self.coordinator.stop, LEAVE_SECONDS), "rmq-leaving")
 
     def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
         """Return the slots that only this worker looks after: those that it owns, or its share of slots without owners."""

@@ -28,7 +28,7 @@ import django
 import redis
 from django.conf import settings
 from django.core.management import call_command
-from django.db import DatabaseError, connection, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connection, transaction
 from django.db import connections as databases
 
 from django_rmq import connections, remove_message, send_message, send_messages
@@ -173,7 +173,7 @@ def write_values(own: str, log: int, commits: int, pause: float) -> None:
 def relay_on(until: float) -> None:
     while time.monotonic() < until:
         with suppress(ServerTrouble, DatabaseError):
-            for _ in relay_all():
+            for _ in relay_all(DEFAULT_DB_ALIAS):
                 pass
         time.sleep(0.02)
 
@@ -314,7 +314,7 @@ def examine(client: redis.Redis) -> dict[str, int]:
 
     left, deadline = OutboxMessage.objects.count(), time.monotonic() + 60
     while OutboxMessage.objects.exists() and time.monotonic() < deadline:
-        for _ in relay_all():
+        for _ in relay_all(DEFAULT_DB_ALIAS):
             pass
         time.sleep(0.05)
     with connection.cursor() as cursor:

@@ -174,6 +174,20 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
     assert counts == [("sent", 1), ("dropped", 20), ("sent", 1)]
 
 
+def test_what_was_noted_while_no_thread_could_start_is_published_by_the_next_one(
+    broker: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert send_message("later", 1).ok
+    assert caplog.text.count("can't start new thread") == 1
+    assert send_message("later", 2).ok
+    watched.until(lambda heard: sum(event["count"] for event in heard) == 2)
+
+
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = EventStream(OracleBroker("m:"), sealed_id)
     monkeypatch.setattr(os, "getpid", lambda: -1)

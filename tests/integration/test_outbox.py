@@ -513,6 +513,28 @@ def test_a_row_that_a_send_at_once_has_deleted_is_back_after_a_roll_back(is_remo
     assert waiting("keyed") == {b"a": 100}
 
 
+def test_many_messages_of_a_topic_that_is_gone_are_marked_in_queries_of_a_few(
+    redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database has a limit for the parameters of a query."""
+    left_behind(lambda: send_messages("renders", list(range(5)), priority=100))
+    topics = {name: options for name, options in TOPICS.items() if name != "renders"}
+    monkeypatch.setattr(outbox_rows, "MOST_PARAMETERS", 2)
+    updates: list[int] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "failed_ms" in sql and sql.startswith("UPDATE"):
+            updates.append(len(params))
+        return execute(sql, params, many, context)
+
+    make_due()
+    with configured(redis_url, prefix, TOPICS=topics), connection.execute_wrapper(note):
+        assert relay("default").failed == 5
+    values = 4
+    assert sorted(updates) == [values + 1, values + 2, values + 2]
+    assert {row.attempts for row in rows()} == {1}
+
+
 def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
     redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -610,7 +632,7 @@ def test_a_step_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         # Of a message with many rows, only what is sent counts.
         left_behind(lambda: send_messages("keyed", [Send("y" * 3_000, key="0")] * 20, priority=100))
         make_due()
-        steps = list(outbox_relay.relay_all())
+        steps = list(outbox_relay.relay_all(DEFAULT_DB_ALIAS))
         assert [step.sent for step in steps] == [3, 3, 2, 1, 5]
         assert [step.is_full for step in steps] == [True] * 4 + [False]
         assert (rows(), len(waiting("keyed"))) == ([], len(sizes))
@@ -655,7 +677,7 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
         with transaction.atomic():
             send_message("renders", 3, priority=100, on_commit=False)
             assert User.objects.count() == 0  # the transaction goes on
-        assert list(outbox_relay.relay_all()) == []
+        assert list(outbox_relay.relay_all(DEFAULT_DB_ALIAS)) == []
 
 
 def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
@@ -702,7 +724,7 @@ def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
         said = pytest.raises(ConfigurationError, match="DATABASE_ROUTERS")
         with said, transaction.atomic():
             send_message("renders", 1, priority=100)
-        assert list(outbox_relay.relay_all()) == []
+        assert list(outbox_relay.relay_all(DEFAULT_DB_ALIAS)) == []
     assert (rows(), waiting("renders")) == ([], {})
 
 

@@ -118,7 +118,7 @@ def relay_that_stands(before: str = "attempt") -> Iterator[Beside]:
 
 
 def relay_all() -> int:
-    return sum(step.sent for step in outbox_relay.relay_all([ALIAS]))
+    return sum(step.sent for step in outbox_relay.relay_all(ALIAS))
 
 
 def test_a_relay_goes_on_behind_what_one_that_stands_still_holds() -> None:
@@ -137,7 +137,7 @@ def test_several_relays_share_what_is_due() -> None:
     steps: list[list[int]] = [[] for _ in range(relays)]
 
     def relay_on(own: list[int]) -> None:
-        for step in outbox_relay.relay_all([ALIAS]):
+        for step in outbox_relay.relay_all(ALIAS):
             own.append(step.sent)
             if len(own) == 1:
                 begin.wait(LONG)  # each has had a step before any of them goes on

@@ -39,6 +39,9 @@ from django_rmq import (
     signals,
 )
 from django_rmq.conf import get_config
+from django_rmq.core.model.body_codec import encode_body
+from django_rmq.core.model.envelope import raw_body
+from django_rmq.core.producer import bulk_send
 from django_rmq.core.producer.bulk_send import ROUND_TRIP
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.sending import on_commit
@@ -169,6 +172,31 @@ def test_an_error_in_a_later_chunk_says_how_many_were_sent(proxied: TcpProxy, to
         assert isinstance(caught.value, ServerUnavailable)
         assert caught.value.sent == ROUND_TRIP
     assert caught.value.__notes__ == [f"send_messages had sent {ROUND_TRIP} messages before"]
+
+
+@pytest.mark.parametrize("topic", ["prices", "keyed", "jobs"])
+def test_an_error_of_one_round_trip_says_how_many_were_sent_before_it(
+    proxied: TcpProxy, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind it may have been sent, too. Who goes on from there loses none."""
+    monkeypatch.setattr(bulk_send, "ROUND_TRIP", 10)
+    bodies = ["LOST" if n == 15 else n for n in range(50)]
+    proxied.drop_reply(b"LOST")
+    items = [Send(body, key=str(body)) for body in bodies] if topic == "keyed" else bodies
+    with listening(signals.message_sent) as announced, pytest.raises(ServerUnavailable) as caught:
+        send_messages(topic, items)
+    assert caught.value.sent == 10
+    assert caught.value.__notes__ == ["send_messages had sent 10 messages before"]
+    told = [result for call in announced for result in call["results"]]
+    assert len(told) >= 10 and {result.status for result in told} == {"stored"}
+    send_messages(topic, items[caught.value.sent :])
+    declared, broker = get_config().topic(topic), direct(connections.get_broker())
+    stored = [
+        raw_body(declared, entry.member, entry.envelope)
+        for slot in range(4)
+        for entry in broker.list_messages(declared, slot, "store").entries
+    ]
+    assert set(stored) == {encode_body(declared, body) for body in bodies}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -24,6 +24,7 @@ from django_rmq.exceptions import Reject
 from django_rmq.observability import announcements
 from django_rmq.operations import Actor, Operations
 from tests.support.brokers import Broker
+from tests.support.sends import listening
 from tests.support.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
@@ -212,6 +213,25 @@ def test_what_cannot_be_told_in_time_is_left_out_with_a_warning(
         signals.message_committed.disconnect(slow)
     assert heard == [1, 2]
     assert "not called for the end of 2 messages" in caplog.text
+
+
+def test_what_ended_while_no_thread_could_start_is_told_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    message, reporter = Message(TOPIC, 0, 1, None), announcements.Reporter()  # type: ignore[arg-type]
+    with (
+        listening(signals.message_committed) as told,
+        override_settings(RMQ={"BROKER": "memory", "TOPICS": {}}),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            reporter.ended([message], [])
+        reporter.ended([message] * 2, [])
+        reporter.stop(LONG)
+    assert [len(call["messages"]) for call in told] == [1, 2]
 
 
 def test_a_receiver_may_choose_a_topic_by_its_name(broker: Any) -> None:

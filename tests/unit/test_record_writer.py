@@ -251,8 +251,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_record(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="start new thread"):
-            writer.add("first")
+        writer.add("first")
     trips.gate.release(2)
     writer.add("second")
     eventually(lambda: sorted(trips.written) == ["first", "second"])

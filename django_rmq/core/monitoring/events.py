@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.threads import start_daemon
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.events")
@@ -93,9 +94,7 @@ class EventStream:
                 return
             self._waiting += weight
             self._noted.append(_Noted(event, at_ms, topic, messages, more))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rmq-events", daemon=True)
-                self._thread.start()
+            self._thread = self._thread or start_daemon(self._run, "rmq-events")
             self._changed.notify()
 
     def flush(self, seconds: float = 2.0) -> None:

@@ -201,6 +201,9 @@ class BulkSend:
 
     def receive(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
         """Add the results; send again the messages that slots refused, as their slot count changed, or left to ``send_merge``."""
+        # The results say how many messages were sent before the first error.
+        if self.error is not None:  # rule: counts_what_was_sent_behind_an_error
+            return
         sent: dict[int, Sequence[Sent]] = {}
         has_left = False
         answered = len(trip.scattered)
@@ -251,8 +254,11 @@ class BulkSend:
         followed, errors = self._follow(again)
         for index, result in zip(refused, followed, strict=True):
             results[index] = result
+        first = min(errors, default=None)
+        if first is not None:
+            self.error = errors[first]
+            del results[refused[first] :]
         self._results.extend(results)
-        self.error = next(iter(errors.values()), self.error)
 
 
 def _by_slot(

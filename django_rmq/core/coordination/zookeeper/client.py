@@ -27,6 +27,7 @@ from django_rmq.core.coordination import Member
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.worker_records import read_workers
 from django_rmq.core.log import safe_logger
+from django_rmq.core.threads import start_daemon
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 
 logger = safe_logger("django_rmq.coordination")
@@ -152,9 +153,9 @@ class ZooKeeperSession:
         """End the session, so that its nodes are deleted at once; wait for that for at most this many seconds."""
         self.client.remove_listener(self._listen)
         # kazoo may wait long for a server that does not answer, so a thread of its own closes the client.
-        closing = threading.Thread(target=self._close, name="rmq-zookeeper-closing", daemon=True)
-        closing.start()
-        closing.join(seconds)
+        closing = start_daemon(self._close, "rmq-zookeeper-closing")
+        if closing is not None:
+            closing.join(seconds)
 
     def ask(self, *questions: Any, seconds: float = CONNECT_SECONDS) -> list[Any]:
         """Return the answers to pending requests. Raises ``ServerTrouble``, or kazoo's answer."""

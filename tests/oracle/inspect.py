@@ -266,6 +266,10 @@ def describe_messages(slot: Slot, *members: bytes) -> list[replies.DescribeReply
     return [replies.DescribeReply(*(getattr(slot, name).get(member) for name in names)) for member in members]
 
 
+def _without_envelope(death: replies.Death) -> bytes:
+    return f"{' '.join(map(str, death[:5]))} {len(death.error)} 0\n".encode() + death.error
+
+
 @on(*_LIVES, "inflight", "deaths", "failures", "control", *OUTCOMES)
 def status(slot: Slot, found: bytes, *members: bytes) -> replies.FoundReply:
     outcome = find_outcome(slot, found)
@@ -280,7 +284,7 @@ def status(slot: Slot, found: bytes, *members: bytes) -> replies.FoundReply:
         slot.dead.get(member),
         slot.claim.get(member),
         slot.inflight.get(member),
-        None if death is None else replies.Death.parse(death)._replace(envelope=None).encode(),
+        None if death is None else _without_envelope(replies.Death.parse(death)),
         slot.failures.get(member),
         slot.control.get(b"owner", b"").decode(errors="backslashreplace"),
         outcome,

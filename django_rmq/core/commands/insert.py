@@ -7,7 +7,8 @@ each message has to be looked at. A ZADD adds the messages under that name. The 
 the messages and wakes the consumer.
 
 The invariant: an insertion does what a send of the same messages does, or it changes nothing, and outside its transaction
-Store has its name. If the last step could not run, the next script on the slot restores Store.
+Store has its name. If the last step could not run, the next prepare, claim, insertion or
+re-slotting of the slot restores Store.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from django_rmq.core.commands.script_call import (
     AtSlot,
@@ -18,6 +18,7 @@ from django_rmq.core.commands.script_call import (
     each_or_none,
     moment,
     number,
+    pairs,
     same,
     text,
 )
@@ -61,10 +62,6 @@ def _page(reply: list[Reply]) -> Page:
     return Page(_entries(rows), (score.decode(), member))
 
 
-def _pairs(flat: list[Reply]) -> Iterator[tuple[Reply, Reply]]:
-    return zip(flat[::2], flat[1::2], strict=True)
-
-
 def _groups(reply: list[Reply]) -> DeadGroups:
     skip, rows = reply
     groups = [
@@ -72,8 +69,8 @@ def _groups(reply: list[Reply]) -> DeadGroups:
             line,
             size,
             float(first),
-            [*_pairs(hours)],
-            [(member, float(at)) for member, at in _pairs(samples)],
+            [(int(hour), int(count)) for hour, count in pairs(hours)],
+            [(member, float(at)) for member, at in pairs(samples)],
         )
         for line, size, first, hours, *samples in rows
     ]

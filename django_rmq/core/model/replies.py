@@ -174,15 +174,6 @@ class Death(NamedTuple):
         except ValueError:
             return None
 
-    def encode(self) -> bytes:
-        """Return the record that ``parse`` reads."""
-        head = " ".join(map(str, self[:5]))
-        return (
-            f"{head} {len(self.error)} {int(self.envelope is not None)}\n".encode()
-            + self.error
-            + (self.envelope or b"")
-        )
-
 
 def read_record(parse: Callable[[bytes], T], raw: bytes | None) -> T | None:
     """Return the record that ``parse`` reads, or None if there is none, or another program has written it."""
@@ -199,7 +190,8 @@ class Sample(NamedTuple):
     """How many of the requested slots could be read."""
     store: int
     due: int
-    """How many can be taken now: they are due in Store, have rested in Retry, or have timed out in Prepare."""
+    """How many can be taken now: they are due in Store, have rested in Retry, or have timed out in Prepare. Unleased ones, which
+    ``Counts.due`` has as well, are left out."""
     prepare: int
     retry: int
     dead: int
@@ -355,7 +347,7 @@ class Prepared(NamedTuple):
     slots: int | None = None
     """The current slot count of the slot, after ``moved``."""
     is_suspect: bool = False
-    """Whether it is a single message whose last delivery timed out; it may have killed its process."""
+    """Whether it is a single message whose last delivery timed out or ran for too long; it may have killed its process."""
     timeout: int | None = None
     """The shortest time-out in seconds, if messages have one of their own."""
     is_plain: bool = False

@@ -32,4 +32,5 @@
 -- What the caller chooses:
 -- KEY trash         HASH  what an act has deleted: letter of the state, member -> the copy (see `trash` in operate)
 -- KEY set           ZSET  by state: store, prepare, retry, dead or claim
--- KEY records       HASH  what belongs to it: failures, inflight or deaths. `body` is then that of this state, too.
+-- KEY records       HASH  what belongs to it: failures, inflight or deaths. `body` is then that of this state, too,
+--                         but for dead, whose records have their own: there it is that of the living copy.

@@ -55,7 +55,7 @@ end
 local function rows_from(set, descending, lowest, highest, after_score, after_member, limit)
   local from
   if descending then
-    from = highest == '+inf' and 0 or redis.call('ZCOUNT', set, '(' .. highest, '+inf')
+    from = highest == 'inf' and 0 or redis.call('ZCOUNT', set, '(' .. highest, '+inf')
   else
     from = lowest == '-inf' and 0 or redis.call('ZCOUNT', set, '-inf', '(' .. lowest)
   end

@@ -105,7 +105,8 @@ return { 'declined' }
 
 -- section: end_insertion
 -- End an insertion: a transaction of a bulk send that fills Store past Lua, while Store has the name `inserting` (see insert).
--- Store gets its name back. The last step of the insertion does it, or the next script of the slot after that step has failed.
+-- Store gets its name back. The last step of the insertion does it; if that has failed, the next prepare, claim, insertion or
+-- re-slotting of the slot does.
 --
 -- needs: store inserting control noted count
 

@@ -304,7 +304,7 @@ local function add(member, score, record)
   if group[2] <= samples then group[#group + 1], group[#group + 2] = member, score end -- rule: every_death_is_named
 end
 
-local above = highest == '+inf' and 0 or redis.call('ZCOUNT', dead, '(' .. highest, '+inf')
+local above = highest == 'inf' and 0 or redis.call('ZCOUNT', dead, '(' .. highest, '+inf')
 local stop = above + redis.call('ZCOUNT', dead, lowest, highest)
 local bytes = 0
 for from = above + skip, stop - 1, stride do

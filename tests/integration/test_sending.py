@@ -551,6 +551,20 @@ def test_sends_follow_a_topic_that_is_re_slotted(at: str) -> None:
     assert [remove_message("prices", body) for body in range(60)] == ["waiting"] * 60
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_topic_with_slots_that_no_definition_explains_keeps_no_other_topic_from_its_new_slots() -> None:
+    send_message("prices", 0)
+    send_message("jobs", 0)
+    reslot_until("prices", "finished")
+    broker, jobs = direct(connections.get_broker()), get_config().topic("jobs")
+    for slot in range(8):
+        broker.configure(replace(jobs, slots=8), slot)
+    with transaction.atomic():
+        lost, moved = send_message("jobs", 1), send_messages("prices", range(1, 20))
+    assert lost.status == "failed"
+    assert {result.status for result in moved} == {"stored"}
+
+
 def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
     with RedisServer() as server:
         with redis.Redis.from_url(server.url) as client:

@@ -355,25 +355,24 @@ class Placement:
         ]
 
     def moved(
-        self, messages: Sequence[Outgoing], definitions: Mapping[str, Definition]
-    ) -> list[Outgoing] | None:
-        """Return messages that a slot refused as ``definitions`` place them.
-
-        None if the definitions do not explain the refusal.
-        """
+        self, messages: Mapping[int, Outgoing], definitions: Mapping[str, Definition]
+    ) -> dict[int, Outgoing]:
+        """Return messages that a slot refused as ``definitions`` place them, without those whose refusal they do not explain."""
         # The definition may be lost, as after a fail-over, or may have the count that the slot refuses: the refusal then stands.
         present: dict[tuple[str, int], Topic] = {}
-        for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
-            if "slots" not in definitions.get(name, {}):
-                return None
-            counts = self._counts[name] = slot_counts(definitions[name])
-            if counts == (slots,):
-                return None  # the definition gives the count that the slot refuses
-            # A slot that refuses the old count has been given the new one.
-            attempt = counts.index(slots) + 1 if slots in counts else 0
-            topic = next(out.topic for out in messages if out.topic.name == name)
-            present[name, slots] = self.present(topic, attempt)
-        return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
+        for topic in {(out.topic.name, out.topic.slots): out.topic for out in messages.values()}.values():
+            if "slots" not in definitions.get(topic.name, {}):
+                continue
+            counts = self._counts[topic.name] = slot_counts(definitions[topic.name])
+            if counts != (topic.slots,):
+                # A slot that refuses the old count has been given the new one.
+                attempt = counts.index(topic.slots) + 1 if topic.slots in counts else 0
+                present[topic.name, topic.slots] = self.present(topic, attempt)
+        return {
+            index: out.placed(present[place])
+            for index, out in messages.items()
+            if (place := (out.topic.name, out.topic.slots)) in present
+        }
 
 
 def built(places: Placement, topic: Topic, body: object, options: SendOptions) -> Outgoing:

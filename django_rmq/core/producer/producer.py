@@ -325,12 +325,12 @@ class Producer:
         results, errors = attempt(latest, wanted)
         # The re-slotting continues meanwhile, so a message may have to follow it more than once.
         for _ in range(REDIRECTS if errors or removes else 0):
-            moved, again = self._followed(latest, results, errors, slot_counts)
+            again = self._followed(latest, results, errors, slot_counts)
             if not again:
                 break
-            again_results, failed = attempt(again, wanted)
-            for at, index in enumerate(moved):
-                results[index], latest[index] = again_results[at], again[at]
+            again_results, failed = attempt(list(again.values()), wanted)
+            for at, index in enumerate(again):
+                results[index], latest[index] = again_results[at], again[index]
                 errors.pop(index, None)
                 if at in failed:
                     errors[index] = failed[at]
@@ -369,8 +369,8 @@ class Producer:
         results: Sequence[SendResult],
         errors: dict[int, RmqError],
         looked: dict[str, set[int]],
-    ) -> tuple[list[int], Sequence[Outgoing]]:
-        """Return the indexes of the messages that have to be repeated, and these messages in their current placement.
+    ) -> dict[int, Outgoing]:
+        """Return the messages that have to be repeated, by index, in their current placement.
 
         Those are messages that a slot refused, and removals that found nothing although their topic has slot counts that were
         not ``looked`` at. The definitions are read for both.
@@ -378,19 +378,19 @@ class Producer:
         moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
         unfound = missed(messages, results, errors) if looked else []
         if not (moved or unfound):
-            return [], ()
+            return {}
         try:
             definitions = self.broker.definitions()
         except RmqError as error:
             for index in unfound:
                 # Without the definitions it is unknown whether the message is in another slot.
                 results[index].status, errors[index] = "failed", error
-            return [], ()
+            return {}
         if looked:
             new = self._places.learn(looked, definitions)
             moved += [index for index in unfound if messages[index].topic.name in new]
             moved = with_later(messages, moved)
-        return moved, self._places.moved([messages[index] for index in moved], definitions) or ()
+        return self._places.moved({index: messages[index] for index in moved}, definitions)
 
     def _attempt_removing(self, messages: Sequence[Outgoing], wanted: Durability) -> Outcomes:
         """Attempt like ``_attempt``, in order, and remove from every slot that may hold the message."""

@@ -9,6 +9,8 @@ import itertools
 import logging
 import multiprocessing
 import os
+import resource
+import selectors
 import signal
 import socket
 import tempfile
@@ -16,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from django_rmq.core import forked_copies
 from django_rmq.core.consumer.shared_notes import SharedNotes
 from django_rmq.core.worker_processes import child_process, supervisor
 from django_rmq.core.worker_processes.child_process import RECYCLE, SERVER, ChildProcess
-from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS, Supervisor
+from django_rmq.core.worker_processes.supervisor import OVERTIME_SECONDS, HealthServer, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from tests.e2e.processes import is_gone
 from tests.support.embedded_server import free_port
@@ -633,6 +636,29 @@ def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> Non
 
     assert supervise(child, health_address=f"127.0.0.1:{port}").run() == 0
     assert diary.text == ""
+
+
+def test_a_probe_for_which_no_descriptor_is_free_is_answered_later_and_busies_no_core() -> None:
+    server = HealthServer("127.0.0.1:0", lambda what: (True, {}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (
+        closing(server),
+        selectors.DefaultSelector() as selector,
+        socket.create_connection(("127.0.0.1", server.port), 5) as probe,
+    ):
+        server.join(selector)
+        probe.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            turns, end = 0, time.monotonic() + 0.5
+            while time.monotonic() < end and selector.select(0.5):
+                server.serve()
+                turns += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert 1 <= turns <= 5
+        server.serve()
+        assert probe.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_when_it_says_that_it_is_ready_signals_and_health_checks_are_answered() -> None:

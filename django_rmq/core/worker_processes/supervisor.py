@@ -46,7 +46,8 @@ THRESHOLD = 10_000
 and the collector, with the 700 of Python 3.11, would look at each of them several times."""
 
 FRESH_SECONDS = 15.0
-"""Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s."""
+"""Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s.
+``docs/deploy/containers.md`` says it about ``/live``."""
 
 FORK_AGAIN_SECONDS = 1.0
 """Seconds after which a process is started again that the system could not start."""
@@ -403,6 +404,9 @@ class Supervisor:
                 logger.warning("Cannot touch the heartbeat file: %s", error)
 
 
+ACCEPT_AGAIN_SECONDS = 0.1
+"""Seconds after which a connection is accepted again that the system could not open."""
+
 _MOST, _SECONDS, _BYTES = 64, 5.0, 8192
 """The maximum number of connections at once, seconds until a request is complete, and bytes of a request."""
 
@@ -448,7 +452,7 @@ class HealthServer:
     def serve(self) -> None:
         """Accept connections, read requests and answer them, as far as that is possible without waiting."""
         assert self._selector is not None
-        with contextlib.suppress(BlockingIOError, OSError):
+        try:
             while True:
                 connection, _ = self._socket.accept()
                 if len(self._connections) >= _MOST:
@@ -458,6 +462,11 @@ class HealthServer:
                 connection.setblocking(False)
                 self._connections[connection] = (time.monotonic() + _SECONDS, b"")
                 self._selector.register(connection, selectors.EVENT_READ)
+        except BlockingIOError:
+            pass
+        except OSError:
+            # No descriptor is free, for example. The socket stays readable, and the loop of the supervisor would not rest.
+            time.sleep(ACCEPT_AGAIN_SECONDS)
         for connection, (until, said) in list(self._connections.items()):
             try:
                 more = connection.recv(_BYTES)

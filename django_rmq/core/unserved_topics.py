@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from django_rmq.core.commands import ack, inspect
-from django_rmq.core.commands.broker_interface import Broker, batched, run_all
+from django_rmq.core.commands.broker_interface import Broker, batched, concerns_all, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.topic import Topic
@@ -71,7 +71,8 @@ def time_outs(
 ) -> Iterator[tuple[Topic, list[tuple[int, int]] | RmqError]]:
     """Yield a topic with some of its slots in which anything is in flight or claimed, and the ms at which it times out.
 
-    Instead of slots that cannot be read it yields the error.
+    Instead of slots that cannot be read it yields the error, so that the callers go on with those that other nodes hold. It
+    raises an error that concerns the whole server.
     """
     parts = (
         (topic, range(topic.slots)[first : first + inspect.HEADS])
@@ -82,6 +83,8 @@ def time_outs(
         looks = [inspect.heads(topic, slots, upkeep=True) for topic, slots in some]
         for (topic, slots), heads in zip(some, run_all(broker, looks), strict=True):
             if isinstance(heads, RmqError):
+                if concerns_all(heads):
+                    raise heads
                 yield topic, heads
             else:
                 yield topic, [(slot, due) for slot, due in zip(slots, heads, strict=True) if due is not None]

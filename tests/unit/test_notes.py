@@ -150,7 +150,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
 
 
-@pytest.mark.parametrize("lost", ["time_outs", "all_held"])
+@pytest.mark.parametrize("lost", ["run_all", "all_held"])
 def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_settled(
     notes: SharedNotes, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
@@ -160,16 +160,18 @@ def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_sett
         for slot in range(topic.slots):
             broker.prepare(topic, slot, "me", broker.acquire(topic, slot), 100)
 
-    def time_outs(broker: Any, topics: Any) -> Any:
-        for topic, part in unserved_topics.time_outs(broker, topics):
-            yield topic, error if topic is OTHER else part
+    def run_all(broker: Any, calls: Any) -> list[Any]:
+        return [error if call.place.topic is OTHER else broker.run(call) for call in calls]
 
     def all_held(broker: Any, topic: Topic, *rest: Any) -> Any:
         if topic is OTHER:
             raise error
         return fetch.all_held(broker, topic, *rest)
 
-    monkeypatch.setattr(crash_recovery, lost, {"time_outs": time_outs, "all_held": all_held}[lost])
+    if lost == "run_all":
+        monkeypatch.setattr(unserved_topics, "run_all", run_all)
+    else:
+        monkeypatch.setattr(crash_recovery, "all_held", all_held)
     error: RmqError = NodeUnavailable("no answer")
     assert ends(settle(broker, [OTHER, PLAIN], notes)) == {"released": 3}
     error = ServerUnavailable("no answer")

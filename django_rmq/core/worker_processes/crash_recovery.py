@@ -104,10 +104,7 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
     occupied: list[int] = []
     for _, part in time_outs(broker, [topic]):
         if isinstance(part, RmqError):
-            # What a node holds that does not answer is left to its time-outs, so that the rest is settled.
-            if concerns_all(part):
-                raise part
-            continue
+            continue  # What a node holds that does not answer is left to its time-outs, so that the rest is settled.
         occupied += [slot for slot, _ in part]
         while len(occupied) >= _AT_ONCE:
             if time.monotonic() > end:

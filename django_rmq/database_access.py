@@ -28,6 +28,10 @@ ENDED_IN_TRANSACTION = "25P03"
 """The SQLSTATE with which PostgreSQL ends a connection whose transaction was idle for longer than it may."""
 
 
+ROUTER_SECONDS = 1.0
+"""Seconds for which what the routers answer in a new thread holds: each send may ask, and the thread costs more than the send."""
+
+
 class DatabaseTrouble(ServerTrouble):
     """A duty has lost its connection to a database, or cannot get one."""
 
@@ -42,6 +46,19 @@ def needs_this_thread(alias: str) -> bool:
     return connection.in_atomic_block or connection.vendor == "sqlite"
 
 
+class _RouterAnswer(NamedTuple):
+    """Whether the routers allow a table, asked in a new thread."""
+
+    routers: list[object]
+    until: float
+    """The time (monotonic) from which they are asked again."""
+    is_allowed: bool
+
+
+_router_answers: dict[tuple[str, str], _RouterAnswer] = {}
+"""For each alias and name of a model the last answer of the routers in a new thread."""
+
+
 def may_have_table(alias: str, model_name: str, **hints: object) -> bool:
     """Return whether the routers allow the table of this model of the app in a database."""
     ask = partial(router.allow_migrate, alias, "django_rmq", model_name=model_name, **hints)
@@ -49,8 +66,13 @@ def may_have_table(alias: str, model_name: str, **hints: object) -> bool:
         return True
     # A router may answer by the connection of the calling thread, as that of django-tenants does by the schema of a request or
     # of a migration. Workers have connections of their own, and so has a new thread.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()
+    known = _router_answers.get((alias, model_name))
+    if known is None or known.routers is not router.routers or time.monotonic() >= known.until:
+        with ThreadPoolExecutor(1) as thread:
+            is_allowed = thread.submit(ask).result()
+        known = _RouterAnswer(router.routers, time.monotonic() + ROUTER_SECONDS, is_allowed)
+        _router_answers[alias, model_name] = known
+    return known.is_allowed
 
 
 class Answers(NamedTuple, Generic[T]):

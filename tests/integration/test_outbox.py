@@ -43,6 +43,7 @@ from django_rmq import (
     aremove_message,
     asend_message,
     connections,
+    database_access,
     ensure_message,
     remove_message,
     send_message,
@@ -736,6 +737,27 @@ def test_a_router_that_answers_by_the_schema_of_a_request_lets_it_send(
         make_due()
         assert relay("default").sent == 1
     assert waiting("renders") == {b"1": 100}
+
+
+@pytest.mark.parametrize(("seconds", "threads"), [(60.0, 1), (0.0, 3)])
+def test_such_a_router_is_asked_in_a_new_thread_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, threads: int
+) -> None:
+    class Counting(SchemaRouter):
+        asked = 0
+
+        def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+            self.asked += threading.current_thread() is not threading.main_thread()
+            return super().allow_migrate(db, app_label, **hints)
+
+    monkeypatch.setattr(database_access, "ROUTER_SECONDS", seconds)
+    routers = [Counting(monkeypatch), Counting(monkeypatch)]
+    for router in routers:
+        with override_settings(DATABASE_ROUTERS=[router]):
+            for n in range(3):
+                with transaction.atomic():
+                    send_message("renders", n, priority=100)
+    assert [router.asked for router in routers] == [threads, threads]
 
 
 def test_nothing_is_written_where_nothing_is_delivered() -> None:

@@ -117,8 +117,8 @@ def _undeclared_topic(
     slots = max((*slot_counts(definition), *former_slot_counts(definition)))
     try:
         topic = Topic.registered(name, definition, slots)
-    except ValueError:
-        # Messages are counted in the same way in every topic. If the definition is incomplete, they cannot be moved.
+    except WrongType:
+        # Messages are counted in the same way in every topic. If the definition cannot be used, they cannot be moved.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     counted: Counter[str] = Counter()
     chosen_slots = range(0, topic.slots, -(-topic.slots // most_slots) if most_slots else 1)

@@ -743,6 +743,38 @@ def test_the_definition_of_a_topic_says_whether_it_has_origins() -> None:
     assert not Topic.registered(KEYED.name, KEYED.definition(), KEYED.slots).origin
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "text"),
+    [
+        ("timeout", "30", "has the timeout '30'"),
+        ("max_retries", True, "has the max_retries True"),
+        ("identity", ["key"], r"has the identity \['key'\]"),
+        ("type", "stack", "has the type 'stack'"),
+        ("body", "msgpack", "has the body 'msgpack'"),
+        ("backoff", [1000], r"has the backoff \[1000\]"),
+        ("accumulate", [], r"has the accumulate \[\]"),
+        ("serial", None, "has the serial None"),
+        ("timeout", ..., "has no timeout"),
+    ],
+)
+def test_a_definition_with_a_value_that_no_setting_gives_is_refused_with_it(
+    part: str, value: Any, text: str
+) -> None:
+    definition = {**KEYED.definition(), part: value}
+    if value is ...:
+        del definition[part]
+    with pytest.raises(WrongType, match=f"the definition of topic keyed in Redis {text}"):
+        Topic.registered("keyed", definition, 4)
+
+
+@pytest.mark.parametrize(
+    "topic", [MERGE, PRIORITY, FIXED, FIFO, KEYED, replace(KEYED, debounce=True, max_wait_ms=9, accumulate=3)]
+)
+def test_a_topic_that_is_built_from_its_definition_has_the_same_definition(topic: Topic) -> None:
+    again = Topic.registered(topic.name, topic.definition(), topic.slots)
+    assert again.definition() == topic.definition()
+
+
 @pytest.mark.parametrize("origin", ["7", '""', "null", "[]"])
 def test_an_origin_that_is_no_text_is_none(origin: str) -> None:
     assert decode_envelope(f'0 {{"origin":{origin}}}\n5'.encode()) == Envelope(b"5")

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
+from django_rmq.core.model.bounds import abbreviated, is_whole
+from django_rmq.exceptions import WrongType
+
 Definition: TypeAlias = dict[str, Any]
 """The definition of a topic as it is registered: an object of JSON. Other versions may have written more into it."""
 
@@ -72,7 +75,7 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic. ``conf`` validates the values of settings; ``registered`` takes those of a definition as they are."""
+    """One topic. ``conf`` validates the values of settings, and ``registered`` those of a definition."""
 
     name: str
     type: TopicType
@@ -227,32 +230,56 @@ class Topic:
     def registered(cls, name: str, definition: Mapping[str, Any], slots: int) -> Topic:
         """Return a topic built from its ``definition`` in Redis, with ``slots`` slots.
 
-        Raises ``ValueError`` if the type is unknown or a part is missing. Other values are not checked.
+        Raises ``WrongType`` if a part is missing, or has a value that this version does not know.
         """
-        try:
-            base_ms, cap_ms = definition["backoff"]
-            return cls(
-                name,
-                TopicType(definition["type"]),
-                slots=slots,
-                body=definition["body"],
-                identity=definition["identity"],
-                slot_basis=definition["slot_basis"],
-                serial=definition["serial"],
-                timeout=definition["timeout"],
-                max_retries=definition["max_retries"],
-                backoff=BackOff(base_ms, cap_ms),
-                retry_priority=definition["retry_priority"],
-                max_prepared=definition["max_prepared"],
-                origin=definition.get("origin", False),
-                debounce=definition.get("debounce", False),
-                max_wait_ms=definition.get("max_wait_ms"),
-                accumulate=definition.get("accumulate"),
-                order=definition.get("order", "strict"),
-                on_duplicate=definition.get("on_duplicate", "keep"),
+        parts = {part: definition[part] for part in _IS_VALID if part in definition}
+        if missing := _IS_VALID.keys() - parts.keys() - _OPTIONAL:
+            raise WrongType(
+                f"the definition of topic {name} in Redis has no {' and no '.join(sorted(missing))}"
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None
+        for part, value in parts.items():
+            if not _IS_VALID[part](value):
+                raise WrongType(
+                    f"the definition of topic {name} in Redis has the {part} {abbreviated(value)}"
+                )
+        kind, (base_ms, cap_ms) = TopicType(parts.pop("type")), parts.pop("backoff")
+        return cls(name, kind, slots=slots, backoff=BackOff(base_ms, cap_ms), **parts)
+
+
+def _is_count(value: object) -> bool:
+    return is_whole(value) and value >= 0
+
+
+def _is_one_of(*values: str) -> Callable[[object], bool]:
+    return lambda value: value in values
+
+
+def _is_a(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_IS_VALID: dict[str, Callable[[Any], bool]] = {
+    "type": _is_one_of(*TopicType),
+    "body": _is_one_of("json", "text", "bytes"),
+    "identity": _is_one_of("body", "key"),
+    "slot_basis": lambda value: value is None or isinstance(value, str),
+    "serial": _is_a(bool),
+    "timeout": _is_count,
+    "max_retries": _is_count,
+    "backoff": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)),
+    "retry_priority": _is_one_of("original", "lowest"),
+    "max_prepared": _is_count,
+    "origin": _is_a(bool),
+    "debounce": _is_a(bool),
+    "max_wait_ms": lambda value: value is None or _is_count(value),
+    "accumulate": _is_count,
+    "order": _is_one_of("strict", "loose"),
+    "on_duplicate": _is_one_of("keep", "replace"),
+}
+"""For each part of a definition from which ``Topic.registered`` builds a topic, whether a value is one that the part may have."""
+
+_OPTIONAL = {"origin", "debounce", "max_wait_ms", "accumulate", "order", "on_duplicate"}
+"""The parts that a definition has only where they apply."""
 
 
 def slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:

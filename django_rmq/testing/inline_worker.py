@@ -15,6 +15,7 @@ from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFu
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.schedules.stepper import next_run
+from django_rmq.core.schedules.tick_times import next_tick
 from django_rmq.exceptions import (
     Cancelled,
     ConfigurationError,
@@ -35,7 +36,7 @@ def drain(
     listener (except ``Retry``, ``Reject``, and ``Cancelled`` if its message is cancelled), and ``InvalidBody``, is
     raised here after its message was rolled back. So is ``InvalidMessage`` for a message that cannot be decoded.
     ``KeyboardInterrupt`` always is. Messages that rest until a later time stay; so do those that still wait for a
-    database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+    database commit. More than ``limit`` deliveries raise ``RuntimeError``, and so do more than 10,000 ticks of one schedule.
 
     On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
@@ -232,12 +233,31 @@ def schedule_state(name: str) -> ScheduleState:
     )
 
 
+TICKS = 10_000
+"""The maximum number of ticks of one schedule that are sent between two deliveries of ``drain``."""
+
+
 def send_ticks(broker: Broker) -> None:
     """Send the ticks that are due with a broker in memory. Those of a server are sent by its workers."""
     from django_rmq import schedules
 
-    if broker.in_memory:
-        schedules.stepper("worker").settle()
+    if not broker.in_memory:
+        return
+    stepper = schedules.stepper("worker")
+    for _ in range(TICKS):
+        if stepper.step() > 0:
+            return
+    now_ms, records = broker.now_ms(), broker.run(ticks.read_schedules())
+    late = [
+        f"{record.name} since {_instant(tick)}"
+        for record in records
+        if not record.is_paused
+        and (tick := next_tick(record.schedule, record.at)) is not None
+        and tick <= now_ms
+    ]
+    raise RuntimeError(
+        f"drain stopped after {TICKS:,} ticks. Still due: {', '.join(late)}. Did the clock advance too far?"
+    )
 
 
 def _instant(ms: int | None) -> datetime | None:

@@ -45,7 +45,7 @@ from django_rmq.exceptions import (
 from django_rmq.management.commands import rmqstats
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations import schedules as operating
-from django_rmq.testing import Clock, ScheduleState, drain, schedule_state, start_schedules
+from django_rmq.testing import Clock, ScheduleState, drain, inline_worker, schedule_state, start_schedules
 from django_rmq.worker.listener_registry import isolated
 from django_rmq.worker.startup import check_start, chosen_topics
 from tests.oracle.keyspace import SortedSet
@@ -874,6 +874,21 @@ def test_a_schedule_that_is_unknown_does_not_hide_what_was_done_to_one_before_it
     with pytest.raises(CommandError, match="typo"):
         call_command("rmqschedules", "pause", "nightly", "typo", stdout=output)
     assert output.getvalue() == "nightly: paused\n"
+
+
+def test_a_test_gets_all_ticks_that_are_due_or_an_error_that_names_what_is_left(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener("merged")(lambda message: None)
+    with settings(often={"TOPIC": "reports", "EVERY": 60, "CATCH_UP": "all"}):
+        start_schedules()
+        planned.advance(300 * 60)
+        assert drain("merged") == 0
+        assert len(planned.taken()) == 300
+        monkeypatch.setattr(inline_worker, "TICKS", 50)
+        planned.advance(300 * 60)
+        with pytest.raises(RuntimeError, match=r"after 50 ticks\. Still due: often since 2026-03-28 17:5"):
+            drain("merged")
 
 
 def test_the_command_lists_and_acts(planned: Planned) -> None:

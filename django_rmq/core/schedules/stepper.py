@@ -89,7 +89,7 @@ class Stepper:
         return pause
 
     def settle(self, also: str = "") -> None:
-        """Take the steps that are due now, at most 100 of each schedule. Raises ``RmqError``."""
+        """Take the steps that are due now, at most 100 of each schedule: workers take the others. Raises ``RmqError``."""
         for _ in range(100):
             if self.step(also) > 0:
                 return

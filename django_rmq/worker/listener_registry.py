@@ -66,17 +66,12 @@ class Listener:
 
     @property
     def is_covered(self) -> bool:
-        """Whether its module has in its place what a decorator above ``@listener`` has made of it. Workers do not call that.
-
-        Only decorators that use ``functools.wraps`` are found.
-        """
+        """Whether its module has in its place what a decorator above ``@listener`` has made of it. Workers do not call that."""
         written = _written(self.registered)
         place: object = sys.modules.get(getattr(written, "__module__", ""))
         for name in getattr(written, "__qualname__", "").split("."):
             place = getattr(place, name, None)
-        if place is self.registered or not callable(place):
-            return False
-        return inspect.unwrap(place, stop=lambda each: each is self.registered) is self.registered
+        return place is not self.registered and _is_made_of(place, self.registered)
 
 
 class FailedModule(NamedTuple):
@@ -319,6 +314,22 @@ def isolated(*, empty: bool = True) -> Iterator[None]:
         _listeners.clear()
         _listeners.update(before)
         scheduled.replace_declared(schedules)
+
+
+def _is_made_of(outer: object, function: object, layers: int = 8) -> bool:
+    """Return whether ``outer`` is what decorators, one above the other, have made of ``function``."""
+    if outer is function:
+        return True
+    # A class or a module that a decorator refers to is not what it decorates.
+    if not layers or not callable(outer) or isinstance(outer, type):
+        return False
+    # A decorator keeps the function in a closure, a partial or an attribute, also if it does not use ``functools.wraps``.
+    parts: list[object] = [getattr(outer, "__wrapped__", None), getattr(outer, "func", None)]
+    for cell in getattr(outer, "__closure__", None) or ():
+        with suppress(ValueError):  # the variable has been deleted
+            parts.append(cell.cell_contents)
+    parts += getattr(outer, "__dict__", {}).values()
+    return any(_is_made_of(part, function, layers - 1) for part in parts)
 
 
 def _written(function: Any) -> Any:

@@ -226,6 +226,23 @@ def logged(function: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        return function(*arguments)
+
+    return call
+
+
+class Counted:
+    """A decorator that is a class."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.inner = function
+
+    def __call__(self, *arguments: object) -> object:
+        return self.inner(*arguments)
+
+
 def take(message: object) -> None: ...
 
 
@@ -249,6 +266,8 @@ def test_a_decorator_above_that_of_the_listener_is_a_warning(monkeypatch: pytest
     above, twice = logged(plain), logged(logged(plain))
     assert told_of("take", plain, above) == told_of("take", plain, twice) == ["django_rmq.W025"]
     assert told_of("atake", coroutine, logged(coroutine)) == ["django_rmq.W025"]
+    for decorator in (unwrapped, Counted, functools.partial, lambda each: Counted(unwrapped(each))):
+        assert told_of("take", plain, decorator(plain)) == ["django_rmq.W025"]
     assert told_of("take", above, above) == told_of("take", plain, plain) == []
     assert told_of("take", plain, None) == told_of("take", plain, logged(print)) == []
     assert told_of("take", functools.partial(plain), above) == []

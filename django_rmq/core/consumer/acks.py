@@ -169,7 +169,7 @@ class AckQueue:
     watcher: Watcher | None
     commit_delay: Callable[[str], float]
     processed: int = 0
-    """The number of deliveries committed or rolled back so far."""
+    """The number of deliveries so far whose commit or rollback Redis has answered, even if they had ended before."""
     due: float = float("inf")
     """The monotonic time at which to send what is pending, if no fetch has taken it along before."""
     pending: defaultdict[tuple[ConsumedSlot, int], PendingAcks] = field(

@@ -216,7 +216,7 @@ class Dispatcher:
 
     @property
     def processed(self) -> int:
-        """The number of deliveries committed or rolled back so far."""
+        """The number of deliveries so far whose commit or rollback Redis has answered, even if they had ended before."""
         return self._acks.processed
 
     @property

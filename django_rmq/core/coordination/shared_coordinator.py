@@ -259,7 +259,10 @@ class SharedCoordinator(Coordinator):
             return not self._stopped.is_set() and is_settled()
 
     def is_alive(self) -> bool:
-        """Return whether its threads are running, or are no longer needed."""
+        """Return whether the thread that checks and the one that passes slots to the worker run, or are no longer needed.
+
+        Without a thread for news the next check finds what has changed.
+        """
         return self._stopped.is_set() or (self._ownership.is_alive() and self._thread.is_alive())
 
     def revive(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -14,7 +13,7 @@ from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import Load
 from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.worker_project.points import POINTS
-from tests.support.workers import eventually, total
+from tests.support.workers import LONG, eventually, total
 
 FROM_OUTSIDE = "from-outside"
 """Killed by the test at any moment, or with its whole command."""
@@ -87,7 +86,7 @@ class Chaos:
         (self.data / "peace").touch()
         # A parent that chose its death before may find it only now; it is no less one of those that died.
         commands = [*self._commands, self._another()]
-        self.load.wait(60)
+        self.load.wait(5 * LONG)
         for command in commands:
             # Until then, the signal would kill it.
             eventually(lambda: "Consuming" in command.output or command.process.poll() is not None)  # noqa: B023
@@ -95,7 +94,7 @@ class Chaos:
         load = self.load
         by_own_hand = {line.pid for line in read(load.path) if line.word == "kill"}
         for command in commands:
-            code = command.wait()
+            code = command.wait(LONG)
             assert code == 0 or (code == -signal.SIGKILL and command.process.pid in by_own_hand), code
         return Outcome(
             self.kills(),
@@ -132,14 +131,10 @@ class Chaos:
         """Kill a parent with its children, or its parent alone, and start another."""
         i = random.randrange(len(self._commands))
         command = self._commands[i]
-        children = command.children
         if random.random() < 0.5:
-            command.kill()
-            for pid in children:
-                self.load.note_death(pid)
-            self._outside += 1 + len(children)
+            self._outside += 1 + len(self.load.kill_command(command))
         else:
-            os.kill(command.process.pid, signal.SIGKILL)
+            command.signal(signal.SIGKILL)
             command.process.wait()
             self._outside += 1
         self._commands[i] = self._another()

@@ -56,9 +56,21 @@ class Load:
         """Kill a process with -9, and write it down."""
         write(self.path, "killing", pid)
         os.kill(pid, signal.SIGKILL)
-        self.note_death(pid)
+        self._note_death(pid)
 
-    def note_death(self, pid: int) -> None:
+    def kill_command(self, worker: WorkerProcess) -> list[int]:
+        """Kill a command with all its children, and write it down; return the children."""
+        worker.stop()  # It starts no other child meanwhile.
+        children = worker.children
+        # On a busy machine their messages may time out and run elsewhere before the test knows that they are dead.
+        for pid in children:
+            write(self.path, "killing", pid)
+        worker.kill()
+        for pid in children:
+            self._note_death(pid)
+        return children
+
+    def _note_death(self, pid: int) -> None:
         """Write down that a process was killed, when it is gone."""
         eventually(lambda: is_gone(pid), "dying")
         write(self.path, "killed", pid)

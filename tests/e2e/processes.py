@@ -111,6 +111,13 @@ class WorkerProcess:
         eventually(lambda: len(self.children) == 1, "one child", 10)
         return self.children[0]
 
+    def stop(self) -> None:
+        """Stop the parent, and return when it stands still or has ended."""
+        self.signal(signal.SIGSTOP)
+        eventually(
+            lambda: stands_still(self.process.pid) or self.process.poll() is not None, "standing still"
+        )
+
     def kill(self) -> None:
         """Kill the parent and all its children."""
         with contextlib.suppress(ProcessLookupError):

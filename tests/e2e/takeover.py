@@ -60,11 +60,11 @@ class World:
             for slot in range(holding.start, holding.stop)
         }
         before = len(read(self._load.path))
-        self._load.send(256, ms=4)
+        # So many that the victim has messages left when it dies, however late this process finds it at work.
+        self._load.send(256, ms=20)
         eventually(lambda: any(line.pid == pid for line in read(self._load.path)[before:]), "working")
         killed = time.monotonic_ns()
-        victim.kill()
-        self._load.note_death(pid)
+        self._load.kill_command(victim)
         gated = {slot for slot in owned if self._broker.count(TAKEN_OVER, slot).prepare}
         waiting = {slot for slot in owned if self._broker.count(TAKEN_OVER, slot).store} | gated
         self._load.wait(90)

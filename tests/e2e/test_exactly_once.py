@@ -10,6 +10,9 @@ from tests.e2e.bank.run import Outcome, Plan, Run
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import postgres
 
+PATIENCE = 300.0
+"""Seconds for all deaths of a plan. It takes a minute on a machine that does nothing else."""
+
 
 def run(plan: Plan, data: Path) -> Outcome:
     with postgres() as database, FailingRedis() as redis:
@@ -21,7 +24,7 @@ def run(plan: Plan, data: Path) -> Outcome:
 @pytest.mark.proof
 def test_every_transfer_happens_exactly_once_whoever_dies(tmp_path: Path) -> None:
     outcome = run(
-        Plan(transfers=1_000, accounts=50, kills=60, fail_overs=2, restarts=1, seconds=60), tmp_path
+        Plan(transfers=1_000, accounts=50, kills=60, fail_overs=2, restarts=1, seconds=PATIENCE), tmp_path
     )
     assert outcome.is_right, outcome.report
     assert outcome.kills.total() >= 60
@@ -39,7 +42,7 @@ def test_without_once_balances_are_wrong(tmp_path: Path) -> None:
             kills=25,
             fail_overs=1,
             restarts=0,
-            seconds=60,
+            seconds=PATIENCE,
             once=False,
             # A process that dies here has made a transfer, which is made again.
             points="after-database-commit",

@@ -97,10 +97,8 @@ def test_a_killed_command_is_replaced_by_the_others_and_no_other_slot_moves(crew
     crew.wait_for_shares(5, 5, 6)
     load.send(500)
     load.wait_for(50)
-    before, dead = crew.owners(), first.children
-    first.kill()
-    for pid in dead:
-        load.note_death(pid)
+    before = crew.owners()
+    dead = load.kill_command(first)
     spent = timed(
         lambda: len(now := crew.owners()) == 16 and not set(now.values()) & set(dead),
         "taking over",

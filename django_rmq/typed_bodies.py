@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from django.utils.module_loading import import_string
 
 from django_rmq.core.model.body_codec import ExactNumber, encode_json, stored_number
+from django_rmq.core.model.bounds import abbreviated_error
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidBody, InvalidMessage
 
@@ -275,7 +276,7 @@ def adapter_of(path: str) -> TypeAdapter[object]:
         adapter.rebuild(raise_errors=True)
         return adapter
     except Exception as error:
-        raise Unusable("E102", f"{path!r} cannot be the type of a body: {_first_line(error)}") from error
+        raise Unusable("E102", f"{path!r} cannot be the type of a body: {abbreviated_error(error)}") from error
 
 
 @lru_cache(None)
@@ -293,11 +294,7 @@ def _imported(check: str, path: str) -> Any:
     try:
         return import_string(path)
     except Exception as error:
-        raise Unusable(check, f"{path!r} cannot be imported: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Unusable(check, f"{path!r} cannot be imported: {abbreviated_error(error)}") from error
 
 
 class TypedBodyProblem(NamedTuple):

@@ -171,7 +171,10 @@ class SendForm(BodyForm):
         help_text=_("Messages with equal keys are the same message. Leave empty for a new key."),
     )
     fresh_key = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid4)
-    priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest number is delivered first."))
+    priority = forms.IntegerField(
+        label=_("Priority"),
+        help_text=_("The highest number is delivered first. Leave empty for the topic's DEFAULT_PRIORITY."),
+    )
     time_range = DurationField(
         SHORTEST_WAIT,
         label=_("Time range"),
@@ -213,6 +216,8 @@ class SendForm(BodyForm):
                 del self.fields[name]
         if topic.type is TopicType.RANGE_MERGE:
             self.fields["time_range"].required = topic.time_range_ms is None
+        if topic.is_priority:
+            self.fields["priority"].required = topic.default_priority is None
 
     @property
     def options(self) -> dict[str, object]:

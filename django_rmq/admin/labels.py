@@ -116,6 +116,7 @@ OUTCOMES: Mapping[str, Text] = {
     "gone": gettext_lazy("no longer there"),
     "not_found": gettext_lazy("not found near their place; reload the list"),
     "stored": gettext_lazy("stored"),
+    "present": gettext_lazy("already there, and kept"),
     "replaced": gettext_lazy("replaced"),
     "superseded": gettext_lazy("stored in place of a retry"),
     "matching": gettext_lazy("match"),

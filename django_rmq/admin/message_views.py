@@ -91,13 +91,16 @@ def _copy(pages: Pages, operations: Operations, copy: MessageCopy, back: str) ->
         "headers": [(visible(str(name)), visible(str(value))) for name, value in copy.headers.items()],
         "reason": REASONS.get(copy.failed, copy.failed),
         "mark": MARKS.get(copy.mark, copy.mark),
+        "retries_left": copy.topic.retries_of(copy.max_retries)
+        if copy.retries_left is None
+        else copy.retries_left,
         "withheld": copy.raw is None or redacted,
         "acts": named_acts(operations, topic, copy.queue),
         "stack_url": pages.url("stack", quote(topic.name), copy.id)
         if copy.queue == "prepare" and operations.may(topic, Permission.VIEW_STACK)
         else "",
         "edit_url": f"{pages.url('edit', quote(topic.name), copy.id)}?{query}"
-        if copy.state == "dead" and may_edit
+        if copy.state == "dead" and may_edit and _is_text(copy)
         else "",
         "raw_url": f"{pages.url('raw', quote(topic.name), copy.id)}?{query}"
         if copy.raw is not None and not redacted
@@ -256,6 +259,11 @@ def edit_view(
         if dead is None:
             messages.warning(request, _("This message is no longer dead."))
             return HttpResponseRedirect(leave)
+        if not _is_text(dead):
+            messages.warning(request, _("This body is not UTF-8 text, so it cannot be edited here."))
+            return HttpResponseRedirect(leave)
+        if dead.topic.body != "json" and b"\r" in (dead.raw or b""):
+            messages.warning(request, _("This body has line ends with CR. A replay from here makes them LF."))
         form = BodyForm(topic, initial={"body": _editable(dead)})
 
     def replay() -> None:
@@ -305,6 +313,15 @@ MOST_INDENTED = 1 << 20
 """The maximum number of characters of a body with indents in a field; a body with more is there without them."""
 
 
+def _is_text(copy: MessageCopy) -> bool:
+    """Return whether a field can hold the body of a copy."""
+    try:
+        (copy.raw or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _editable(copy: MessageCopy) -> str:
     """Return the body of a copy as the text of a field."""
     raw = copy.raw or b""
@@ -314,7 +331,7 @@ def _editable(copy: MessageCopy) -> str:
                 copy.body(), MOST_INDENTED, ensure_ascii=False, indent=2, sort_keys=True
             )
             return text if is_whole else dumps(copy.body(), ensure_ascii=False, sort_keys=True)
-    return raw.decode("utf-8", "replace")
+    return raw.decode()
 
 
 @topic_page(Permission.VIEW, Permission.SEND)

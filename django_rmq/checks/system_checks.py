@@ -43,6 +43,7 @@ from django_rmq import connections, schedules, typed_bodies
 from django_rmq.conf import Config, SettingsProblem, did_you_mean, read_settings, with_unwritten_identity
 from django_rmq.conf.task_settings import TaskBackend
 from django_rmq.connections import coordinators
+from django_rmq.core.model.bounds import abbreviated_error
 from django_rmq.core.redis.in_memory import INSTALL, is_installed
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
@@ -104,7 +105,7 @@ def _paths(config: Config) -> Iterator[CheckMessage]:
         try:
             target = import_string(path)
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = abbreviated_error(error)
             message = sentence(f"{place} is {path!r}, which cannot be imported: {reason}")
             yield AppError(message, id="django_rmq.E008")
         else:

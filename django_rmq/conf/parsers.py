@@ -290,9 +290,3 @@ def quoting(error: Exception, value: object) -> str:
     """Return the text of an error that may quote ``value``, with the value in its printable form."""
     text = str(error)
     return text.replace(repr(value), _plain(value)) if isinstance(value, str) else text
-
-
-def printable_error(error: BaseException) -> str:
-    """Return the first line of an error that a module of the project raised."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return f"{text[:157]}..." if len(text) > 160 else text

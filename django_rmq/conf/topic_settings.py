@@ -24,7 +24,6 @@ from django_rmq.conf.parsers import (
     one_of,
     optional,
     printable,
-    printable_error,
     quoting,
     seconds,
     text,
@@ -41,6 +40,7 @@ from django_rmq.core.model.bounds import (
     MAX_TIMEOUT,
     SHORTEST_WAIT,
     SLOWEST,
+    abbreviated_error,
     is_number,
 )
 from django_rmq.core.model.keys import MAX_SLOTS, check_slots, check_topic_name
@@ -200,7 +200,7 @@ def back_off(value: object) -> BackOff:
         function = import_string(path)
     except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
         raise InvalidSetting(
-            f"the dotted path of a function, but this one cannot be imported ({printable_error(error)})",
+            f"the dotted path of a function, but this one cannot be imported ({abbreviated_error(error)})",
             "E008",
         ) from None
     if not callable(function):

@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, resolve, reverse
 
+from django_rmq import send_message
 from django_rmq.admin import TopicAdmin, cause_views, export_views
 from django_rmq.admin import action_views as pages
 from django_rmq.admin.action_views import so_far
@@ -1071,6 +1073,48 @@ def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:
     assert depth(broker, "timed", "dead") == 0
     again = boss.post(url("edit", "timed", message_id), {"body": '{"a":3}'}, follow=True)
     assert "no longer there" in text(again)
+
+
+def test_a_body_that_no_field_can_hold_is_not_edited(boss: Client, broker: Broker) -> None:
+    name, shown = "under_scored.topic", "under_5Fscored.topic"
+    kill(broker, name, b"\x89PNG", b"line\r\nline", b"line")
+    addresses = {}
+    for copy in Operations(Actor("shell", "test")).listing(name, "dead").copies:
+        page = read(boss, "message", shown, copy.id)
+        addresses[copy.raw] = (url("edit", shown, copy.id), "Edit and replay" in page)
+    assert {raw: has_link for raw, (_, has_link) in addresses.items()} == {
+        b"\x89PNG": False,
+        b"line\r\nline": True,
+        b"line": True,
+    }
+    answer = boss.get(addresses[b"\x89PNG"][0], follow=True)
+    assert answer.redirect_chain and "is not UTF-8 text" in text(answer)
+    assert "line ends with CR" in text(boss.get(addresses[b"line\r\nline"][0]))
+    assert "line ends with CR" not in text(boss.get(addresses[b"line"][0]))
+    assert depth(broker, name, "dead") == 3
+
+
+def test_retries_left_are_those_of_the_message(boss: Client, broker: Broker) -> None:
+    for key, own, left in (("few", 2, 2), ("none", 0, 0), ("all", None, 16)):
+        due = datetime.now(UTC) + timedelta(hours=1)
+        sent = send_message("keyed", 1, key=key, fixed_time=due, max_retries=own, on_commit=False)
+        assert f"<dt>Retries left</dt><dd>{left}</dd>" in read(boss, "message", "keyed", sent.id)
+
+
+def test_a_priority_is_needed_if_the_topic_has_none(redis_url: str, broker: Broker, boss: Client) -> None:
+    topics = {"ranked": {"TYPE": "priority", "SLOTS": 1, "DEFAULT_PRIORITY": 60}}
+    assert "errorlist" in text(boss.post(url("send", "ranked"), {"body": "1"}))
+    with project_on(broker, REDIS=redis_url, TOPICS=topics, ADMIN={}):
+        assert "Send: 1 stored." in text(boss.post(url("send", "ranked"), {"body": "1"}, follow=True))
+        assert broker.list_messages(topic_of("ranked"), 0, "store").entries[0].score == 60
+
+
+def test_a_kept_message_is_named_in_words(redis_url: str, broker: Broker, boss: Client) -> None:
+    topics = {"line": {"TYPE": "fifo", "SLOTS": 1, "IDENTITY": "key", "ON_DUPLICATE": "keep"}}
+    with project_on(broker, REDIS=redis_url, TOPICS=topics, ADMIN={}):
+        for told in ("1 stored", "1 already there, and kept"):
+            answer = boss.post(url("send", "line"), {"body": "1", "key": "k"}, follow=True)
+            assert f"Send: {told}." in text(answer)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ import pytest
 from django.core import checks
 from django.test import override_settings
 
-from django_rmq import listener, schedule
-from django_rmq.checks import check_identity, check_listeners, check_package, check_settings, check_zookeeper
+from django_rmq import listener, schedule, typed_bodies
+from django_rmq.checks import (
+    check_bodies,
+    check_identity,
+    check_listeners,
+    check_package,
+    check_settings,
+    check_zookeeper,
+    system_checks,
+)
 from django_rmq.checks.system_checks import sentence
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.worker import listener_registry
@@ -173,6 +181,22 @@ def test_a_project_whose_only_topics_belong_to_schedules_is_sound(monkeypatch: p
 )
 def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> None:
     assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["django_rmq.E008"]
+
+
+def test_an_error_of_a_module_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_string(path: str) -> object:
+        raise ValueError("x" * 1_000 + "\nmore")
+
+    monkeypatch.setattr(system_checks, "import_string", import_string)
+    monkeypatch.setattr(typed_bodies, "import_string", import_string)
+    typed_bodies.adapter_of.cache_clear()
+    topics = {"orders": {**ORDERS["orders"], "BODY": "shop.Order"}}
+    found = [
+        *told(check_settings, TOPICS=ORDERS, ADMIN={"FORMATTER": "shop.hide"}),
+        *told(check_bodies, TOPICS=topics),
+    ]
+    assert ids(found) == ["django_rmq.E008", "django_rmq.E101"]
+    assert all("ValueError: xxx" in one.msg and len(one.msg) < 300 for one in found)
 
 
 def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:

@@ -51,6 +51,12 @@ def abbreviated(value: object) -> str:
     return f"{text[:77]}..." if len(text) > 80 else text
 
 
+def abbreviated_error(error: BaseException) -> str:
+    """Return the class and the first line of an error of a project's module, in at most 160 characters."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{text[:157]}..." if len(text) > 160 else text
+
+
 def delay_ms(delay: object) -> int:
     """Return the delay of ``Retry``, or the result of a BACKOFF function, in ms. It is limited to the longest duration.
 

@@ -276,7 +276,9 @@ def adapter_of(path: str) -> TypeAdapter[object]:
         adapter.rebuild(raise_errors=True)
         return adapter
     except Exception as error:
-        raise Unusable("E102", f"{path!r} cannot be the type of a body: {abbreviated_error(error)}") from error
+        raise Unusable(
+            "E102", f"{path!r} cannot be the type of a body: {abbreviated_error(error)}"
+        ) from error
 
 
 @lru_cache(None)

@@ -10,8 +10,8 @@ E001, E003: types and ranges of values              each module of ``conf`` that
                                                     by ``conf.sections`` and ``conf.parsers``
 E002: unknown keys                                  ``conf.sections``
 E105: durations that may be in ms                   ``conf.parsers``
-E004: names of topics                               ``conf.topic_settings``; ``conf.settings_reader``
-                                                    for ADMIN
+E004: names of topics                               ``conf.topic_settings``; ``system_checks`` for
+                                                    ADMIN
 E005, E006, E095: options that do not go together   ``conf.topic_settings``
 E007: ZooKeeper                                     ``conf.server_settings``
 E008: dotted paths                                  ``conf.topic_settings``; ``system_checks`` for
@@ -28,7 +28,7 @@ E100 to E104: types of bodies                       ``typed_bodies``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -61,7 +61,11 @@ def check_settings() -> Iterator[CheckMessage]:
     """Check ``settings.RMQ`` and the CACHES alias it names."""
     read_project()
     config, problems = read_settings()
-    yield from map(_message_of, problems) if config is None else _paths(config)
+    if config is None:
+        yield from map(_message_of, problems)
+    else:
+        yield from _topics_of_admin(config)
+        yield from _paths(config)
 
 
 def check_package() -> Iterator[CheckMessage]:
@@ -87,6 +91,16 @@ def _is_foreign(installed: Distribution) -> bool:
     return files is None or any(
         file.parts[0] == "django_rmq" and Path(str(file.locate())).exists() for file in files
     )
+
+
+def _topics_of_admin(config: Config) -> Iterator[CheckMessage]:
+    """Check that ADMIN names topics, which may be those of schedules that the project's modules declare."""
+    for key, names in (("FORMATTER", config.admin.formatter), ("COLUMNS", config.admin.columns)):
+        for name in names if isinstance(names, Mapping) else ():
+            if name not in config.topics:
+                hint = did_you_mean(name, config.topics)
+                message = f'RMQ["ADMIN"]["{key}"] names {name!r}, which is not a declared topic{hint}'
+                yield AppError(sentence(message), id="django_rmq.E004")
 
 
 def _paths(config: Config) -> Iterator[CheckMessage]:
@@ -176,7 +190,7 @@ def check_redis() -> Iterator[CheckMessage]:
         return
     try:
         flaws = connections.server_flaws(config.topics.values())
-    except ServerTrouble as error:
+    except (ServerTrouble, ConfigurationError) as error:
         yield AppError(sentence(error), hint='Check RMQ["REDIS"].', id="django_rmq.E040")
         return
     for flaw in flaws:

@@ -264,21 +264,7 @@ def _read(problems: Problems) -> Config | None:
         values["redis"] = read_redis(problems, root["REDIS"])
     elif root.get("BROKER") != "memory":
         problems.report("E009", 'RMQ["REDIS"] is missing.', ADDRESS)
-    _check_topics_of_admin(problems, values)
     return None if problems else Config(**values)
-
-
-def _check_topics_of_admin(problems: Problems, values: Mapping[str, Any]) -> None:
-    if "admin" not in values:
-        return
-    admin = values["admin"]
-    for key, names in (("FORMATTER", admin.formatter), ("COLUMNS", admin.columns)):
-        for name in names if isinstance(names, Mapping) else ():
-            if name not in values["topics"]:
-                hint = did_you_mean(name, values["topics"])
-                problems.report(
-                    "E004", f'RMQ["ADMIN"]["{key}"] names {name!r}, which is not a declared topic{hint}'
-                )
 
 
 def get_config() -> Config:

@@ -220,6 +220,13 @@ def test_a_server_that_is_away_is_an_error_of_the_check(server: RedisServer) -> 
         connections.close()
 
 
+def test_options_that_the_driver_refuses_are_an_error_of_the_check() -> None:
+    with override_settings(RMQ={"REDIS": "redis://localhost:6379/1?bogus=1", "TOPICS": TOPICS}):
+        (message,) = check_redis()
+        assert message.id == "django_rmq.E040" and "(see bogus)" in message.msg
+        connections.close()
+
+
 def test_a_sentence_of_the_driver_ends_without_a_full_stop_so_that_more_may_follow() -> None:
     error = translate(redis.ConnectionError("Error 111 connecting to a:1. Connection refused."))
     assert str(error) == "Redis does not answer: Error 111 connecting to a:1. Connection refused"

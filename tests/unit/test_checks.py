@@ -183,6 +183,25 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> No
     assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["django_rmq.E008"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("FORMATTER", {"order": "json.dumps"}), ("COLUMNS", {"order": ["city"]})]
+)
+def test_a_topic_of_the_admin_that_is_not_declared_is_an_error(key: str, value: object) -> None:
+    (error,) = told(check_settings, TOPICS=ORDERS, ADMIN={key: value})
+    assert error.id == "django_rmq.E004"
+    assert f'["{key}"] names' in error.msg and "did you mean 'orders'?" in error.msg
+
+
+def test_the_topic_of_a_schedule_has_a_formatter_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_listeners() -> list[FailedModule]:
+        schedule("nightly", every="1d")(handle)
+        return []
+
+    monkeypatch.setattr(listener_registry, "discover", import_listeners)
+    admin = {"FORMATTER": {"nightly": "json.dumps"}, "COLUMNS": {"nightly": ["city"]}}
+    assert told(check_settings, ADMIN=admin) == []
+
+
 def test_an_error_of_a_module_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     def import_string(path: str) -> object:
         raise ValueError("x" * 1_000 + "\nmore")

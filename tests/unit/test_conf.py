@@ -601,15 +601,6 @@ def test_who_logs_in_to_zookeeper_closes_its_nodes_unless_told_otherwise(
     assert "a:b" not in repr(found)
 
 
-def test_a_formatter_for_a_topic_that_is_not_declared_is_found() -> None:
-    (problem,) = problems(
-        TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"FORMATTER": {"order": "shop.rules.hide"}}
-    )
-    assert (problem.id, "did you mean 'orders'?" in problem.message) == ("django_rmq.E004", True)
-    (problem,) = problems(TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"COLUMNS": {"order": ["city"]}})
-    assert (problem.id, '["COLUMNS"] names' in problem.message) == ("django_rmq.E004", True)
-
-
 def test_all_problems_are_told_at_once() -> None:
     rmq = {
         "BROKER": "memory",

@@ -21,7 +21,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from django_rmq.core.commands import ack, claims, inspect
-from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.commands.broker_interface import Broker, attempt, concerns_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import BATCH, CLAIM_STEP, LARGEST
 from django_rmq.core.model.replies import Claimed, ClaimRead, Counts, Driver
@@ -31,14 +31,28 @@ from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 logger = logging.getLogger("django_rmq.spark")
 
 
-def _start_of(pid: int) -> str:
-    """Return when a process of this machine was started, in ticks since its boot. Empty: it does not run, or nobody knows."""
+def _start_of(pid: int) -> str | None:
+    """Return when a process of this machine was started, in ticks since its boot; empty if it has ended.
+
+    None if it cannot be read: the process does not run, belongs to another user (``hidepid``), or the system has no /proc.
+    """
     with suppress(OSError, IndexError):
         # The name before the last bracket may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         # The fields after the name begin with the third, the state; the 22nd is the start. A zombie has ended.
         return "" if fields[0] in "ZX" else fields[19]
-    return ""
+    return None
+
+
+def _runs(pid: int) -> bool:
+    """Return whether there is a process with this number, also one of another user."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def _machine() -> str:
@@ -59,7 +73,10 @@ def is_dead(about: str) -> bool:
     """Return whether a process ran on this machine and no longer does. False: it runs, or nobody knows."""
     host, pid, machine, start = (*about.split(" "), *[""] * 4)[:4]
     here = (platform.node() or "-", _machine())
-    return (host, machine) == here and pid.isdecimal() and start != "-" and _start_of(int(pid)) != start
+    if (host, machine) != here or not pid.isdecimal() or start == "-":
+        return False
+    present = _start_of(int(pid))
+    return present != start if present is not None else not _runs(int(pid))
 
 
 class DriverIdentity:
@@ -195,26 +212,42 @@ class Lease:
         while True:
             # Two renewals may fail in a row before the lease ends.
             time.sleep(self._lease_ms / 3_000)
-            with self._lock:
-                held = dict(self._held)
-            try:
-                self.identity.renew()
-                self._renew_all(held)
-            except RmqError as error:
-                logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
+            # In a cluster the name and each slot may be on another node, so the error of one stops no other.
+            for renew in (self._renew_all, self.identity.renew):
+                try:
+                    renew()
+                except RmqError as error:
+                    logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
 
-    def _renew_all(self, held: dict[int, int]) -> None:
+    def _renew_all(self) -> None:
+        """Renew what is held in all slots that can be reached. Raises the error of another slot afterwards."""
+        with self._lock:
+            held = dict(self._held)
         calls = (
             claims.renew_claim(self._topic, slot, self._holder, number, self._lease_ms)
             for slot, number in held.items()
         )
-        sizes = list(walk(self._broker, calls))
-        vanished = [slot for slot, size in zip(held, sizes, strict=True) if size is None]
-        if not vanished:
-            return
+        failure, vanished = None, []
+        for slot, size in zip(held, attempt(self._broker, calls), strict=True):
+            if isinstance(size, RmqError):
+                if concerns_all(size):
+                    raise size
+                failure = size
+            elif size is None:
+                vanished.append(slot)
+        if vanished:
+            self._let_go_lost(held, vanished)
+        if failure is not None:
+            raise failure
+
+    def _let_go_lost(self, held: dict[int, int], vanished: list[int]) -> None:
+        """Stop renewing in the slots of claims that have ended; warn if some of them were lost."""
         lost = 0
-        reads = (claims.read_claim(self._topic, slot, self._holder, held[vanished[0]]) for slot in vanished)
-        for slot, claim in zip(vanished, walk(self._broker, reads), strict=True):
+        reads = (claims.read_claim(self._topic, slot, self._holder, held[slot]) for slot in vanished)
+        for slot, claim in zip(vanished, attempt(self._broker, reads), strict=True):
+            if isinstance(claim, RmqError):
+                # The next renewal asks again.
+                continue
             # Acknowledged claims are not lost: a listener was faster than the next poll.
             lost += claim.state in ("lost", "returned")
             with self._lock:

@@ -3,6 +3,7 @@ makes due is claimed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from django_rmq.core.commands import broker_interface
+from django_rmq.core.model.keys import consumer_key, slot_keys
 from django_rmq.core.model.topic import BackOff
 from django_rmq.core.redis.broker import ServerConnection
 from django_rmq.exceptions import LostRace, ServerUnavailable
@@ -176,6 +179,35 @@ def test_the_name_and_the_lease_are_renewed_while_a_batch_runs(topic: Queue) -> 
     assert rows(source, start, end) == {b'"x"': 1}
 
 
+@pytest.mark.parametrize("broken", ["a slot", "the name of the consumer"])
+def test_a_renewal_that_fails_in_one_place_renews_the_others(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    for each in (broker_interface.attempt, broker_interface.walk):
+        monkeypatch.setattr(each, "__defaults__", (1,))
+    topic.send(list(range(100)))
+    source, *_ = first_batch(topic, consumerId="nightly", claimTimeout="1")
+    claimed = [
+        slot_keys(topic.broker.prefix, topic.topic.name, slot).claimants
+        for slot in source._claims.lease.slots()
+    ]
+    key = (
+        claimed.pop(0)
+        if broken == "a slot"
+        else consumer_key(topic.broker.prefix, f"{topic.topic.name}:nightly")
+    )
+    topic.broker.client.delete(key)
+    topic.broker.client.set(key, "of another program")
+    assert len(claimed) >= 3
+
+    def ends() -> list[float]:
+        return [topic.broker.client.zscore(one, "nightly") or 0.0 for one in claimed]
+
+    first = ends()
+    eventually(lambda: all(map(float.__gt__, ends(), first)), "a renewal", 10)
+    eventually(lambda: "Cannot renew the claims of topic" in caplog.text, "a warning", 10)
+
+
 def a_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
@@ -215,6 +247,27 @@ def test_a_driver_is_dead_only_if_this_machine_knows_it(change: dict[int, str], 
     about = " ".join(change.get(at, part) for at, part in enumerate(parts))
     assert claims.is_dead(about) is dead
     assert not claims.is_dead("") and not claims.is_dead("x")
+
+
+@pytest.mark.parametrize("other_user", [False, True])
+def test_a_driver_that_the_system_hides_is_dead_only_if_there_is_no_such_process(
+    monkeypatch: pytest.MonkeyPatch, other_user: bool
+) -> None:
+    process, kill = a_process(), os.kill
+
+    def kill_as_another_user(pid: int, number: int) -> None:
+        kill(pid, number)
+        raise PermissionError
+
+    host, _, machine, _ = claims.about_this_process().split(" ")
+    about = f"{host} {process.pid} {machine} {claims._start_of(process.pid)}"
+    # With `hidepid`, /proc has only the processes of its reader.
+    monkeypatch.setattr(claims, "_start_of", lambda pid: None)
+    if other_user:
+        monkeypatch.setattr(os, "kill", kill_as_another_user)
+    assert not claims.is_dead(about)
+    process.communicate()
+    assert claims.is_dead(about) and claims.is_dead(f"{host} {10**30} {machine} 1")
 
 
 def test_a_query_that_stops_while_redis_is_away_leaves_its_name_to_the_lease(

@@ -22,7 +22,7 @@ from django_rmq import connections, sending
 from django_rmq.core.commands import inspect, operate
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
-from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
+from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope, future_expiry
 from django_rmq.core.model.replies import DescribeReply, cut_error
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import (
@@ -463,7 +463,6 @@ def _replay_with(
 
 def _edited(topic: Topic, dead: MessageCopy, body: object, now_ms: int) -> bytes:
     """Return the envelope of a keyed message with another body; an expiry in the past is dropped."""
-    expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
     raw = encode_body(topic, body)
     origin = _edited_origin(topic, dead, raw) if topic.origin else None
     basis = dead.slot_basis
@@ -471,7 +470,7 @@ def _edited(topic: Topic, dead: MessageCopy, body: object, now_ms: int) -> bytes
         basis = check_stored_basis(basis_of_field(topic, body))
     envelope = Envelope(
         raw,
-        expires_ms,
+        future_expiry(dead.expires_ms, now_ms),
         basis,
         dead.headers or None,
         origin,

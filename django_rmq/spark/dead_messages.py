@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from django_rmq.core.commands import operate
-from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.commands.broker_interface import Broker, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import BATCH
-from django_rmq.core.model.envelope import decode_envelope, encode_envelope
+from django_rmq.core.model.envelope import decode_envelope, encode_envelope, future_expiry
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import Outgoing, score_at_once
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.reslotting import Reslotting
-from django_rmq.spark.broker_connection import reached
+from django_rmq.exceptions import RmqError
+from django_rmq.spark.broker_connection import RetryPolicy, reached
 from django_rmq.spark.reader import too_old
 from django_rmq.spark.source_options import SourceOptions
 
@@ -55,22 +56,22 @@ def revive(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     return outcomes_of_rows(frame, options, _revive, "slot", "slots", "member", "envelope", "scored")
 
 
-def _discard(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+def _discard(broker: Broker, topic: Topic, patience: RetryPolicy, rows: Rows) -> list[str]:
     def call(slot: int, part: Rows) -> Call[list[str]]:
         return operate.discard(topic, slot, [row["died_ms"] for row in part], [row["member"] for row in part])
 
-    return each_slot(broker, rows, call, {"dead": "deleted", "not_found": "gone"})
+    return each_slot(broker, patience, rows, call, {"dead": "deleted", "not_found": "gone"})
 
 
-def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+def _replay(broker: Broker, topic: Topic, patience: RetryPolicy, rows: Rows) -> list[str]:
     def call(slot: int, part: Rows) -> Call[list[str]]:
         return operate.replay(topic, slot, [row["member"] for row in part])
 
-    return each_slot(broker, rows, call, {"not_found": "gone"})
+    return each_slot(broker, patience, rows, call, {"not_found": "gone"})
 
 
-def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    now_ms = broker.now_ms()
+def _revive(broker: Broker, topic: Topic, patience: RetryPolicy, rows: Rows) -> list[str]:
+    now_ms = patience(broker.now_ms)
     outcomes = ["unplaced"] * len(rows)
     built: list[Outgoing] = []
     places: list[int] = []
@@ -82,11 +83,11 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
             continue
         if envelope is not None:
             decoded = decode_envelope(envelope)
-            if 0 < decoded.expires_ms <= now_ms:
-                envelope = encode_envelope(decoded._replace(expires_ms=0))
+            if decoded.expires_ms != (expires_ms := future_expiry(decoded.expires_ms, now_ms)):
+                envelope = encode_envelope(decoded._replace(expires_ms=expires_ms))
         built.append(Outgoing(topic, slot, member, score_at_once(topic, row["scored"], now_ms), envelope))
         places.append(at)
-    for at, result in zip(places, Producer(broker).send(built), strict=True):
+    for at, result in zip(places, patience(lambda: Producer(broker).send(built)), strict=True):
         outcomes[at] = result.status
     return outcomes
 
@@ -94,19 +95,21 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
 def outcomes_of_rows(
     frame: DataFrame,
     options: Mapping[str, str],
-    act: Callable[[Broker, Topic, Rows], list[str]],
+    act: Callable[[Broker, Topic, RetryPolicy, Rows], list[str]],
     *columns: str,
 ) -> DataFrame:
-    """Return ``outcome, messages`` of the answers of ``act`` for each row."""
+    """Return ``outcome, messages`` of the answers of ``act`` for each row, which waits for Redis as it is told."""
     from pyspark.sql import functions as sql
 
     own_options = dict(options)
 
     def outcomes(rows: pa.Array) -> pa.Array:
-        broker, topic = reached(SourceOptions.of_connection(own_options, "a task"))
+        source = SourceOptions.of_connection(own_options, "a task")
+        patience = RetryPolicy(source.patience, f"topic {source.topic()}")
+        broker, topic = patience(lambda: reached(source))
         words: list[str] = []
         for first in range(0, len(rows), BATCH):
-            words += act(broker, topic, rows.slice(first, BATCH).to_pylist())
+            words += act(broker, topic, patience, rows.slice(first, BATCH).to_pylist())
         return pa.array(words, pa.string())
 
     # It has effects: the optimizer must neither leave it out nor run it twice. Unlike ``mapInArrow`` it needs no pandas.
@@ -116,9 +119,13 @@ def outcomes_of_rows(
 
 
 def each_slot(
-    broker: Broker, rows: Rows, call: Callable[[int, Rows], Call[list[str]]], words: Mapping[str, str]
+    broker: Broker,
+    patience: RetryPolicy,
+    rows: Rows,
+    call: Callable[[int, Rows], Call[list[str]]],
+    words: Mapping[str, str],
 ) -> list[str]:
-    """Return the answers of a transition for each row, in other ``words``."""
+    """Return the answers of a transition for each row, in other ``words``. Only calls without an answer are repeated."""
     by_slot: defaultdict[int, list[int]] = defaultdict(list)
     for at, row in enumerate(rows):
         by_slot[row["slot"]].append(at)
@@ -127,11 +134,20 @@ def each_slot(
         for slot, places in by_slot.items()
         for first in range(0, len(places), STEP)
     ]
-    calls = [call(slot, [rows[at] for at in places]) for slot, places in places_by_slot]
     outcomes = [""] * len(rows)
-    for (_, places), answer in zip(places_by_slot, walk(broker, calls, len(calls)), strict=True):
-        for at, word in zip(places, answer, strict=True):
-            outcomes[at] = words.get(word, word)
+
+    def ask() -> None:
+        left = [(slot, places) for slot, places in places_by_slot if not outcomes[places[0]]]
+        answers = run_all(broker, [call(slot, [rows[at] for at in places]) for slot, places in left])
+        for (_, places), answer in zip(left, answers, strict=True):
+            if not isinstance(answer, RmqError):
+                for at, word in zip(places, answer, strict=True):
+                    outcomes[at] = words.get(word, word)
+        for failure in answers:
+            if isinstance(failure, RmqError):
+                raise failure
+
+    patience(ask)
     return outcomes
 
 

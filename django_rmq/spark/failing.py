@@ -41,14 +41,15 @@ def fail(frame: DataFrame, options: Mapping[str, str], error: str | Column, *, r
     from pyspark.sql import functions as sql
 
     source = _options(options, "fail")
-    broker, topic = reached(source)
+    patience = RetryPolicy(source.patience, f"topic {source.topic()}")
+    broker, topic = patience(lambda: reached(source))
     name = "key" if topic.keyed else "value"
     if missing := {"slot", name} - set(frame.columns):
         raise ConfigurationError(
             f"the frame has no column {' or '.join(sorted(missing))}: fail needs slot and {name} as they were read"
             + (", so load the stream with includeMetadata" if topic.keyed else "")
         )
-    _check_consumer(broker, topic, source.consumer)
+    patience(lambda: _check_consumer(broker, topic, source.consumer))
     rows = frame.select(
         frame["slot"].cast("int").alias("slot"),
         frame[name].cast("binary").alias("member"),
@@ -122,14 +123,15 @@ def _check_consumer(broker: Broker, topic: Topic, consumer: str) -> None:
         )
 
 
-def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+def _fail_rows(consumer: str, broker: Broker, topic: Topic, patience: RetryPolicy, rows: Rows) -> list[str]:
     """Note that messages of a consumer's batch failed (``slot, member, kind, error``).
 
     Outcomes: ``ok``, ``again``, ``not_found``, and ``open`` or ``stale`` if the batch is no longer its own.
     """
     located = [at for at, row in enumerate(rows) if row["slot"] is not None and row["member"] is not None]
     slots = sorted({rows[at]["slot"] for at in located})
-    reads = walk(broker, (claims.read_claim(topic, slot, consumer) for slot in slots))
+    calls = [claims.read_claim(topic, slot, consumer) for slot in slots]
+    reads = patience(lambda: list(walk(broker, calls)))
     numbers = {slot: claim.number for slot, claim in zip(slots, reads, strict=True)}
 
     def call(slot: int, part: Rows) -> Call[list[str]]:
@@ -137,6 +139,7 @@ def _fail_rows(consumer: str, broker: Broker, topic: Topic, rows: Rows) -> list[
         return claims.fail_claimed(topic, slot, consumer, numbers[slot], failures)
 
     outcomes = ["not_found"] * len(rows)
-    for at, word in zip(located, each_slot(broker, [rows[at] for at in located], call, {}), strict=True):
+    words = each_slot(broker, patience, [rows[at] for at in located], call, {})
+    for at, word in zip(located, words, strict=True):
         outcomes[at] = word
     return outcomes

@@ -8,18 +8,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from django_rmq.core import lua
+from django_rmq.core.commands import broker_interface
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.spark import broker_connection
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerUnavailable
+from django_rmq.spark import broker_connection, dead_messages
 from django_rmq.spark.broker_connection import RetryPolicy
 from django_rmq.spark.bulk_write import ArrowBulk, ArrowRows
-from tests.spark.conftest import Queue
+from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_streaming import ALL, plan, reader, rows
 from tests.support.brokers import Broker
 from tests.support.servers import RedisServer, TcpProxy
@@ -126,6 +129,42 @@ def test_a_claim_whose_answer_was_lost_is_found_again(
         assert rows(source, start, end_).total() == 100
         assert source.latestOffset(end_, ALL) == end_
     assert queue.total("acked") == 100 and queue.depth("claimed") == queue.depth("store") == 0
+
+
+def test_rows_of_dead_messages_outlast_a_restart(lasting: tuple[RedisServer, Queue], spark: Any) -> None:
+    server, queue = lasting
+    queue.send(list(range(40)))
+    rows = list(queue.places())
+    for slot, member in rows:
+        queue.broker.bury(queue.topic, slot, [member], "")
+    frame = spark.createDataFrame(rows, "slot int, member binary").coalesce(1)
+    with restarted(server):
+        outcomes = dead_messages.replay(frame, queue.options).collect()
+    assert [tuple(row) for row in outcomes] == [("replayed", 40)]
+
+
+@pytest.mark.parametrize("unavailable", ["a node", "the server"])
+def test_only_calls_without_an_answer_are_repeated(
+    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch, unavailable: str
+) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(40)))
+    rows = [{"slot": slot, "member": member} for slot, member in topic.places()]
+    for row in rows:
+        topic.broker.bury(topic.topic, row["slot"], [row["member"]], "")
+    run_all, asked = broker_interface.run_all, []
+
+    def fail_once(broker: Broker, calls: list[Call[list[str]]]) -> list[list[str] | RmqError]:
+        asked.append(len(calls))
+        if len(asked) > 1:
+            return run_all(broker, calls)
+        if unavailable == "the server":
+            return [ServerUnavailable("away")] * len(calls)
+        return [*run_all(broker, calls[:-1]), NodeUnavailable("away")]
+
+    monkeypatch.setattr(dead_messages, "run_all", fail_once)
+    words = dead_messages._replay(topic.broker, topic.topic, RetryPolicy(20, "a test"), rows)
+    assert words == ["replayed"] * 40 and asked == [4, 4 if unavailable == "the server" else 1]
 
 
 def test_sends_whose_answers_were_lost_are_repeated_in_their_order(

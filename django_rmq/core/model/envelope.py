@@ -88,6 +88,11 @@ def stored_basis(topic: Topic, member: bytes, stored: bytes | None) -> bytes | N
         return None
 
 
+def future_expiry(expires_ms: int, now_ms: int) -> int:
+    """Return the expiry of a message that is sent again: without one (0) if it has passed, or it would die at once."""
+    return expires_ms if expires_ms > now_ms else 0
+
+
 class Envelope(NamedTuple):
     """The content of ``body_{K}`` for one keyed message."""
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from django_rmq.core.model.envelope import Envelope, decode_envelope, encode_env
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic
+from django_rmq.signals import message_replayed
 from django_rmq.spark.pipelines.pipeline import connection_options
 from tests.spark.conftest import TOPICS, Run, Start, bury, run_pipeline, topic, waiting
 from tests.support.brokers import Broker
@@ -74,6 +76,19 @@ def die_again(broker: Broker, member: bytes) -> None:
 def past(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let who has died just now be archived, too."""
     monkeypatch.setattr("django_rmq.spark.pipelines.archive.YOUNGEST_MS", 0)
+
+
+@pytest.fixture
+def announced() -> Iterator[list[dict[str, int]]]:
+    """The outcomes of which receivers of ``message_replayed`` hear."""
+    outcomes: list[dict[str, int]] = []
+
+    def hear(**signal: Any) -> None:
+        outcomes.append(signal["outcomes"])
+
+    message_replayed.connect(hear)
+    yield outcomes
+    message_replayed.disconnect(hear)
 
 
 def archived(spark: Any, path: Path) -> list[Any]:
@@ -179,12 +194,13 @@ def test_what_dies_again_while_it_is_archived_stays(
 
 
 def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
-    run: Run, broker: Broker, tmp_path: Path, past: None
+    run: Run, broker: Broker, tmp_path: Path, past: None, announced: list[dict[str, int]]
 ) -> None:
     send_messages("events", [{"n": n} for n in range(30)], priority=70)
     bury(broker, "events")
     few = "get_json_object(body, '$.n') < 10"
     assert "10 messages would be" in run("replay", "events", "--where", few, "--dry-run")
+    assert announced == []
     assert "10 replayed" in run("replay", "events", "--where", few)
     assert dead(broker, "events") == 20 and set(waiting(broker, "events").values()) == {70.0}
     send_message("keyed", {"n": 1}, key="k", fixed_time=LATER, slot_basis="elsewhere")
@@ -194,6 +210,7 @@ def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
     assert "20 stored" in revived and len(waiting(broker, "events")) == 30
     assert set(waiting(broker, "events").values()) == {70.0}
     assert "20 replaced" in run("replay", "events", "--archive", tmp_path / "out")
+    assert announced == [{"replayed": 10}, {"replayed": 20}, {"merged": 20}]
     run("replay", "keyed", "--archive", tmp_path / "out")
     (copy,) = [
         entry for slot in range(2) for entry in broker.list_messages(topic("keyed"), slot, "store").entries
@@ -207,11 +224,16 @@ def test_a_report_counts_what_is_there(run: Run, broker: Broker) -> None:
     send_messages("notes", [{"n": n} for n in range(10)])
     send_messages("events", list(range(7)), priority=70)
     bury(broker, "events")
+    for n, error in enumerate(["connect to db: no answer", "a remark", "\u00dcber: no", " shop.Bang :"]):
+        send_message("events", f"other {n}", priority=70)
+        bury(broker, "events", error)
     printed = run("report", "--json")
     told = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert told["notes"]["backlog"]["store"] == 40 == sum(told["notes"]["depths"])
     assert told["notes"]["due"]["in 1 min"] == 40 and told["notes"]["merge_ratio"] == 0.2
-    assert told["events"]["dead"]["< 1 min"] == 7 and told["events"]["errors"] == {"shop.Boom": 7}
+    # A class is what all others take for one.
+    assert told["events"]["dead"]["< 1 min"] == 11
+    assert told["events"]["errors"] == {"shop.Boom": 7, "shop.Bang": 1}
     assert told["notes"]["skew"] >= 1
     assert "notes (range_merge, 4 slots): 40 store" in run("report", "notes")
 

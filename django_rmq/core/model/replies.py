@@ -93,7 +93,10 @@ def parse(raw: bytes) -> Progress | Outcome:
     )
 
 
-_ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCII)
+ERROR_CLASS = r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:"
+"""The pattern of the beginning of an error text with a class, which is its first group. Spark counts by it, too."""
+
+_ERROR_CLASS = re.compile(ERROR_CLASS, re.ASCII)
 
 
 def error_class(error: str) -> str:

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 from django_rmq.conf import get_config
 from django_rmq.exceptions import LostRace, OperationRefused
-from django_rmq.operations.audit_trail import record
+from django_rmq.operations.audit_trail import record, record_outcomes
+from django_rmq.operations.authorization import OperationContext
 from django_rmq.spark.pipelines.pipeline import KEY_TEXT, Context, Options, Pipeline, register, stored_files
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ YOUNGEST_MS = 1_000
 """Messages that died within this many ms stay, so that one time of death stands for one death."""
 
 KEY = ("topic", "slot", "member", "died_ms")
+
+REVIVED = {"stored": "replayed", "replaced": "merged"}
+"""Outcome of a message that was sent from an archive -> what it is called of one that was replayed from Dead."""
 
 
 @register
@@ -196,7 +200,11 @@ class Replay(Pipeline):
                 context.say(f"{messages.count()} messages would be replayed")
             return
         outcomes = self._replay(context, topic.name, messages, from_archive=bool(options["archive"]))
-        record(context.actor, "replay", topic.name, outcomes, "archive" if options["archive"] else "dead")
+        words: Counter[str] = Counter()
+        for word, count in outcomes.items():
+            words[REVIVED.get(word, word)] += count
+        source = "archive" if options["archive"] else "dead"
+        record_outcomes(OperationContext(context.actor, "worker"), "replay", topic.name, words, source)
         context.say(f"{topic.name}: {outcomes_text(outcomes)}")
         if outcomes.get("unplaced"):
             raise LostRace(

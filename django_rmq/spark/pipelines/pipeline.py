@@ -23,6 +23,7 @@ from django_rmq import connections
 from django_rmq.conf import get_config
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model import redis_url
+from django_rmq.core.model.envelope import MARK
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from django_rmq.spark.acknowledger import Acknowledger
 
 
-KEY_TEXT = "case when not startswith(key, X'FF') then cast(key as string) end as key"
+KEY_TEXT = f"case when not startswith(key, X'{MARK.hex()}') then cast(key as string) end as key"
 """The key as text. NULL for a message that was sent without one: its column has the member that identifies it."""
 
 LOOK_SECONDS = 0.1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from django_rmq.conf import get_config
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import walk
+from django_rmq.core.model.replies import ERROR_CLASS
 from django_rmq.core.model.topic import Topic
 from django_rmq.spark.pipelines.pipeline import Context, Pipeline, register
 
@@ -30,8 +31,6 @@ DUE_LATER = "later"
 NO_TIME = "no time"
 DEAD = ((60, "< 1 min"), (3600, "< 1 h"), (86_400, "< 1 d"), (604_800, "< 7 d"))
 DEAD_LONGER = "longer"
-# The class of an error is the text before the first colon of its first line.
-CLASS = "nullif(trim(substring_index(substring_index(error, '\\n', 1), ':', 1)), '')"
 ERRORS = 10
 """The number of error classes that are named."""
 
@@ -94,11 +93,12 @@ def _empty(topic: Topic) -> Figures:
 
 def _count(frame: DataFrame, now_ms: int, figures_of: dict[str, Figures]) -> None:
     """Count in one pass; bodies stay in the tasks."""
-    small = frame.selectExpr(
-        *("topic", "slot", "queue"),
+    from pyspark.sql import functions as sql
+
+    small = frame.withColumn("error", sql.regexp_extract("error", f"^{ERROR_CLASS}", 1)).selectExpr(
+        *("topic", "slot", "queue", "error"),
         f"case when queue = 'store' then {_classes(f'(unix_millis(due) - {now_ms}) / 1000', DUE, DUE_LATER)} end as due",
         f"case when queue = 'dead' then {_classes(f'({now_ms} - score) / 1000', DEAD, DEAD_LONGER)} end as age",
-        f"{CLASS} as error",
     )
     for row in small.groupBy(*small.columns).count().collect():
         one, count = figures_of[row.topic], row["count"]

@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 
 from django_rmq.core.model.body_codec import decode_json, encode_json
 from django_rmq.core.model.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, MAX_KEY_BYTES, MAX_PRIORITY
-from django_rmq.core.model.envelope import Envelope, basis_bytes, encode_envelope
+from django_rmq.core.model.envelope import Envelope, basis_bytes, encode_envelope, is_drawn
 from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import Outgoing, check_stored_basis
@@ -410,9 +410,7 @@ def values(batch: pa.RecordBatch, name: str, topic: Topic) -> list[object]:
         return list(map(convert, items))
     if name == "key" and pa.types.is_binary(column.type):
         # On fifo topics the member of a message that was sent without a key begins so.
-        items = [
-            None if key is not None and topic.is_fifo and key.startswith(b"\xff") else key for key in items
-        ]
+        items = [None if key is not None and is_drawn(topic, key) else key for key in items]
         try:
             return [None if key is None else key.decode() for key in items]
         except UnicodeDecodeError:
@@ -578,7 +576,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], object] | None:
                 "to an offset such as +08:00"
             ) from None
     if pa.types.is_float32(kind):
-        return _shortest_float
+        return shortest_float
     if pa.types.is_map(kind):
         if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
             raise InvalidMessage(
@@ -601,7 +599,7 @@ def _same(value: object) -> object:
     return value
 
 
-def _shortest_float(value: float | None) -> float | None:
+def shortest_float(value: float | None) -> float | None:
     """Return the shortest number that is this 32-bit float: 0.1, which as a 64-bit float is 0.10000000149011612."""
     if value is None or not math.isfinite(value):
         return value

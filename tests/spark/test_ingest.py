@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from ast import literal_eval
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from pyspark.sql.readwriter import DataFrameWriter
 
 from django_rmq.core.model.body_codec import encode_json
+from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import LostRace
-from django_rmq.spark.pipelines.ingest import Pieces, encoded
-from tests.spark.conftest import Run, bury, refused_in, topic, waiting
+from django_rmq.spark.pipelines.ingest import Pieces, encoded, fingerprint, without_password
+from tests.spark.conftest import MakeQueue, Run, bury, refused_in, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.workers import total
 
@@ -103,14 +105,83 @@ def test_ingest_keeps_decimals_and_microseconds(run: Run, broker: Broker, spark:
     assert "5 rows, 4 messages after merging equal bodies" in told and "4 messages sent to notes" in told
     stored = [json.loads(body) for body in waiting(broker, "notes")]
     assert sorted((row["account"], row["amount"], row["all of it"], row["at"]) for row in stored) == [
-        ("a", "12345678901234567.88", ["12345678901234567.88"], "2024-01-01T00:00:00.123456Z"),
-        ("a", "12345678901234567.89", ["12345678901234567.89"], "2024-01-01T00:00:00.123456Z"),
-        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123788Z"),
-        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123789Z"),
+        ("a", "12345678901234567.88", ["12345678901234567.88"], "2024-01-01T00:00:00.123456+00:00"),
+        ("a", "12345678901234567.89", ["12345678901234567.89"], "2024-01-01T00:00:00.123456+00:00"),
+        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123788+00:00"),
+        ("b", "10.50", ["10.50"], "2024-01-01T00:00:00.123789+00:00"),
     ]
     assert "two columns of the body have one name" in run(
         "ingest", "notes", path, "--select", "account as a", "--select", "amount as a", code=2
     )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/St_Johns"])
+def test_values_are_written_as_every_other_send_writes_them(spark: Any, queue: MakeQueue, zone: str) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        times = """(timestamp '1900-01-01 00:00:00Z'), (timestamp '2024-03-10 02:30:00.5Z'), (null),
+            (timestamp '2024-11-03 09:05:00.000001Z'), (timestamp '9999-12-30 23:59:59.999999Z')"""
+        moments = spark.sql(f"""
+            select at, cast(at as timestamp_ntz) as local, cast(at as date) as day,
+                at - timestamp '2024-11-03 09:05:00.000002Z' as since, map('at', at) as map,
+                array(named_struct('z', at, 'a', '2024-01-01 00:00:00')) as list
+            from values {times} as t(at)
+        """)
+        texts = """'1e7', '9999999.9', '1e16', '1e15', '-0.0', '0', '1e-4', '1e-5', '1.7976931348623157e308', '0.1',
+            '4.9e-324', '2e23', '123456789.125', '3', null"""
+        numbers = spark.sql(f"""
+            select cast(text as double) as double, cast(text as double) is null as `is none`, text,
+                array(cast(text as double), null) as list, map('1.0E7', cast(text as double)) as `map "of"`,
+                cast(if(abs(double(text)) < 1e30, text, '1.5') as float) as float
+            from values ({"), (".join(texts.split(","))}) as t(text)
+        """)
+        for frame in (moments, numbers):
+            topic = queue(TopicType.RANGE_MERGE)
+            topic.write(frame, bodyColumns=",".join(frame.columns), timeRange="1h")
+            stored = set(topic.scores())
+            assert len(stored) == frame.count()
+            topic.write(encoded(frame, {}, value=None, select=[]), timeRange="1h")
+            assert set(topic.scores()) == stored
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_what_json_cannot_represent_is_refused(run: Run, spark: Any, tmp_path: Path) -> None:
+    spark.sql("select 1 as n, double('NaN') as x, x'00' as raw").write.parquet(str(tmp_path / "rows.parquet"))
+    arguments = ("ingest", "notes", tmp_path / "rows.parquet")
+    assert "the column raw has the type binary" in run(*arguments, code=2)
+    told = run(*arguments, "--select", "n", "--select", "x", "--bad", tmp_path / "bad")
+    assert "0 messages sent to notes; 1 could not be sent" in told
+    assert "body contains NaN or infinity" in refused_in(tmp_path / "bad")[0]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("url", "harmless"),
+    [
+        ("jdbc:postgresql://h/db?user=ann&password=S3CR3T&ssl=true", True),
+        ("jdbc:postgresql://h/db?user=ann&sslpassword = S3CR3T", True),
+        ("jdbc:sqlserver://h:1433;databaseName=db;user=ann;Pwd={S3;CR}}3T};encrypt=true", True),
+        ("jdbc:mysql://ann:S3CR3T@h:3306/db", True),
+        ("jdbc:mysql://address=(host=h)(user=ann)(password=S3CR3T)/db", True),
+        ('jdbc:oracle:thin:ann/"S3@CR3T"@//h:1521/db', True),
+        ("jdbc:derby:/S3CR3T;create=true", False),
+        ("jdbc:postgresql://h/db?user=S3CR3T", False),
+        ("jdbc:oracle:thin:@//h:1521/S3CR3T", False),
+    ],
+)
+def test_an_ingest_is_the_same_with_another_password_and_stores_none(url: str, harmless: bool) -> None:
+    arguments: dict[str, Any] = {"source": url, "option": ["password=S3;CR3T", "dbtable=t"], "where": None}
+    other = {name: repr(value).replace("S3", "S4") for name, value in arguments.items()}
+    other = {name: literal_eval(text) for name, text in other.items()}
+    assert (fingerprint("notes", arguments) == fingerprint("notes", other)) is harmless
+    assert fingerprint("notes", arguments) != fingerprint("notes", {**arguments, "where": "n > 3"})
+    assert harmless == ("CR" not in without_password(url))
+
+
+def test_an_address_that_is_not_understood_is_shown_without_its_password(run: Run) -> None:
+    told = run("ingest", "notes", "jdbc:mysql://ann:S3CR3T@h/db", code=2)
+    assert "the format of jdbc:mysql://ann@h/db is unknown" in told
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])

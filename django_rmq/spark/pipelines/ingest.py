@@ -13,7 +13,8 @@ import math
 import re
 import time
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, cast
 
 from django_rmq.core.commands import inspect
@@ -46,14 +47,14 @@ SHARE = 4
 are larger than others, and ``MOST_PIECES`` may make all of them larger."""
 LOOK_SECONDS = 0.5
 """Seconds between two counts of a backlog that is too large."""
-SECRET = re.compile(r"secret|password|token|access\.?key", re.IGNORECASE)
+SECRET = re.compile(r"secret|passw|pwd|token|access\.?key", re.IGNORECASE)
 
-JSON_OPTIONS = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""How Spark writes bodies: its own format of times has milliseconds only."""
+_PASSWORDS = (
+    (r"(//[^:/?;@]*):[^?;&]*@", r"\1@"),
+    (r"(jdbc:oracle:\w+:[^/@]*)/.*@", r"\1@"),
+    (rf"([\w.-]*(?:{SECRET.pattern})[\w.-]*)\s*=\s*(?:\{{(?:[^}}]|\}}\}})*\}}|[^&;]*)", r"\1="),
+)
+"""Where the URL of a database may have a password: before the host, also as Oracle writes it, and in a parameter."""
 
 
 class Pieces:
@@ -160,18 +161,19 @@ def _size(rate: float | None, max_backlog: int | None) -> int:
     return size if max_backlog is None else min(size, max(1, max_backlog // SHARE))
 
 
-def fingerprint(topic: str, arguments: Mapping[str, object]) -> str:
-    """Return a hash of what distinguishes one ingest from another; options that hold secrets are left out.
+def fingerprint(topic: str, arguments: Mapping[str, Any]) -> str:
+    """Return a hash of what distinguishes one ingest from another, without passwords, which its readers could guess."""
+    chosen = {name: value for name, value in arguments.items() if name not in ("source", "option")}
+    options = [one for one in arguments["option"] if not SECRET.search(one.partition("=")[0])]
+    places = map(without_password, [arguments["source"], *options])
+    return hashlib.sha256(json.dumps([topic, chosen, *places], sort_keys=True).encode()).hexdigest()
 
-    A password in the URL of the source is part of the hash.
-    """
-    settings = {
-        name: [one for one in value if not SECRET.search(one.partition("=")[0])]
-        if isinstance(value, list)
-        else value
-        for name, value in arguments.items()
-    }
-    return hashlib.sha256(json.dumps([topic, settings], sort_keys=True).encode()).hexdigest()
+
+def without_password(text: str) -> str:
+    """Return an address, or an option of the form ``name=value``, without passwords."""
+    for pattern, kept in _PASSWORDS:
+        text = re.sub(pattern, kept, text, flags=re.IGNORECASE)
+    return text
 
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
@@ -187,7 +189,7 @@ CHOOSING = (*OPTIONS, "source", "format", "option", "where", "select", "value", 
 class Ingest(Pipeline):
     """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
 
-    A row becomes the JSON object of its columns: decimals are text, timestamps have microseconds. Equal messages
+    A row becomes the JSON object of its columns, as `send_message` writes their values. Equal messages
     are merged before they are sent, but not on fifo topics or with --no-merge.
     If rows are sent again after a failure, messages that still wait merge too.
     With --checkpoint the messages are first stored there in pieces: an ingest that was stopped or killed goes on
@@ -336,7 +338,9 @@ def _rows(context: Context, options: Options) -> DataFrame:
         None,
     )
     if format_name is None:
-        raise InvalidRequest(f"the format of {source} is unknown: use --format {', '.join(FORMATS)}")
+        raise InvalidRequest(
+            f"the format of {without_password(source)} is unknown: use --format {', '.join(FORMATS)}"
+        )
     reader = context.spark.read.format(format_name)
     if format_name == "csv":
         reader = reader.options(header="true")
@@ -370,10 +374,12 @@ def encoded(
 ) -> DataFrame:
     """Return ``value``, a body for each row, and ``options``, all of which are SQL over the rows.
 
-    Without ``value`` a body is the JSON object of the columns ``select``, or of all. Decimals are text: a JSON
-    number would be read as a float. Raises ``InvalidRequest`` if two columns have one name.
+    Without ``value`` a body is the JSON object of the columns ``select``, or of all, as ``encode_json`` writes their values.
+    Raises ``InvalidRequest`` if two columns have one name, and ``ConfigurationError`` for a type that JSON cannot represent.
     """
     from pyspark.sql import functions as sql
+
+    from django_rmq.spark.columns import check_json_type
 
     others = [sql.expr(text).alias(name) for name, text in options.items()]
     if value is not None:
@@ -382,27 +388,88 @@ def encoded(
     kind = cast("StructType", rows.select(body.alias("body")).schema["body"].dataType)
     if len(set(kind.names)) < len(kind.names):
         raise InvalidRequest(f"two columns of the body have one name: {', '.join(kind.names)}")
-    exact = _with_text(body, kind)
+    for one in kind:
+        check_json_type(one.name, one.dataType, "ingest")
+    mark = token_hex(16)
+    exact = _with_text(body, kind, mark)
     # In the order of a body that is stored, so that a task has nothing to reorder.
     columns = [exact.getField(name).alias(name) for name in sorted(kind.names)]
-    return rows.select(sql.to_json(sql.struct(*columns), JSON_OPTIONS).alias("value"), *others)
+    text = sql.to_json(sql.struct(*columns), {"ignoreNullFields": "false"})
+    if _FLOATS.search(kind.simpleString()):
+        text = sql.udf(_numbers_behind(mark), "string", useArrow=False)(text)
+    return rows.select(text.alias("value"), *others)
 
 
-def _with_text(column: Column, kind: DataType) -> Column:
-    """Return a column of a type with text in place of decimals: the text that every other send writes, such as ``1E-7``."""
+_FLOATS = re.compile(r"float|double")
+_OTHER_TEXTS = re.compile(rf"{_FLOATS.pattern}|decimal|time|interval")
+"""The names of types whose values Spark writes as other texts than Python."""
+
+
+def _numbers_behind(mark: str) -> Callable[[str], str]:
+    """Return a function that writes the floats of a JSON text as Python does. They are texts there, behind ``mark``."""
+    from django_rmq.spark.columns import shortest_float
+
+    marked = re.compile(f'"{mark}(double|float)([^"]*)"')
+
+    def number(match: re.Match[str]) -> str:
+        value = float(match[2])
+        # A task refuses a row with NaN, which JSON does not have.
+        return json.dumps(shortest_float(value) if match[1] == "float" else value)
+
+    return lambda text: marked.sub(number, text)
+
+
+def _with_text(column: Column, kind: DataType, mark: str) -> Column:
+    """Return a column with the text that every other send writes in place of each decimal, such as ``1E-7``, and each time.
+
+    Floats become texts behind ``mark``, because Spark writes them as Java does: 1.0E7.
+    """
     from pyspark.sql import functions as sql
     from pyspark.sql import types
 
-    if "decimal" not in kind.simpleString():
+    if not _OTHER_TEXTS.search(kind.simpleString()):
         return column
     if isinstance(kind, types.ArrayType):
-        return sql.transform(column, lambda item: _with_text(item, kind.elementType))
+        return sql.transform(column, lambda item: _with_text(item, kind.elementType, mark))
     if isinstance(kind, types.MapType):
-        return sql.transform_values(column, lambda _, value: _with_text(value, kind.valueType))
+        return sql.transform_values(column, lambda _, value: _with_text(value, kind.valueType, mark))
     if isinstance(kind, types.StructType):
-        fields = [_with_text(column.getField(one.name), one.dataType).alias(one.name) for one in kind]
+        fields = [_with_text(column.getField(one.name), one.dataType, mark).alias(one.name) for one in kind]
         return sql.when(column.isNotNull(), sql.struct(*fields))
-    if isinstance(kind, types.DecimalType):
+    name, text = kind.typeName(), column
+    if name == "decimal":
         # What ``cast`` writes depends on ANSI mode: with it, small decimals have no exponent.
-        return sql.when(column.isNotNull(), sql.format_string("%s", column))
-    return column
+        text = sql.format_string("%s", column)
+    elif name in ("float", "double"):
+        text = sql.concat(sql.lit(mark + name), column.cast("double").cast("string"))
+    elif name == "daytimeinterval":
+        text = _interval_text(column)
+    elif name in ("timestamp", "timestamp_ntz", "time"):
+        text = _time_text(column, has_zone=name == "timestamp")
+    return sql.when(column.isNotNull(), text)
+
+
+def _time_text(column: Column, *, has_zone: bool) -> Column:
+    """Return times as ``isoformat`` writes them: with six digits of a second, or none."""
+    from pyspark.sql import functions as sql
+
+    text = column.cast("string")
+    whole, digits = (sql.split_part(text, sql.lit("."), sql.lit(part)) for part in (1, 2))
+    fraction = sql.when(digits != "", sql.concat(sql.lit("."), sql.rpad(digits, 6, "0"))).otherwise("")
+    offset = sql.date_format(column, "xxxxx") if has_zone else sql.lit("")
+    return sql.concat(sql.translate(whole, " ", "T"), fraction, offset)
+
+
+def _interval_text(column: Column) -> Column:
+    """Return intervals as ``encode_json`` writes a ``timedelta``."""
+    from pyspark.sql import functions as sql
+
+    size = sql.abs(column)
+    days, hours, minutes, seconds = (
+        sql.extract(sql.lit(unit), size) for unit in ("DAY", "HOUR", "MINUTE", "SECOND")
+    )
+    # ``seconds`` has six digits behind the point.
+    rest = sql.concat((hours * 3_600 + minutes * 60 + sql.floor(seconds)).cast("string"), sql.lit("."))
+    micros = sql.lpad(((seconds - sql.floor(seconds)) * 1_000_000).cast("int").cast("string"), 6, "0")
+    sign = sql.when(column < sql.expr("interval '0' second"), "-").otherwise("")
+    return sql.concat(sign, sql.lit("P"), days.cast("string"), sql.lit("DT"), rest, micros, sql.lit("S"))

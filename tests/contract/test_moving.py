@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -341,6 +342,26 @@ def test_a_fresh_message_merges_with_the_later_send(make_slot: Make, kind: Topic
     assert target.zset("store") == {b"x": score if kind is TopicType.RANGE_MERGE else later}
     assert target.hash("body")[b"x"].endswith(b"new")
     assert target.counted("dropped") == 1
+
+
+@pytest.mark.parametrize(("max_wait_ms", "wait_ms"), [(60_000, 1_900), (1_500, 1_500)])
+def test_a_debounced_message_waits_for_its_later_send_but_not_beyond_its_deadline(
+    make_slot: Make, max_wait_ms: int, wait_ms: int
+) -> None:
+    source, target = pair(make_slot, TopicType.RANGE_MERGE, debounce=True, max_wait_ms=max_wait_ms)
+    first = source.now_ms
+    source.send(b"x", score=1_000)
+    shut(source, target)
+    source.clock.advance(0.9)
+    target.send(b"x", score=1_000)
+    hand_over(source, target, ("store", b"x"))
+    (score,) = target.zset("store").values()
+    assert math.floor(score) == first + wait_ms
+    # Further sends know the deadline of the first one.
+    reopen(target)
+    target.send(b"x", score=60_000)
+    (score,) = target.zset("store").values()
+    assert first + max_wait_ms - math.ceil(max_wait_ms / 1_000) <= math.floor(score) <= first + max_wait_ms
 
 
 @pytest.mark.parametrize("state", ["store", "retry"])

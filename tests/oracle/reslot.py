@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from django_rmq.exceptions import ServerRefused
 from tests.oracle.accumulate import collects, dead_body, join, joined_death
 from tests.oracle.ack import forget, supersede_resting
 from tests.oracle.keyspace import score_text
+from tests.oracle.send import LARGEST, prolonged
 from tests.oracle.slot import ENDING, Slot, grouped, on
 
 MOVED = 250
@@ -182,6 +184,8 @@ def take_in(slot: Slot, row: CopyReply) -> None:
     if waiting is not None and not slot.is_retry(waiting):
         # It merges with the message that it would have met, which keeps its time only on range_merge topics.
         slot.count("dropped")
+        if fresh and slot.topic.debounce_ms:
+            score = prolonged(slot, math.floor(max(0, min(LARGEST, waiting))) - slot.now_ms, score)
         if fresh and slot.topic.type is TopicType.RANGE_MERGE:
             slot.store[member] = score
         if slot.topic.is_fifo:

@@ -178,7 +178,8 @@ return { 'moved', ticket, target, rows }
 -- ARGV[3] ticket       of their hand-over
 -- ARGV[4] topic_type
 -- ARGV[5] max_retries  the topic's, until the slot has its own
--- ARGV[6...] rows      state, member, score, failure, envelope or death; empty where there is none
+-- ARGV[6] max_wait NUMBER  each send starts the wait again, up to these ms from the first; 0: the first one decides
+-- ARGV[7...] rows      state, member, score, failure, envelope or death; empty where there is none
 -- ARGV[#ARGV] now
 --
 -- Returns in | known (they are in) | stale (not shut by this re-slotting)
@@ -197,6 +198,7 @@ if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then
 -- include: _basics.ledger
 -- include: _scores.note_undrained
 -- include: _accumulation.bodies
+-- include: _debounce.debounce
 redis.call('HDEL', control, '')
 for i = first, last, 5 do
   local state, member, score, failure, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
@@ -217,7 +219,11 @@ for i = first, last, 5 do
     local fresh = state == 'store' and not is_retry(tonumber(score))
     if waiting and not is_retry(tonumber(waiting)) then -- rule: moved_over_a_later_send
       -- Sent here meanwhile: merged with the copy that it would have met, which keeps its time on range_merge topics only.
+      -- With DEBOUNCE that copy would have been put off until then, but not beyond its deadline.
       count('dropped')
+      if fresh and max_wait > 0 then -- rule: moved_before_its_wait_is_over
+        score = prolonged(math.floor(bounded(tonumber(waiting), 0, LARGEST_WITH_RETRIES)) - now_ms, tonumber(score))
+      end
       if fresh and topic_type == 'range_merge' then redis.call('ZADD', store, score, member) end
       local place = state == 'retry' and string.match(failure, '^%S+ %d+ %d+ %d+ (%S+)\n') or score
       -- rule: moved_behind_its_place

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -15,7 +16,7 @@ from django_rmq.core.commands import inspect, operate
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.status import MessageStatus, status_of
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidMessage
+from django_rmq.exceptions import InvalidMessage, SlotMoved
 from django_rmq.message_ids import (
     ALL_ROUNDS,
     ID_IS_WHOLE,
@@ -84,7 +85,8 @@ def replay_message(
     It is sent at once, also in a transaction. Returns ``replayed``, or ``merged`` if it waits already; if it was not
     dead, ``waiting``, ``running``, ``resting`` or ``not_found``.
 
-    Raises ``InvalidMessage``, ``UnknownTopic`` or ``ServerTrouble``.
+    Raises ``InvalidMessage``, ``UnknownTopic``, ``ServerTrouble``, or ``SlotMoved`` if the topic was re-slotted
+    meanwhile: call it again.
     """
     declared, broker = get_config().topic(topic), connections.get_broker()
     places: Iterable[LocatedMessage]
@@ -99,17 +101,38 @@ def replay_message(
     else:
         places = Whereabouts(broker, declared, identify_for_program(declared, id, broker), rounds=ALL_ROUNDS)
     word: ReplayResult = "not_found"
+    moved: SlotMoved | None = None
     for at in places:
-        (outcome,) = broker.run(
-            operate.replay(connections.with_present_slots(declared, at_once=True), at.slot, [at.member])
-        )
+        try:
+            outcome = _replay_in(declared, at)
+        except SlotMoved as error:
+            # A re-slotting began or ended after its definition was read. The message may be in the next slot.
+            moved = error
+            continue
         if outcome in ("replayed", "merged"):
             observability.announce_replayed(topic, {outcome: 1}, "program")
             return cast("ReplayResult", outcome)
         state = _status_in(declared, [at.slot], at.member).state.removesuffix("_and_waiting")
         if state in ("waiting", "running", "resting"):
             word = cast("ReplayResult", state)
+    if moved is not None and word == "not_found":
+        raise moved
     return word
+
+
+def _replay_in(declared: Topic, at: LocatedMessage) -> str:
+    """Replay a message in a slot. While the topic is being re-slotted, a slot has either slot count. Raises ``SlotMoved``."""
+    present = connections.with_present_slots(declared, at_once=True)
+    *others, last = [n for n in connections.slots_now(declared) if n > at.slot] or [present.slots]
+
+    def replay(slots: int) -> str:
+        call = operate.replay(replace(present, slots=slots), at.slot, [at.member])
+        return connections.get_broker().run(call)[0]
+
+    for slots in others:
+        with suppress(SlotMoved):
+            return replay(slots)
+    return replay(last)
 
 
 areplay_message = coroutine_of(replay_message)

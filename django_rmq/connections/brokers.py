@@ -386,15 +386,15 @@ def refresh_definitions(*, at_once: bool = False) -> None:
         return
     try:
         definitions = get_broker().definitions()
+        # A server that was flushed, or restarted without its data, has lost the definitions that it had.
+        if built.registered and not definitions and not definitions.unreadable:
+            definitions = _register_again(built.registered)
     except WrongType as error:
         # Another program has put a value of another type in place of the definitions, so none of them can be read.
         built.unreadable = dict.fromkeys(built.config.topics, str(error))
     except ServerTrouble:
-        pass
+        pass  # Perhaps it answers reads and refuses writes, as an empty replica that is still read-only does.
     else:
-        # A server that was flushed, or restarted without its data, has lost the definitions that it had.
-        if built.registered and not definitions and not definitions.unreadable:
-            definitions = _register_again(built.registered)
         built.registered.update(
             {name: definitions[name] for name in built.config.topics if name in definitions}
         )

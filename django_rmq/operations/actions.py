@@ -449,7 +449,9 @@ def _replay_with(
             return "gone" if word == "not_found" else word
     else:
         outgoing = producer.outgoing(topic, body, score)
-        if topic.slot_basis is None and slot != slot_of(member, topic.slots):
+        # While the topic is being re-slotted, the message is where either slot count places it.
+        counts = {topic.slots, *connections.slots_now(topic)}
+        if topic.slot_basis is None and slot not in {slot_of(member, count) for count in counts}:
             # It was sent with an explicit slot basis, which is no longer known.
             outgoing = outgoing._replace(slot=slot, crc=None)
         if outgoing.member == member:

@@ -26,7 +26,7 @@ from django.utils.translation import gettext as _
 from django_rmq import connections
 from django_rmq.conf import Config, get_config
 from django_rmq.core.commands.broker_interface import Broker
-from django_rmq.core.model.topic import Topic
+from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.exceptions import ConfigurationError, NotPermitted, OperationRefused, SlotMoved, UnknownTopic
 from django_rmq.message_ids import ALL_ROUNDS, ROUNDS, MessageIdentity, identify
 from django_rmq.worker import listener_registry
@@ -315,16 +315,19 @@ class OperationContext:
         return connections.with_present_slots(self.declared(name, *permissions), self._given, at_once=at_once)
 
     def in_present_slots(self, topic: Topic, act: Callable[[Topic], T]) -> T:
-        """Perform an action in a slot, with the slot count that ``topic`` has now if the slot refuses this one."""
+        """Perform an action in a slot, with the slot counts that ``topic`` has now if the slot refuses this one."""
         try:
             return act(topic)
         except SlotMoved:
-            # The topic was re-slotted after this process had read its slot count.
+            # The topic was re-slotted after this process had read its slot count, or it is under way: a slot then has either.
             present = self.permitted(topic.name, at_once=True)
-            # The count is the same, so a second attempt would fail in the same way.
-            if present.slots == topic.slots:
-                raise
-            return act(present)
+            definition = self.broker.definitions().get(topic.name)
+            counts = {present.slots, *(slot_counts(definition) if definition else ())}
+            # With the same count another attempt would fail in the same way.
+            for slots in counts - {topic.slots}:
+                with suppress(SlotMoved):
+                    return act(replace(present, slots=slots))
+            raise
 
     def present_all(self, names: Iterable[str] | None) -> list[Topic]:
         """Return these topics, or all of which the actor may know, like ``permitted``."""

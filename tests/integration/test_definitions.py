@@ -34,6 +34,7 @@ from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from django_rmq.core.producer import producer
 from django_rmq.core.reslotting import begin, finish
+from django_rmq.exceptions import ServerRefused
 from tests.support.brokers import direct, set_clock
 
 ROOT = Path(__file__).parents[2]
@@ -428,6 +429,29 @@ def test_definitions_that_redis_has_lost_are_registered_again_as_they_were(
         # A process that starts now agrees with those that have been running.
         sent = send_messages("renders", range(200), priority=100)
         assert {result.slot for result in sent} == set(range(16))
+
+
+def test_pages_are_read_while_redis_refuses_the_definitions_that_it_has_lost(
+    shop: Any, redis_client: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    def redefine(self: object, name: str, change: object) -> None:
+        attempts.append(name)
+        raise ServerRefused("You can't write against a read only replica.")
+
+    with shop(renders=RENDERS):
+        topic = get_config().topic("renders")
+        run("rmqreslot", "renders", "16")
+        before = connections.with_present_slots(topic, at_once=True)
+        redis_client.delete(*redis_client.scan_iter(f"{prefix}*"))
+        with monkeypatch.context() as patched:
+            patched.setattr(type(connections.get_broker()), "redefine", redefine)
+            assert connections.with_present_slots(topic, at_once=True) == before
+            assert connections.with_present_slots(topic) == before
+        assert attempts == ["renders"], "it is tried again after some seconds"
+        assert connections.with_present_slots(topic, at_once=True) == before
+        assert connections.get_broker().definitions()["renders"]["slots"] == 16
 
 
 def test_explicit_slot_bases_are_noted_again_now_and_then(

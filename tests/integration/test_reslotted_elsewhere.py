@@ -20,6 +20,7 @@ from django_rmq import (
     connections,
     message_status,
     remove_message,
+    replay_message,
     send_message,
 )
 from django_rmq.api.topics import SlotsView
@@ -31,7 +32,7 @@ from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.core.producer.producer import Producer
-from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable
+from django_rmq.exceptions import MessageGone, OperationRefused, ServerUnavailable, SlotMoved
 from django_rmq.message_ids import identify_for_program, sealed_id
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.operations.consumption import SettledDelivery
@@ -283,6 +284,39 @@ def test_during_a_re_slotting_a_message_that_is_not_there_is_not_called_gone() -
     reslotting.move(broker, begun)
     reslotting.finish(broker, begun)
     assert shell().cancel("prices", sent[:2]).found == {sent[0]: "gone", sent[1]: "deleted"}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2)])
+def test_dead_messages_are_replayed_while_their_topic_is_re_slotted(before: int, after: int) -> None:
+    if before != 2:
+        reslot("prices", before)
+        connections.refresh_definitions(at_once=True)
+    sent = send_prices()
+    shell().bury("prices", sent)
+    broker = get_broker()
+    begun = reslotting.begin(broker, get_config().topics["prices"], after)
+    assert begun is not None
+    reslotting.move(broker, begun, [0])
+    words: list[str] = [replay_message("prices", body) for body in BODIES[:4]]
+    words += [replay_message("prices", id=one) for one in sent[4:8]]
+    words += [shell().replay("prices", [one]).found[one] for one in sent[8:10]]
+    words += [shell().replay_edited("prices", one, {"edited": one}).found[one] for one in sent[10:]]
+    assert words == ["replayed"] * 12
+    assert replay_message("prices", {"n": -1}) == "not_found"
+    reslotting.move(broker, begun)
+    reslotting.finish(broker, begun)
+    assert {message_status("prices", body).state for body in BODIES[:10]} == {"waiting"}
+    assert {message_status("prices", {"edited": one}).state for one in sent[10:]} == {"waiting"}
+
+
+def test_a_replay_says_that_a_slot_was_re_slotted_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (sent,) = send_prices(1)
+    shell().bury("prices", [sent])
+    reslot("prices", 16)
+    monkeypatch.setattr(connections, "refresh_definitions", lambda **_: None)
+    monkeypatch.setattr(connections, "with_present_slots", lambda topic, **_: topic)
+    with pytest.raises(SlotMoved):
+        replay_message("prices", BODIES[0])
 
 
 def test_who_may_not_see_bodies_learns_nothing_from_a_guess_after_a_re_slotting() -> None:

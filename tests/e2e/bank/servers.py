@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.servers import QUICK_SYNC, RedisServer, TcpProxy, Together, ask, wait_for_link
+from tests.support.workers import eventually
 
 
 class FailingRedis(Together):
@@ -42,6 +43,7 @@ class FailingRedis(Together):
         wait_for_link(self.replica)
         self._link.cut()
         time.sleep(random.uniform(0.05, 0.5))
+        eventually(lambda: _offset(self.primary) > _offset(self.replica), "a write that is lost")
         written = _offset(self.primary)
         self.primary.kill()
         self.lost_bytes.append(written - _offset(self.replica))

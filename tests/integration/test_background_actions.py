@@ -184,6 +184,15 @@ def test_what_another_program_wrote_is_left_out(value: bytes) -> None:
     assert decode_actions([(b"a:", value), (b"a:beat", b"1 w"), (b"b:did.x", b"y"), (b"\xff", b"")]) == []
 
 
+def test_an_end_with_a_time_that_no_clock_has_hides_no_other_action(shop: Any) -> None:
+    make_dead(shop, 1)
+    operations().start_action("letters", "replay")
+    fields = dict(shop.client.hgetall(background_actions_key(shop.prefix)))
+    (name,) = (each.partition(b":")[0] for each in fields if each.endswith(b":"))
+    fields |= {b"a:": fields[name + b":"].replace(name, b"a"), b"a:ended": b'{"at_ms":1e999}'}
+    assert [one.action.id.encode() for one in decode_actions(fields.items())] == [name]
+
+
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_value_of_another_type_stops_no_report(shop: Any) -> None:
     shop.client.set(background_actions_key(shop.prefix), "text")

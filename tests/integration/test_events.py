@@ -143,6 +143,11 @@ def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
             Operations(Actor("ann", "command")).events()
 
 
+def test_a_payload_of_another_program_hides_no_event_of_it() -> None:
+    lines = [b"[" * 100_000, b"x", b"\xff", b'{"event":"sent","at":1}']
+    assert events.decode_events(b"\n".join(lines)) == [{"event": "sent", "at": 1}]
+
+
 def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is slow, then away: what is noted meanwhile is bounded, and the rest is told as dropped."""
     monkeypatch.setattr(events, "WAITING", 10)

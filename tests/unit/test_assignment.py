@@ -383,6 +383,7 @@ def test_a_plan_that_crumbles_forgets_times_before_it_grows_without_end() -> Non
         b'{"workers":["w"],"times":[0],"topics":{"a":[4,-1,0]}}',
         b'{"workers":["w"],"times":[0],"topics":{"a":[4.5,0,0]}}',
         b'{"workers":["w"],"times":["now"],"topics":{"a":[4,0,0]}}',
+        b'{"workers":["w"],"times":[1e999],"topics":{"a":[4,0,0]}}',
     ],
 )
 def test_what_is_no_plan_is_a_value_error(raw: bytes) -> None:

@@ -120,6 +120,27 @@ def test_a_value_of_another_program_is_a_body(member: bytes) -> None:
     assert raw_body(LINES, member, None) == member
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"00 {}\n000000001 -3:abc",
+        b"00 {}\n000000001 +1:a",
+        b"00 {}\n000000001 :a",
+        b"0 " + b"[" * 100_000 + b"\nx",
+    ],
+    ids=range(4),
+)
+def test_an_envelope_of_another_program_is_a_body_as_well(raw: bytes) -> None:
+    assert decode_envelope(raw) == Envelope(raw)
+    assert body_of(raw) == raw
+
+
+@pytest.mark.parametrize("basis", ["5", "[]", '"\\ud800"'])
+def test_a_basis_of_another_program_that_is_no_text_has_no_slot(basis: str) -> None:
+    out = build(KEYED, "x", key="k")
+    assert stored_basis(KEYED, out.member, b'0 {"basis":%s}\nx' % basis.encode()) is None
+
+
 @given(
     st.sampled_from([b"0 ", b"5 ", b"00 ", b"", b"x "]),
     st.sampled_from([b"{}", b"5", b"[]", b'{"headers":1}', b'{"basis":"a"}', b'{"!":"1 2"}', b"{", b""]),

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from django_rmq.core.coordination import Holding, Owned, Worker
 from django_rmq.core.coordination.assignment import Assignment, SlotRun, join_neighbours
+from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.model.replies import Roster
 
 MAX_SPANS = 20_000
@@ -68,7 +69,7 @@ class AssignmentPlan:
             topics = {
                 str(name): tuple(_spans(numbers, workers, times)) for name, numbers in plan["topics"].items()
             }
-        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        except OTHER_FORM as error:
             raise ValueError(f"not a valid assignment: {error!r}") from error
         return cls(topics)
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from django_rmq.core.coordination import Member, Worker
 from django_rmq.core.coordination.assignment import TopicSlots
+from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.model.replies import Roster
 
 
@@ -41,7 +42,7 @@ def read_record(worker: str, record: bytes) -> Worker:
             _read_topics(topics),
             frozenset(map(str, fields.get("full", ()))),
         )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except OTHER_FORM as error:
         raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error
 
 

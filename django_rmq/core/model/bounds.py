@@ -27,6 +27,9 @@ MAX_INSTANT_MS = 4_102_444_800_000
 MAX_AGE = 3_200_000_000
 """The maximum age in seconds by which messages are selected: about a hundred years."""
 
+OTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading a text raises that this package has not written: another program, or a later version of this one, has."""
+
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether ``value`` is an int or a float (not a bool), not NaN and not beyond ``LARGEST``."""

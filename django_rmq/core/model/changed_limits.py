@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from django_rmq.core.model.bounds import FASTEST, LARGEST, SLOWEST, is_number, is_whole
+from django_rmq.core.model.bounds import FASTEST, LARGEST, OTHER_FORM, SLOWEST, is_number, is_whole
 from django_rmq.core.model.topic import Topic
 
 LONGEST_NAME = 200
@@ -60,7 +60,7 @@ def decode_limits(text: bytes) -> ChangedLimits | None:
             name: check_limit(name, fields["values"][name]) for name in LIMITS if name in fields["values"]
         }
         by, at_ms = fields["by"], fields["at_ms"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except OTHER_FORM:
         return None
     if not (isinstance(by, str) and is_whole(at_ms)):
         return None

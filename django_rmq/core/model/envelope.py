@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django_rmq.core.model.body_codec import ExactNumber, decode_body, encode_json
-from django_rmq.core.model.bounds import abbreviated
+from django_rmq.core.model.bounds import OTHER_FORM, abbreviated
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
@@ -77,14 +77,14 @@ def raw_body(topic: Topic, member: bytes, stored: bytes | None) -> bytes:
 def stored_basis(topic: Topic, member: bytes, stored: bytes | None) -> bytes | None:
     """Return the slot basis of a stored message, or None if it cannot be computed again."""
     content = content_of(topic, member, stored)
-    if content.slot_basis is not None:
-        return content.slot_basis.encode()
-    if topic.slot_basis is None or key_of(topic, member) is not None:
-        return member
     try:
+        if content.slot_basis is not None:
+            return content.slot_basis.encode()
+        if topic.slot_basis is None or key_of(topic, member) is not None:
+            return member
         return basis_bytes(decode_body(topic, content.body)[topic.slot_basis])
-    except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
-        # Another program has stored a body without the field, or one that does not match BODY.
+    except (*OTHER_FORM, InvalidMessage):
+        # Another program has stored a body without the field, one that does not match BODY, or a basis that is no text.
         return None
 
 
@@ -165,6 +165,9 @@ def _uncollected(raw: bytes) -> tuple[bytes, ...]:
     parts, at = [], 10
     while at < len(raw):
         colon = raw.index(b":", at, at + 11)
+        # ``int`` also takes a sign, with which this loop would go back and never end.
+        if not raw[at:colon].isdigit():
+            raise ValueError("the length of a body is no number")
         at = colon + 1 + int(raw[at:colon])
         parts.append(raw[colon + 1 : at])
     if not parts or at != len(raw) or int(raw[:9]) != len(parts):
@@ -191,8 +194,7 @@ def decode_envelope(raw: bytes) -> Envelope:
             bodies,
             *(_limits(meta["!"]) if "!" in meta else ()),
         )
-    except (ValueError, AttributeError):
-        # Another program has stored the value.
+    except OTHER_FORM:
         return Envelope(raw)
 
 

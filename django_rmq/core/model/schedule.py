@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from hashlib import sha1
 from typing import Any, NamedTuple, Self
 
-from django_rmq.core.model.bounds import abbreviated
+from django_rmq.core.model.bounds import OTHER_FORM, abbreviated
 
 TIMING = ("cron", "every", "timezone")
 """The fields that decide when a schedule ticks."""
@@ -186,7 +186,7 @@ def records(key: bytes, fields: Mapping[bytes, bytes]) -> ScheduleRecords:
             continue
         try:
             readable.append(_record(name, parts))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except OTHER_FORM as error:
             unreadable[name] = (
                 f"fields {name + ':…'!r} of the hash {key.decode(errors='replace')!r} in Redis are not a schedule "
                 f"({type(error).__name__}: {error}). Correct or delete them; workers then declare it again"

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from django_rmq.core.model.bounds import OTHER_FORM
+
 ActionKind = Literal["replay", "delete", "purge"]
 
 MOST_ACTIONS = 20
@@ -136,7 +138,7 @@ def _decode_action(name: str, row: Mapping[str, bytes]) -> ActionProgress | None
             bool(ended.get("complete")),
             str(ended.get("problem", ""))[:500],
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except OTHER_FORM:
         return None
 
 
@@ -222,7 +224,7 @@ def _decode_deletion(name: str, row: Mapping[str, bytes]) -> Deletion | None:
             kept_bytes=int(row.get("bytes", 0)),
             undone_by=row.get("undone", b"").decode()[:200],
         )
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except OTHER_FORM:
         return None
     is_sound = (
         deletion.id == name

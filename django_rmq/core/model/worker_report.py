@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
+from django_rmq.core.model.bounds import OTHER_FORM
+
 MOST_CALLS = 20
 """The maximum number of messages in a report: those that have run longest. The admin and REST say "its twenty longest"."""
 
@@ -31,9 +33,6 @@ MOST_STACKS = 8
 
 LONGEST_STACK = 16_000
 """Maximum number of characters of a stack: its innermost calls."""
-
-_OTHER_FORM = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading a text raises that no worker wrote."""
 
 WorkerRequest = Literal["quiet", "resume", "stop"]
 """What people ask of a worker. quiet: take no more messages, and go on with those that run. resume: take messages again.
@@ -123,7 +122,7 @@ def decode(text: bytes) -> WorkerReport | None:
             state=_short(fields.get("state", "")),
             parent=_whole(fields.get("parent", 0)),
         )
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return None
 
 
@@ -142,7 +141,7 @@ def decode_code_version(name: str, text: bytes) -> CodeVersion | None:
     try:
         since, seen = text.split()
         return CodeVersion(_short(name), _whole(int(since)), _whole(int(seen)))
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return None
 
 
@@ -176,7 +175,7 @@ def decode_stack_requests(text: str | bytes) -> list[StackRequest]:
     try:
         rows = json.loads(text)
         return [StackRequest(_short(of, LONGEST_ID), _whole(asked)) for of, asked in rows[-MOST_STACKS:]]
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return []
 
 
@@ -192,7 +191,7 @@ def decode_stacks(text: bytes) -> list[Stack]:
             Stack(_short(of, LONGEST_ID), _whole(asked), _whole(at), _short(stack, LONGEST_STACK))
             for of, asked, at, stack in json.loads(text)[-MOST_STACKS:]
         ]
-    except _OTHER_FORM:
+    except OTHER_FORM:
         return []
 
 

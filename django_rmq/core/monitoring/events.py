@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.log import LogThrottle, safe_logger
+from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.threads import start_daemon
 from django_rmq.exceptions import RmqError
 
@@ -189,9 +190,8 @@ def decode_events(payload: bytes) -> list[dict[str, Any]]:
     for line in payload.split(b"\n"):
         try:
             event = json.loads(line)
-        except ValueError:
-            # Any program may publish on the channel.
-            continue
+        except OTHER_FORM:
+            continue  # any program may publish on the channel
         if (
             isinstance(event, dict)
             and isinstance(event.get("event"), str)

@@ -27,6 +27,7 @@ from django_rmq.core.coordination import Member
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
 from django_rmq.core.coordination.worker_records import read_workers
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.threads import start_daemon
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 
@@ -219,7 +220,7 @@ def check(session: ZooKeeperSession) -> bool:
     try:
         owner = json.loads(data)
         is_ours, prefix = owner["rmq"] == 1, str(owner["key_prefix"])
-    except (ValueError, KeyError, TypeError):
+    except OTHER_FORM:
         is_ours, prefix = False, ""
     if not is_ours:
         raise ConfigurationError(

@@ -26,6 +26,7 @@ from django_rmq.core.coordination.worker_records import read_workers, whose, wri
 from django_rmq.core.coordination.zookeeper import client
 from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger
+from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import (
     ConfigurationError,
@@ -186,7 +187,7 @@ def _publish(
 def _definition(text: bytes) -> Definition:
     try:
         definition = json.loads(text)
-    except ValueError:
+    except OTHER_FORM:
         return {}
     return definition if isinstance(definition, dict) else {}
 

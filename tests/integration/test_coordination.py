@@ -473,6 +473,20 @@ def test_scripts_and_memory_answer_and_keep_the_same(
         redis_client.delete(*worker_keys(prefix))
 
 
+def test_as_many_workers_as_there_may_be_keep_no_successor_out_when_they_have_died_together(
+    redis_client: redis.Redis, prefix: str
+) -> None:
+    clock = Clock()
+    broker = Broker(redis_client, prefix, clock)
+    broker.beat("first", "t", 1000, record="t {}")
+    sessions = worker_keys(prefix).sessions
+    ends = redis_client.zscore(sessions, "first")
+    redis_client.zadd(sessions, {f"w{n}": ends for n in range(1_999)})
+    assert broker.beat("successor", "t", 1000, record="t {}").status == "full"
+    clock.advance("1s")
+    assert broker.beat("successor", "t", 1000, record="t {}").status == "ok"
+
+
 def test_of_two_who_assign_from_the_same_knowledge_one_wins(party: Party) -> None:
     broker = party.connect()
     broker.beat("w", "t", 1000, record="t {}")

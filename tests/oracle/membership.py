@@ -79,9 +79,9 @@ def beat(
             return Beat("duplicate", rival=known)
         if not record and not (ours and ends is not None):
             return Beat("expired")
+        changed = _end_sessions(found, name, session_ms) or ends is None or not ours
         if ends is None and len(found.sessions) >= 2000:
             return Beat("full")
-        changed = _end_sessions(found, name, session_ms) or ends is None or not ours
         found.sessions[name] = now_ms + session_ms
         if record and known != record.encode():
             found.records[name] = record.encode()

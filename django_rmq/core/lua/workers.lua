@@ -30,8 +30,6 @@ local ours = found and string.sub(found, 1, #token) == token
 if found and not ours and ends and tonumber(ends) > now_ms then return { 'duplicate', found } end
 -- Another worker, or a fail-over to a replica without the last writes, has ended the session: the worker has to join again.
 if record == '' and not (ours and ends) then return { 'expired' } end
--- The coordinator says this number in its error (redis_coordinator), and reads of the sessions end at it.
-if not ends and redis.call('ZCARD', sessions) >= 2000 then return { 'full' } end
 
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that workers can drain it.
 redis.call('ZREM', sessions, '')
@@ -47,6 +45,9 @@ end
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, now_ms + 3600000, '+inf', 'LIMIT', 0, 100)) do
   redis.call('ZADD', sessions, now_ms + session_ms, other)
 end
+-- Sessions that are over have been deleted, so workers that died together keep no successor out.
+-- The coordinator says this number in its error (redis_coordinator), and reads of the sessions end at it.
+if not ends and redis.call('ZCARD', sessions) >= 2000 then return { 'full' } end
 redis.call('ZADD', sessions, now_ms + session_ms, worker)
 if record ~= '' and found ~= record then
   redis.call('HSET', workers, worker, record)

@@ -19,6 +19,7 @@ from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.keys import slot_keys
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import NodeUnavailable
 from django_rmq.testing import Clock
 from tests.support.brokers import set_clock
@@ -83,6 +84,19 @@ def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
     assert total(direct, TOPIC, "committed") == 150
     assert total(direct, TOPIC, "expired") == 0
     assert live(direct, TOPIC) == 0
+
+
+def test_a_strict_line_keeps_its_order_over_a_lost_reply(
+    direct: Broker, disturbed: Broker, proxy: TcpProxy
+) -> None:
+    heard, producer, line = Heard(), Producer(direct), Topic("line", TopicType.FIFO, slots=1, identity="key")
+    names = [f"{n * 7 % 50:02}" for n in range(50)]
+    producer.send([producer.build(line, name, key=name) for name in names])
+    proxy.drop_reply(lua.load("prepare").sha)
+    with Worker(disturbed, line, heard, poll_seconds=0.1):
+        proxy.wait_for_drop()
+        heard.wait(50, GOES_ON)
+    assert heard.bodies == names
 
 
 def test_a_lost_reply_of_held_is_asked_again(direct: Broker, disturbed: Broker, proxy: TcpProxy) -> None:

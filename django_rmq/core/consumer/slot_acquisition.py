@@ -161,8 +161,9 @@ class LostReplyRecovery:
         # it.
         begin = [thing.delivery for thing in things if slot.is_owned and not thing.marked]
         back = [thing.delivery.member for thing in things if not slot.is_owned or thing.marked]
-        if slot.topic.is_priority:
-            begin.sort(key=lambda delivery: -delivery.score)
+        # Prepare does not hold them in the order in which they were delivered.
+        sign = -1 if slot.topic.is_priority else 1
+        begin.sort(key=lambda delivery: sign * delivery.score)  # rule: goes_on_out_of_line
         logger.info(
             "The answer that delivered %d messages was lost; they are processed all the same", len(things)
         )

@@ -167,7 +167,7 @@ def _uncollected(raw: bytes) -> tuple[bytes, ...]:
         colon = raw.index(b":", at, at + 11)
         # ``int`` also takes a sign, with which this loop would go back and never end.
         if not raw[at:colon].isdigit():
-            raise ValueError("the length of a body is no number")
+            raise ValueError("the length of a body is not a number")
         at = colon + 1 + int(raw[at:colon])
         parts.append(raw[colon + 1 : at])
     if not parts or at != len(raw) or int(raw[:9]) != len(parts):

@@ -107,6 +107,31 @@ def test_what_comes_behind_an_error_is_not_sent(broker: Any) -> None:
     assert {result.status for result in results[ROUND_TRIP:]} == {"failed"}
 
 
+@pytest.mark.parametrize("is_bulk", [True, False])
+def test_what_comes_behind_a_call_that_was_refused_is_not_sent_in_its_line(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, is_bulk: bool
+) -> None:
+    """As by a server that is full, and has room again at the next call."""
+    topic, producer, calls = fifo(), Producer(broker), list[int]()
+    real = send_commands.send_fifo
+
+    def send_fifo(topic: Topic, slot: int, delay: int, members: Any, *rest: Any, **options: Any) -> Any:
+        calls.append(len(members))
+        return real(topic, slot, -1 if len(calls) == 2 else delay, members, *rest, **options)
+
+    monkeypatch.setattr(send_commands, "send_fifo", send_fifo)
+    count = 3_500
+    if is_bulk:
+        with pytest.raises(ServerRefused):
+            producer.send_bodies(topic, list(range(count)))
+    else:
+        _, errors = producer.attempt([producer.build(topic, n) for n in range(count)])
+        assert min(errors) == 1_000 and len(errors) == count - 1_000
+    assert calls[:2] == [1_000, 1_000]
+    assert drained(broker, topic, 0, 1_000) == list(range(1_000))
+    assert broker.count(topic, 0).store == 0
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -7,7 +7,7 @@ collected by slot, and each becomes an object only when it is read.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -179,13 +179,8 @@ class BulkSend:
             # The same as ``slot_of``, without a call for each message.
             crcs = [crc32(basis) for basis in bases]
             slots = [crc & mask for crc in crcs]
-            groups = list(_by_slot(slots, members, envelopes))
-            scattered: list[tuple[Sequence[int], Sequence[bytes]]] = []
-            if send.takes_scattered(present):
-                singles: Iterator[object] = ((slot, group[0]) for slot, group, _ in groups if len(group) == 1)
-                scattered = [tuple(zip(*part, strict=True)) for part in batched(singles, send.SCATTERED)]
-                groups = [group for group in groups if len(group[1]) > 1]
-            yield BulkTrip(present, scattered, groups, slots, crcs, members, envelopes)
+            for part in _calls_in_line(slots) if present.is_fifo else (slice(None),):
+                yield _trip_of(present, slots[part], crcs[part], members[part], envelopes[part])
 
     def calls(self, trip: BulkTrip) -> Iterator[Call[Sequence[Sent]]]:
         """Yield a call for each group."""
@@ -259,6 +254,35 @@ class BulkSend:
             self.error = errors[first]
             del results[refused[first] :]
         self._results.extend(results)
+
+
+def _trip_of(
+    topic: Topic, slots: list[int], crcs: list[int], members: Sequence[bytes], envelopes: Sequence[bytes]
+) -> BulkTrip:
+    groups = list(_by_slot(slots, members, envelopes))
+    scattered: list[tuple[Sequence[int], Sequence[bytes]]] = []
+    if send.takes_scattered(topic):
+        singles: Iterator[object] = ((slot, group[0]) for slot, group, _ in groups if len(group) == 1)
+        scattered = [tuple(zip(*part, strict=True)) for part in batched(singles, send.SCATTERED)]
+        groups = [group for group in groups if len(group[1]) > 1]
+    return BulkTrip(topic, scattered, groups, slots, crcs, members, envelopes)
+
+
+def _calls_in_line(slots: Sequence[int]) -> Iterator[slice]:
+    """Yield parts of a trip in which each slot needs one call.
+
+    Redis may refuse one call and accept the next one, whose messages would then be ahead in the line.
+    """
+    start, counts = 0, Counter(slots)
+    if max(counts.values()) > BATCH:
+        counts.clear()
+        for at, slot in enumerate(slots):
+            if counts[slot] == BATCH:  # rule: sends_to_a_line_twice_in_a_bulk_trip
+                yield slice(start, at)
+                start = at
+                counts.clear()
+            counts[slot] += 1
+    yield slice(start, None)
 
 
 def _by_slot(

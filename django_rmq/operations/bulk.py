@@ -21,7 +21,7 @@ from django_rmq.core.model.bounds import abbreviated, is_number
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
-from django_rmq.operations.filters import Filter, call_for_page, selects
+from django_rmq.operations.filters import Filter, call_for_page, compares, selects
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,24 @@ class BulkTally:
     done: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    trouble: ServerTrouble | None = None
+    """The first error of a server, which ends the operation when ``report`` raises it."""
 
-    def failed(self, slot: int, error: RmqError) -> None:
-        """Record a slot's error. Raises ``ServerTrouble``, which concerns all slots."""
+    def failed(self, slot: int, error: RmqError, messages: int = 0) -> None:
+        """Record a slot's error, and the messages that it concerns. Nobody knows what became of those of a lost server."""
         if isinstance(error, ServerTrouble):
-            raise error
+            self.trouble = self.trouble or error
+            return
         self.problems.append(f"slot {slot}: {error}")
+        if messages:
+            self.done += messages
+            self.outcomes["failed"] += messages
+
+    def report(self) -> Iterator[BulkProgress]:
+        """Yield the progress of a step. Raises the error of a server after it, because other servers may have done their part."""
+        yield self.progress()
+        if self.trouble is not None:
+            raise self.trouble
 
     def progress(self, *, is_complete: bool = False) -> BulkProgress:
         return BulkProgress(self.done, self.total, dict(self.outcomes), is_complete, tuple(self.problems))
@@ -170,6 +182,8 @@ class Selection(NamedTuple):
     low: float
     """The lowest selected score."""
     high: float
+    now_ms: int
+    """The time from which ages are counted."""
     but: tuple[float, float] | None = None
     """Scores from the first one up to the second one, without it, are left out: an action gives messages these scores."""
 
@@ -179,13 +193,19 @@ class Selection(NamedTuple):
     ) -> Selection:
         """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
         low, high = wanted.scores(queue, now_ms)
-        return cls(topic, queue, wanted, low, min(high, float(now_ms)) if queue == "dead" else high, but)
+        high = min(high, float(now_ms)) if queue == "dead" else high
+        return cls(topic, queue, wanted, low, high, now_ms, but)
+
+    @property
+    def compares(self) -> bool:
+        """Whether ``selects`` has to decide about each message, because the scores alone do not."""
+        return compares(self.wanted, self.queue)
 
     def selects(self, slot: int, entry: Entry) -> bool:
         """Return whether an entry that Redis found within the scores is really selected."""
         if self.but is not None and self.but[0] <= entry.score < self.but[1]:
             return False
-        return selects(self.wanted, self.topic, slot, self.queue, entry)
+        return selects(self.wanted, self.topic, slot, self.queue, entry, self.now_ms)
 
 
 @dataclass(slots=True)
@@ -244,8 +264,8 @@ def sweep(
     meant = Selection.at(topic, queue, wanted, broker.now_ms(), but=but)
     held = _count_held(broker, meant)
     tally = BulkTally(sum(held.values()))
-    # Without a search the scores alone decide, so the count is the answer.
-    if call_of is None and not wanted.compares:
+    # If the scores alone decide, the count is the answer.
+    if call_of is None and not meant.compares:
         yield BulkProgress(tally.total, tally.total, {"matching": tally.total}, True)
         return
     pace = BulkPace(limits)
@@ -262,10 +282,10 @@ def sweep(
             else:
                 _act_in_slots(broker, topic, call_of, run, matching_slots, tally)
             pace.wait(tally.done)
-            yield tally.progress()
+            yield from tally.report()
         # A limit has stopped the run. It was the end all the same if it has taken all that was counted.
         if turn:
-            counted = limits.messages if limits.is_counted else None if wanted.compares else tally.total
+            counted = limits.messages if limits.is_counted else None if meant.compares else tally.total
             yield tally.progress(is_complete=counted is not None and tally.done >= counted)
             return
     yield tally.progress(is_complete=True)
@@ -283,11 +303,10 @@ def _act_in_slots(
     asked = [(slot, members) for slot, members in members_of_slots if members]
     calls = [call_of(topic, slot, members) for slot, members in asked]
     for (slot, members), answer in zip(asked, run(broker, calls), strict=True):
-        tally.done += len(members)
         if isinstance(answer, RmqError):
-            tally.failed(slot, answer)
-            tally.outcomes["failed"] += len(members)
+            tally.failed(slot, answer, len(members))
         else:
+            tally.done += len(members)
             tally.outcomes.update(answer)
 
 
@@ -358,7 +377,7 @@ def purge(
                 del left[slot]
         tally.outcomes["purged"] = tally.done
         pace.wait(tally.done)
-        yield tally.progress()
+        yield from tally.report()
     tally.outcomes["purged"] = tally.done
     yield tally.progress(is_complete=not left)
 
@@ -372,7 +391,9 @@ def call_every_slot(
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
         for slot, answer in zip(slots, run_all(broker, map(call_of, slots)), strict=True):
             if isinstance(answer, RmqError):
-                tally.failed(slot, answer)
-            tally.outcomes["failed" if isinstance(answer, RmqError) else answer] += 1
-        tally.done = slots.stop
-        yield tally.progress(is_complete=slots.stop == topic.slots)
+                tally.failed(slot, answer, 1)
+            else:
+                tally.done += 1
+                tally.outcomes[answer] += 1
+        yield from tally.report()
+    yield tally.progress(is_complete=True)

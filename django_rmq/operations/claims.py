@@ -59,9 +59,11 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
         for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
     ]
     reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
+    counts = walk(broker, (inspect.count(topic, slot) for slot, *_ in held))
     parts_of: defaultdict[tuple[str, int, str], list[tuple[int, int, int]]] = defaultdict(list)
-    for (slot, consumer, ends), read in zip(held, reads, strict=True):
-        parts_of[consumer, read.number, read.state].append((slot, read.size, ends))
+    for (slot, consumer, ends), read, count in zip(held, reads, counts, strict=True):
+        # The read of a claim that is being ended says that it is empty. A slot holds one claim at a time.
+        parts_of[consumer, read.number, read.state].append((slot, count.claimed, ends))
     names = sorted({consumer for _, consumer, _ in held})
     asked = walk(broker, (calls.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
@@ -118,7 +120,7 @@ def _returning(
         for slot in one.slots:
             left: int | None = None
             try:
-                before = broker.run(calls.read_claim(topic, slot, one.consumer, one.number)).size
+                before = _size(broker, topic, slot, one.consumer)
                 while left is None or left:
                     # One script returns a bounded part of a claim, so it does not block Redis for long.
                     call = calls.return_claim(topic, slot, one.consumer, one.number, spent=spent)
@@ -130,5 +132,11 @@ def _returning(
             except RmqError as error:
                 # The other slots are returned all the same.
                 tally.failed(slot, error)
-            yield tally.progress()
+            yield from tally.report()
     yield tally.progress(is_complete=True)
+
+
+def _size(broker: Broker, topic: Topic, slot: int, consumer: str) -> int:
+    """Return how many messages a consumer has claimed of a slot, which holds one claim at a time."""
+    claimants = broker.run(inspect.rows(topic, slot, "claimants", 0, -1))
+    return broker.run(inspect.count(topic, slot)).claimed if consumer.encode() in claimants[::2] else 0

@@ -157,11 +157,11 @@ class Filter:
         if self.older_than is None and self.newer_than is None and not self.begun:
             return -math.inf, math.inf
         # On time topics, lower scores are those of retries, which have no time.
-        lowest = float(LAST_RETRY + 1)
-        low = lowest if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
-        high = math.floor(now_ms - max(self.older_than or 0.0, self.begun) * 1000)
-        # In flight, the last three digits are the retries left.
-        return max(low, lowest), high + MAX_RETRIES_LIMIT if queue == "prepare" else high
+        low, (earliest, latest) = float(LAST_RETRY + 1), _times(self, now_ms)
+        if queue == "prepare":
+            # The last three digits are the retries left, and a delivery with a time-out of its own has a lower score.
+            return low, latest + MAX_RETRIES_LIMIT
+        return max(low, earliest), latest
 
     def matches(self, copy: MessageCopy, entry: Entry) -> bool:
         """Return whether an entry that Redis found is really selected."""
@@ -190,9 +190,31 @@ def is_for_purge(wanted: Filter) -> bool:
     return wanted == Filter(older_than=wanted.older_than, slot=wanted.slot)
 
 
-def selects(wanted: Filter, topic: Topic, slot: int, queue: str, entry: Entry) -> bool:
-    """Return whether ``wanted`` selects an entry of a queue that Redis found for it."""
-    return not wanted.compares or wanted.matches(from_entry(topic, slot, queue, entry), entry)
+def compares(wanted: Filter, queue: str) -> bool:
+    """Return whether ``selects`` has to decide about each message of a queue, because the scores alone do not."""
+    return wanted.compares or _compares_times(wanted, queue)
+
+
+def _compares_times(wanted: Filter, queue: str) -> bool:
+    return queue == "prepare" and (wanted.older_than is not None or wanted.newer_than is not None)
+
+
+def _times(wanted: Filter, now_ms: int) -> tuple[float, float]:
+    """Return the first and the last ms of the ages that ``wanted`` selects."""
+    earliest = -math.inf if wanted.newer_than is None else math.ceil(now_ms - wanted.newer_than * 1000)
+    return earliest, math.floor(now_ms - max(wanted.older_than or 0.0, wanted.begun) * 1000)
+
+
+def selects(wanted: Filter, topic: Topic, slot: int, queue: str, entry: Entry, now_ms: int) -> bool:
+    """Return whether ``wanted`` selects an entry of a queue that Redis found for it at ``now_ms``."""
+    if not compares(wanted, queue):
+        return True
+    copy = from_entry(topic, slot, queue, entry)
+    if _compares_times(wanted, queue):
+        earliest, latest = _times(wanted, now_ms)
+        if copy.at_ms is None or not earliest <= copy.at_ms <= latest:
+            return False
+    return wanted.matches(copy, entry)
 
 
 def call_for_page(wanted: Filter, scan: int) -> Callable[..., Call[Page]]:

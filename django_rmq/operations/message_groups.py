@@ -109,8 +109,8 @@ class MessageGroups:
     is_complete: bool
     """Whether these are all that are selected."""
     total: int
-    """The number of messages in the state; with ages, a slot or a priority, of those that have these. Texts and
-    errors are not compared."""
+    """The number of messages in the state; with ages, a slot or a priority, of those that have these. Texts,
+    errors, and the ages of running messages are not compared."""
     problems: list[str] = field(default_factory=list)
     """Slots that cannot be read, and the reasons."""
 

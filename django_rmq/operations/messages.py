@@ -186,6 +186,7 @@ class Block:
         self.scanned = 0
         self.bytes = 0
         self.problems: list[str] = []
+        self.now_ms = now_ms
         bounds = order.wanted.scores(order.queue, now_ms)
         self.feeds = [_Feed(slot, bounds) for slot in slots]
         self._waiting: list[tuple[_Key, Entry]] = []
@@ -264,7 +265,11 @@ class Block:
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")
                 continue
-            entries = [entry for entry in answer.entries if selects(wanted, topic, feed.slot, queue, entry)]
+            entries = [
+                entry
+                for entry in answer.entries
+                if selects(wanted, topic, feed.slot, queue, entry, self.now_ms)
+            ]
             self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
             self.bytes += sum(map(_size, answer.entries))
             if wanted.search:

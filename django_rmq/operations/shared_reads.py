@@ -250,11 +250,12 @@ def share_answer(key: tuple[object, ...], ask: Callable[[], T], seconds: float) 
         if shared.answer is not None and shared.ended + seconds > began:
             answer: T = shared.answer
             return answer
+        # Whatever this attempt raises, the last answer has become too old.
+        shared.answer = shared.error = None
         try:
             answer = shared.answer = ask()
-            shared.error = None
         except ServerTrouble as error:
-            shared.answer, shared.error = None, error
+            shared.error = error
             raise
         finally:
             shared.ended = time.monotonic()

@@ -218,7 +218,7 @@ def _restore(context: OperationContext, topic: Topic, deletion: Deletion) -> Ite
                 del cursors[slot]
             else:
                 cursors[slot] = answer.cursor
-        yield tally.progress()
+        yield from tally.report()
     # Without this mark, a second undo can bring back what is left in the slots that failed.
     if not tally.problems:
         broker.run(stored_actions.write_deletion(deletion.id, "undone", context.actor.name))
